@@ -1,0 +1,41 @@
+"""`ForwardBatch`: everything one pass of a model needs to know about its tokens, frozen and complete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """T tokens of B requests, concatenated in batch order. Tensors live on the model's device.
+
+    |<- request 0: query_lens[0] ->|<- request 1 ->| ... |     T = query_starts[B]
+
+    Attributes:
+        token_ids: [T] int64.
+        positions: [T] int64, position of each token in its own sequence.
+        slots: [T] int64, where its KV is written: `page_id * page_size + offset` (page 0: padding).
+        page_table: [B, P] int32, page ids of each request, P pages cover the longest context; the rest is 0.
+        query_lens: [B] int32 on the host, tokens of each request in this step, >= 1.
+        context_lens: [B] int32 on the host, tokens each request attends to at most: computed + scheduled.
+        query_starts: [B + 1] int32 on the host, exclusive prefix sum of `query_lens`.
+        output_indices: [S] int64, which of the T tokens need logits (the last one of each request that samples).
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    page_table: torch.Tensor
+    query_lens: npt.NDArray[np.int32]
+    context_lens: npt.NDArray[np.int32]
+    query_starts: npt.NDArray[np.int32]
+    output_indices: torch.Tensor
+
+    @property
+    def is_pure_decode(self) -> bool:
+        """True if every request runs exactly one token: the shape that CUDA graphs capture."""
+        return self.token_ids.shape[0] == len(self.query_lens)

@@ -1,0 +1,47 @@
+"""The attention protocol: what a backend must do, and what every caller may rely on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from tokenmill.attention.batch import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """The shape of a model's attention.
+
+    Attributes:
+        scale: factor on q.k before the softmax.
+    """
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+
+
+class AttentionBackend(Protocol):
+    """Causal attention over a paged KV cache. A backend owns the layout of the KV memory (`kv`)."""
+
+    name: str
+
+    def plan(self, batch: ForwardBatch) -> Any:
+        """Prepare what all layers of one step share; called once a step. The result is passed to every `forward`."""
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, plan: Any, window: int | None = None
+    ) -> torch.Tensor:
+        """Write k and v into the cache at the batch's slots, then attend.
+
+        Args:
+            q: [T, num_heads, head_dim]. k, v: [T, num_kv_heads, head_dim], rotary already applied.
+            window: a token attends to itself and at most `window - 1` tokens before it; None: to all before it.
+
+        Returns:
+            [T, num_heads, head_dim] in q's dtype.
+        """

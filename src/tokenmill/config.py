@@ -1,0 +1,139 @@
+"""Configuration: frozen dataclasses whose field metadata is the one source of flags, environment names and config keys.
+
+Nothing below this module reads the environment, and nothing changes a config in place: `resolve()` returns a new one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.errors import InvalidConfig
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+DEFAULT_PORT = 8000
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How a config field shows on the command line.
+
+    Attributes:
+        aliases: further spellings, those of vLLM and SGLang among them.
+        choices: the values it may take; empty: any.
+        size: accepts `32k`, `4GiB` and the like, besides a plain integer.
+        repeat: may be given several times; the field is a tuple.
+    """
+
+    help: str
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    size: bool = False
+    repeat: bool = False
+
+
+def flag(default: Any, help: str, **how: Any) -> Any:
+    """A dataclass field that is also a flag; see `Flag`."""
+    return field(default=default, metadata={"flag": Flag(help, **how)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the engine process needs to know. A field left at None is decided by `resolve` or by the engine at start."""
+
+    model: str = flag("", "checkpoint folder or hub id (none: the bundled demo model)", aliases=("--model-path",))
+    tokenizer: str | None = flag(None, "folder with another tokenizer")
+    revision: str | None = flag(None, "revision of the hub repository")
+    download_dir: str | None = flag(None, "where hub files are kept")
+    load_format: str = flag("auto", "auto, safetensors, or dummy (random weights)", choices=("auto", "safetensors", "dummy"))
+    dtype: str = flag("auto", "type of weights and activations; auto: bfloat16", choices=DTYPES)
+    device: str = flag("auto", "where the model runs", choices=("auto", "cpu"))
+    max_model_len: int | None = flag(
+        None, "context in tokens, e.g. 32k; auto: what the model and the KV cache allow", aliases=("--context-length",), size=True
+    )
+    page_size: int = flag(16, "token slots in a KV page", aliases=("--block-size",))
+    num_pages: int | None = flag(None, "KV pages, instead of a share of memory", aliases=("--num-gpu-blocks-override",))
+    kv_cache_memory_bytes: int | None = flag(None, "memory for KV, e.g. 4GiB, instead of a share", size=True)
+    gpu_memory_utilization: float = flag(
+        0.92, "share of device memory that weights and KV may use", aliases=("--mem-fraction-static",)
+    )
+    max_num_seqs: int = flag(256, "requests that run at the same time", aliases=("--max-running-requests",))
+    max_num_batched_tokens: int = flag(2048, "tokens in a step", aliases=("--chunked-prefill-size",), size=True)
+    long_prefill_token_threshold: int = flag(0, "tokens of one prompt in a step; 0: no cap of its own", size=True)
+    enable_prefix_caching: bool = flag(True, "share the KV of equal prompt prefixes")
+    enable_chunked_prefill: bool = flag(True, "split prompts that exceed the budget of a step")
+    scheduling_policy: str = flag("fcfs", "order of the waiting queue", choices=("fcfs", "priority"))
+    async_scheduling: bool | None = flag(None, "schedule the next step while one runs (auto: off on CPU)")
+    attention_backend: str = flag("auto", "attention implementation", choices=("auto", "reference", "cpu"))
+    seed: int = flag(0, "seed of requests that bring none")
+
+    def resolve(self) -> EngineConfig:
+        """Check the fields against each other and fill in what does not depend on the model.
+
+        Raises:
+            InvalidConfig: naming the flags and what to change.
+        """
+        _check_positive(self, "page_size", "max_num_seqs", "max_num_batched_tokens")
+        if self.page_size > 256 or self.page_size & (self.page_size - 1):
+            raise InvalidConfig(f"--page-size must be a power of two up to 256, got {self.page_size}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InvalidConfig(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
+                f"({self.max_num_seqs}): every running request takes a token of each step"
+            )
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise InvalidConfig(f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if self.long_prefill_token_threshold < 0:
+            raise InvalidConfig("--long-prefill-token-threshold must be 0 (off) or more")
+        for name in ("max_model_len", "num_pages", "kv_cache_memory_bytes"):
+            if getattr(self, name) is not None:
+                _check_positive(self, name)
+        return dataclasses.replace(
+            self,
+            device="cpu" if self.device == "auto" else self.device,
+            dtype="bfloat16" if self.dtype == "auto" else self.dtype,
+            async_scheduling=bool(self.async_scheduling),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What the API process needs to know, besides the engine's config."""
+
+    host: str = flag("127.0.0.1", "address to listen on")
+    port: int = flag(DEFAULT_PORT, "port to listen on")
+    uds: str | None = flag(None, "listen on this unix socket instead")
+    api_key: tuple[str, ...] = flag((), "require this key; may be repeated", repeat=True)
+    served_model_name: str | None = flag(None, "name of the model in the API")
+    root_path: str = flag("", "path prefix when behind a proxy")
+    allowed_origins: tuple[str, ...] = flag((), "CORS origins that browsers may call from", repeat=True)
+    tokenizer_workers: int = flag(1, "processes for tokenizing and detokenizing; 0: inside the API process")
+    chat_template: str | None = flag(None, "file with a chat template")
+    max_logprobs: int = flag(20, "logprobs a request may ask for at most")
+    ssl_keyfile: str | None = flag(None, "TLS key")
+    ssl_certfile: str | None = flag(None, "TLS certificate")
+    shutdown_timeout: float = flag(4.0, "seconds that open streams get to end after Ctrl-C")
+    enable_log_requests: bool = flag(False, "log every request")
+    disable_log_stats: bool = flag(False, "do not log throughput every ten seconds")
+
+    def resolve(self) -> ServerConfig:
+        """Check the fields.
+
+        Raises:
+            InvalidConfig: naming the flag and what to change.
+        """
+        if not 0 <= self.port <= 65535:
+            raise InvalidConfig(f"--port must be between 0 and 65535, got {self.port}")
+        if self.tokenizer_workers < 0:
+            raise InvalidConfig("--tokenizer-workers must be 0 or more")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise InvalidConfig("--ssl-keyfile and --ssl-certfile go together")
+        return self
+
+
+def _check_positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value < 1:
+            raise InvalidConfig(f"--{name.replace('_', '-')} must be at least 1, got {value}")

@@ -1,0 +1,233 @@
+"""Every message that crosses a process boundary: msgspec tagged structs in msgpack, never pickle.
+
+    API --(GenerateText, AbortRequests, EncodeText, DecodeTokens)--> text worker
+    text worker --(AddRequest, AbortRequests)--> engine
+    engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded)--> API
+    engine --(EngineProgress, EngineReady, EngineStats, EngineFailed)--> API --(EngineReady)--> text workers
+
+An abort takes the same way as its request, so it can never overtake it. Ids are random and internal: a client's own
+id is a label that stays in the API process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenmill.request import FinishReason
+from tokenmill.sampling_params import SamplingParams
+
+
+class Message(msgspec.Struct, tag=True, omit_defaults=True):
+    """Base of all messages; the class name is the tag."""
+
+
+# --- API -> text worker -------------------------------------------------------------------------------------------
+
+
+class GenerateText(Message, kw_only=True):
+    """Encode a prompt and start `len(ids)` requests with it. Exactly one of `text`, `token_ids`, `messages` is set."""
+
+    ids: list[str]
+    params: SamplingParams
+    text: str | None = None
+    token_ids: list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = {}
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class AbortRequests(Message):
+    """End these requests, wherever they are. Unknown ids are ignored: the request may have just finished."""
+
+    ids: list[str]
+
+
+class EncodeText(Message, kw_only=True):
+    """Tokenize a text or a chat without generating."""
+
+    id: str
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = {}
+    add_special_tokens: bool = True
+
+
+class DecodeTokens(Message):
+    """Turn token ids into text without generating."""
+
+    id: str
+    token_ids: list[int]
+
+
+# --- text worker -> engine ----------------------------------------------------------------------------------------
+
+
+class AddRequest(Message, kw_only=True):
+    """One request to run. `params.max_tokens` may be None; the engine caps it by the context."""
+
+    id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    worker: int = 0
+
+
+# --- engine -> text worker ----------------------------------------------------------------------------------------
+
+
+class Logprob(msgspec.Struct, array_like=True):
+    """Log probability of one token and its rank (1 = most likely)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """The sampled token's log probability, and the most likely tokens at its position, best first."""
+
+    sampled: Logprob
+    top: list[Logprob]
+
+
+class TokenOutput(msgspec.Struct, array_like=True):
+    """What one step brought one request."""
+
+    id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+
+class StepOutputs(Message):
+    """The outputs of one step for one text worker."""
+
+    step: int
+    outputs: list[TokenOutput]
+
+
+# --- text worker -> API -------------------------------------------------------------------------------------------
+
+
+class TextOutput(msgspec.Struct, array_like=True):
+    """A text delta of one request with the tokens it came from; the last one carries the finish reason."""
+
+    id: str
+    text: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+
+class TextOutputs(Message):
+    """All deltas of one step."""
+
+    outputs: list[TextOutput]
+
+
+class RequestRejected(Message, kw_only=True):
+    """The prompt could not be encoded or cannot be served: the one reply to `GenerateText`, `EncodeText`, `DecodeTokens`."""
+
+    ids: list[str]
+    status: int
+    error: str
+    param: str | None = None
+
+
+class Encoded(Message):
+    """Reply to `EncodeText`."""
+
+    id: str
+    token_ids: list[int]
+    tokens: list[str]
+
+
+class Decoded(Message):
+    """Reply to `DecodeTokens`."""
+
+    id: str
+    text: str
+
+
+# --- engine -> API ------------------------------------------------------------------------------------------------
+
+
+class EngineProgress(Message):
+    """A start-up phase moved on: `done` of `total` units; `total` 0 where it is not known."""
+
+    phase: str
+    done: int
+    total: int
+
+
+class EngineReady(Message, kw_only=True):
+    """The engine serves. Everything the start-up screen and the text workers need to know of it."""
+
+    model: str
+    architecture: str
+    num_parameters: int
+    dtype: str
+    device: str
+    attention_backend: str
+    attention_reason: str
+    max_model_len: int
+    vocab_size: int
+    page_size: int
+    num_pages: int
+    kv_bytes: int
+    weight_bytes: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_threads: int
+    seconds: dict[str, float]
+
+
+class EngineStats(Message, kw_only=True):
+    """Counters since start and the state now, sent a few times a second and whenever the engine becomes idle."""
+
+    step: int
+    num_running: int
+    num_waiting: int
+    num_rows_used: int
+    num_pages: int
+    num_pages_pinned: int
+    num_pages_evictable: int
+    num_preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+    prompt_tokens: int
+    generation_tokens: int
+
+
+class EngineFailed(Message):
+    """The engine cannot start or cannot go on; `exit_code` is what the command should end with."""
+
+    error: str
+    exit_code: int
+
+
+ToWorker = GenerateText | AbortRequests | EncodeText | DecodeTokens | StepOutputs | EngineReady
+ToEngine = AddRequest | AbortRequests
+ToApi = (
+    TextOutputs
+    | RequestRejected
+    | Encoded
+    | Decoded
+    | EngineProgress
+    | EngineReady
+    | EngineStats
+    | EngineFailed
+)

@@ -1,0 +1,179 @@
+"""A request as the scheduler sees it: token ids, three counters and a status; everything else is derived.
+
+    |<----------- prompt ----------->|<- output ->|<- pending ->|
+    |<- num_cached ->|               |            |             |
+    |<- num_computed (KV written or being written) ->|
+    |<- num_tokens (ids the host knows) ----------->|
+
+Knows no torch, no sockets and no clock. Status changes go through `Request.move_to`, which holds the one table of
+legal changes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.sampling_params import SamplingParams
+
+TokenArray = npt.NDArray[np.int32]
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is on its way; see `_LEGAL` for the changes between them."""
+
+    WAITING = "waiting"
+    WAITING_FOR_GRAMMAR = "waiting_for_grammar"
+    WAITING_FOR_REMOTE_KV = "waiting_for_remote_kv"
+    WAITING_FOR_INPUT = "waiting_for_input"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+_S = RequestStatus
+_LEGAL: dict[RequestStatus, frozenset[RequestStatus]] = {
+    _S.WAITING: frozenset({_S.RUNNING, _S.FINISHED}),
+    _S.WAITING_FOR_GRAMMAR: frozenset({_S.WAITING, _S.FINISHED}),
+    _S.WAITING_FOR_REMOTE_KV: frozenset({_S.WAITING, _S.FINISHED}),
+    _S.WAITING_FOR_INPUT: frozenset({_S.WAITING, _S.FINISHED}),
+    _S.RUNNING: frozenset({_S.PREEMPTED, _S.WAITING_FOR_INPUT, _S.FINISHED}),
+    _S.PREEMPTED: frozenset({_S.RUNNING, _S.FINISHED}),
+    _S.FINISHED: frozenset(),
+}
+
+
+class Request:
+    """One sequence to generate.
+
+    Attributes:
+        arrival: rank in order of arrival; the only notion of time a policy may use.
+        max_tokens_total: prompt + output tokens at most; reaching it finishes the request with `length`.
+        stop_token_ids: ids that end it (the model's EOS ids unless `ignore_eos`, and the client's).
+        num_computed_tokens: tokens whose KV is written, or will be once the launched steps finish.
+        num_pending_tokens: tokens that launched steps will sample, ids not yet known to the host.
+        num_cached_tokens: prompt tokens that the prefix cache supplied at the (latest) admission.
+        num_inflight_steps: launched, uncommitted steps that use its row and pages.
+        row: the row of the page and token tables it owns, or None.
+        wait_reason: why it was not scheduled in the last step; empty while it runs.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "arrival",
+        "cache_salt",
+        "finish_reason",
+        "id",
+        "max_tokens_total",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_inflight_steps",
+        "num_pending_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_tokens",
+        "params",
+        "priority",
+        "row",
+        "status",
+        "stop_reason",
+        "stop_token_ids",
+        "wait_reason",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        prompt_token_ids: Sequence[int] | TokenArray,
+        params: SamplingParams,
+        *,
+        arrival: int,
+        max_tokens_total: int,
+        stop_token_ids: frozenset[int] = frozenset(),
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> None:
+        prompt = np.asarray(prompt_token_ids, dtype=np.int32)
+        assert len(prompt) > 0, "an empty prompt is refused at the edge"
+        self.id = id
+        self.params = params
+        self.arrival = arrival
+        self.max_tokens_total = max_tokens_total
+        self.stop_token_ids = stop_token_ids
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self._buffer = np.concatenate([prompt, np.zeros(64, dtype=np.int32)])
+        self.num_prompt_tokens = len(prompt)
+        self.num_tokens = len(prompt)
+        self.num_computed_tokens = 0
+        self.num_pending_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.num_inflight_steps = 0
+        self.row: int | None = None
+        self.status = RequestStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.wait_reason = ""
+
+    @property
+    def token_ids(self) -> TokenArray:
+        """Prompt and committed output, [num_tokens] int32, a read-only view."""
+        view = self._buffer[: self.num_tokens]
+        view.flags.writeable = False
+        return view
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Committed output tokens."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens the request could run in the next step: what it has, pending ones included, less what is computed."""
+        return self.num_tokens + self.num_pending_tokens - self.num_computed_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """True once its outcome is fixed, even while a launched step still uses its row and pages."""
+        return self.status is RequestStatus.FINISHED
+
+    @property
+    def will_reach_length(self) -> bool:
+        """True if the tokens already launched bring it to its length limit: nothing more must be scheduled."""
+        return self.num_tokens + self.num_pending_tokens >= self.max_tokens_total
+
+    def move_to(self, status: RequestStatus) -> None:
+        """Change the status; an illegal change is a bug and raises AssertionError."""
+        assert status in _LEGAL[self.status], f"request {self.id}: {self.status.value} -> {status.value} is not legal"
+        self.status = status
+
+    def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """Fix the outcome. Row and pages stay until the last launched step that uses them is committed."""
+        self.move_to(RequestStatus.FINISHED)
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+        self.wait_reason = ""
+
+    def append_output(self, token_id: int) -> None:
+        """Take in a sampled token and finish if it is a stop token or the last that fits."""
+        if self.num_tokens == len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.zeros_like(self._buffer)])
+        self._buffer[self.num_tokens] = token_id
+        self.num_tokens += 1
+        if token_id in self.stop_token_ids and self.num_output_tokens > self.params.min_tokens:
+            self.finish(FinishReason.STOP, token_id)
+        elif self.num_tokens >= self.max_tokens_total:
+            self.finish(FinishReason.LENGTH)

@@ -1,0 +1,132 @@
+"""What a client may ask of sampling: one frozen, validated struct that crosses process boundaries as it is.
+
+It does not know tokenizers, vocabularies or devices; checks that need those (ids inside the vocabulary, room in the
+context) are made where the prompt is encoded.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from tokenmill.errors import InvalidRequest
+
+MAX_N = 128
+MAX_STOP_STRINGS = 4
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 128
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Parameters of one request.
+
+    Attributes:
+        n: how many continuations of the prompt; each becomes a request of its own.
+        max_tokens: output tokens at most; None: until a stop or the end of the context.
+        min_tokens: EOS and stop token ids are masked until this many tokens are out.
+        temperature: 0 is greedy: the exact argmax.
+        top_k: 0 or -1: off.
+        seed: draws are keyed by (seed, position); None: the engine picks a seed at random.
+        stop: strings that end the text; matched on text by the frontend, across token borders.
+        stop_token_ids: ids that end the text, besides the model's EOS ids.
+        logit_bias: token id -> value added to its logit, clamped to +-100.
+        logprobs: report this many most likely tokens and the sampled one at each position; 0: only the sampled one.
+
+    Raises:
+        InvalidRequest: a value outside its range; `param` names the field.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_int("n", self.n, 1, MAX_N)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1)
+        _check_int("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", "min_tokens"
+            )
+        _check_number("temperature", self.temperature, 0.0, 2.0)
+        _check_number("top_p", self.top_p, 0.0, 1.0, above_low=True)
+        _check_int("top_k", self.top_k, -1)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above_low=True)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(2**63), 2**63 - 1)
+        self._check_stops()
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
+        for token_id, value in self.logit_bias.items():
+            _check_int("logit_bias", token_id, 0)
+            _check_number("logit_bias", value, -math.inf, math.inf)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+
+    def _check_stops(self) -> None:
+        if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
+            raise InvalidRequest("stop must be a sequence of strings", "stop")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}", "stop")
+        if "" in self.stop:
+            raise InvalidRequest("a stop string must not be empty", "stop")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(f"at most {MAX_STOP_TOKEN_IDS} stop_token_ids", "stop_token_ids")
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0)
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the token is the exact argmax of the processed logits."""
+        return self.temperature == 0.0 or self.top_k == 1
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids outside `0..vocab_size-1`: they would index past a row.
+
+        Raises:
+            InvalidRequest: naming the field and the id.
+        """
+        for field, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            for token_id in ids:
+                if token_id >= vocab_size:
+                    raise InvalidRequest(f"{field}: token id {token_id} is outside the vocabulary of {vocab_size}", field)
+
+
+def _check_int(field: str, value: object, low: int, high: int | None = None) -> None:
+    # bool is an int in Python; `"n": true` in a body is a mistake, not a 1.
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{field} must be an integer, got {type(value).__name__}", field)
+    if value < low or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise InvalidRequest(f"{field} must be {bounds}, got {value}", field)
+
+
+def _check_number(field: str, value: object, low: float, high: float, above_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"{field} must be a number, got {type(value).__name__}", field)
+    if not math.isfinite(value):
+        raise InvalidRequest(f"{field} must be finite", field)
+    if value > high or value < low or (above_low and value == low):
+        open_bracket = "(" if above_low else "["
+        raise InvalidRequest(f"{field} must be in {open_bracket}{low:g}, {high:g}], got {value:g}", field)
