@@ -1,0 +1,170 @@
+"""`KVManager`: which pages each request holds. Joins the page pool and the prefix cache; the only one that moves pages.
+
+    |<------------ pages of a request, append-only while it holds them ------------>|
+    |<- matched -->|<- handed to the tree, or duplicates of it ->|<- own: filling ->|
+    |<------------ path locked in the tree ---------------------->|
+
+Does not know why a request wants or loses pages; that is the scheduler's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tokenmill.kv.page_pool import PagePool
+from tokenmill.kv.prefix_cache import PrefixCache
+from tokenmill.kv.radix_node import RadixNode
+from tokenmill.kv.radix_tree import PrefixMatch
+from tokenmill.request import Request
+
+
+@dataclass(slots=True)
+class Holding:
+    """What one request holds.
+
+    Attributes:
+        pages: its page table, in order.
+        num_tree_pages: leading pages that were matched, handed to the tree, or found to be duplicates.
+        duplicates: its own pages among those: the tree holds the same content in other pages.
+        node: deepest locked node; covers the first `num_tree_pages` pages by content.
+    """
+
+    pages: list[int]
+    num_tree_pages: int
+    node: RadixNode
+    duplicates: list[int] = field(default_factory=list)
+
+
+class KVManager:
+    """Bookkeeping of all KV pages. Invariant: free + evictable + pinned == usable; a failed call changes nothing."""
+
+    def __init__(self, pool: PagePool, cache: PrefixCache, page_size: int) -> None:
+        self.pool = pool
+        self.cache = cache
+        self.page_size = page_size
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self._holdings: dict[str, Holding] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Pages that an allocation could get now: free ones and those that the cache would give up."""
+        return self.pool.num_free + self.cache.num_evictable
+
+    @property
+    def num_pinned(self) -> int:
+        """Pages in use by requests, shared ones counted once."""
+        return self.pool.num_usable - self.num_available
+
+    def num_pages_for(self, num_tokens: int) -> int:
+        """Pages that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.page_size)
+
+    def match(self, request: Request, step: int) -> PrefixMatch:
+        """The cached prefix of a waiting request. Never the whole of it: the last token is always run."""
+        usable = (request.num_tokens - 1) // self.page_size * self.page_size
+        return self.cache.match(request.cache_salt, request.token_ids[:usable], step)
+
+    def acquire(self, request: Request, match: PrefixMatch, num_tokens: int, step: int) -> bool:
+        """Give a waiting request its matched pages and new ones, to hold `num_tokens` tokens in all.
+
+        Returns:
+            False if there are not enough pages; nothing has changed then.
+        """
+        assert request.id not in self._holdings, f"request {request.id} holds pages already"
+        # Lock first: what was matched must not be evicted to make room for the rest.
+        self.cache.lock(match.node)
+        fresh = self._take(self.num_pages_for(num_tokens) - len(match.pages))
+        if fresh is None:
+            self.cache.unlock(match.node, step)
+            return False
+        matched = match.pages.tolist()
+        self._holdings[request.id] = Holding(matched + fresh, len(matched), match.node)
+        self.num_queried_tokens += request.num_tokens
+        self.num_hit_tokens += match.num_tokens
+        return True
+
+    def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
+        """Lengthen a request's pages to hold `num_tokens` tokens.
+
+        Returns:
+            The new pages (none needed: an empty list), or None if there are not enough; nothing has changed then.
+        """
+        holding = self._holdings[request.id]
+        missing = self.num_pages_for(num_tokens) - len(holding.pages)
+        if missing <= 0:
+            return []
+        fresh = self._take(missing)
+        if fresh is not None:
+            holding.pages.extend(fresh)
+        return fresh
+
+    def pages(self, request: Request) -> list[int]:
+        """The page table of a request; the caller must not change it."""
+        return self._holdings[request.id].pages
+
+    def cache_full_pages(self, request: Request, num_tokens: int, step: int) -> None:
+        """Make the full pages among the first `num_tokens` tokens matchable; their KV is written (the step is committed)."""
+        holding = self._holdings[request.id]
+        num_full = num_tokens // self.page_size
+        if num_full <= holding.num_tree_pages:
+            return
+        first = holding.num_tree_pages
+        pages = np.array(holding.pages[first:num_full], dtype=np.int32)
+        tokens = request.token_ids[first * self.page_size : num_full * self.page_size]
+        node, duplicates = self.cache.extend(holding.node, tokens, pages, step)
+        if node is not holding.node:
+            self.cache.lock(node)
+            self.cache.unlock(holding.node, step)
+            holding.node = node
+        holding.duplicates.extend(duplicates.tolist())
+        holding.num_tree_pages = num_full
+
+    def release(self, request: Request, step: int) -> None:
+        """Take back all that a request holds. Cached pages stay matchable; its own go back tail first."""
+        holding = self._holdings.pop(request.id)
+        self.pool.free(holding.pages[holding.num_tree_pages :][::-1])
+        self.pool.free(holding.duplicates[::-1])
+        self.cache.unlock(holding.node, step)
+
+    def clear_cache(self) -> bool:
+        """Forget every cached prefix. Refused (False) while requests hold pages."""
+        if self._holdings:
+            return False
+        self.pool.free(self.cache.evict(self.cache.num_evictable))
+        return True
+
+    def _take(self, count: int) -> list[int] | None:
+        if count > self.num_available:
+            return None
+        if count > self.pool.num_free:
+            self.pool.free(self.cache.evict(count - self.pool.num_free))
+        return self.pool.allocate(count)
+
+    def check_invariants(self) -> None:
+        """No page has two owners and none is lost; every holding's locked path covers its tree pages."""
+        self.pool.check_invariants()
+        self.cache.check_invariants()
+        own = [p for h in self._holdings.values() for p in h.pages[h.num_tree_pages :] + h.duplicates]
+        in_tree = [p for node in self.cache.nodes() for p in node.pages.tolist()]
+        assert len(set(own)) == len(own), "a page belongs to two requests"
+        assert len(set(in_tree)) == len(in_tree), "a page is in the tree twice"
+        assert not set(own) & set(in_tree), "a page belongs to a request and to the tree"
+        assert len(own) + len(in_tree) + self.pool.num_free == self.pool.num_usable, "a page is lost"
+        pinned = len(own) + self.cache.num_pinned
+        assert self.pool.num_free + self.cache.num_evictable + pinned == self.pool.num_usable, "page counts are off"
+        for holding in self._holdings.values():
+            shared = set(holding.pages[: holding.num_tree_pages]) - set(holding.duplicates)
+            assert shared <= set(_path_pages(holding.node)), "a request uses tree pages outside its locked path"
+
+
+def _path_pages(node: RadixNode) -> list[int]:
+    pages: list[int] = []
+    walk: RadixNode | None = node
+    while walk is not None:
+        assert walk.locks > 0, "a request's path is not locked"
+        pages.extend(walk.pages.tolist())
+        walk = walk.parent
+    return pages

@@ -1,0 +1,79 @@
+"""What the KV manager asks of a prefix cache, and the cache that never has anything (`--no-enable-prefix-caching`)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from tokenmill.kv.radix_node import PageArray, RadixNode
+from tokenmill.kv.radix_tree import PrefixMatch
+from tokenmill.request import TokenArray
+
+_NOTHING = np.empty(0, dtype=np.int32)
+
+
+class PrefixCache(Protocol):
+    """See `RadixTree`, which implements it, for the meaning of each method."""
+
+    num_pinned: int
+    num_evictable: int
+
+    def match(self, namespace: str, tokens: TokenArray, step: int) -> PrefixMatch:
+        """Find the longest cached prefix."""
+
+    def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray, step: int) -> tuple[RadixNode, PageArray]:
+        """Take over full pages below a locked node; returns the new deepest node and the pages not taken."""
+
+    def lock(self, node: RadixNode) -> None:
+        """Pin a path."""
+
+    def unlock(self, node: RadixNode, step: int) -> None:
+        """Unpin a path."""
+
+    def evict(self, count: int) -> list[int]:
+        """Give up pages."""
+
+    def nodes(self) -> list[RadixNode]:
+        """All nodes that hold pages."""
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the bookkeeping is off."""
+
+
+class NullCache:
+    """Matches nothing and keeps nothing: every page stays its request's own."""
+
+    def __init__(self, page_size: int) -> None:
+        self.num_pinned = 0
+        self.num_evictable = 0
+        self._root = RadixNode(None, _NOTHING, _NOTHING, page_size, serial=0)
+
+    def match(self, namespace: str, tokens: TokenArray, step: int) -> PrefixMatch:
+        """No prefix is ever cached."""
+        return PrefixMatch(self._root, _NOTHING, 0)
+
+    def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray, step: int) -> tuple[RadixNode, PageArray]:
+        """Refuse all pages, as if they were duplicates: they stay the request's own."""
+        return node, pages
+
+    def lock(self, node: RadixNode) -> None:
+        """Count the users of the root."""
+        node.locks += 1
+
+    def unlock(self, node: RadixNode, step: int) -> None:
+        """Undo `lock`."""
+        node.locks -= 1
+
+    def evict(self, count: int) -> list[int]:
+        """There is nothing to evict."""
+        assert count == 0, "evicting from an empty cache"
+        return []
+
+    def nodes(self) -> list[RadixNode]:
+        """No node holds pages."""
+        return []
+
+    def check_invariants(self) -> None:
+        """The root is never unlocked more often than locked."""
+        assert self._root.locks >= 0, "unlocked too often"

@@ -1,0 +1,112 @@
+"""A node of the radix tree: one compressed edge of whole pages."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.request import TokenArray
+
+PageArray = npt.NDArray[np.int32]
+
+
+class RadixNode:
+    """The edge from its parent to itself: page ids and the tokens whose KV they hold, and the children below it.
+
+    Attributes:
+        children: first page of a child's tokens, as bytes -> child. Keys compare by content, so nothing rests on a hash.
+        locks: requests whose locked path runs through this node; it cannot be evicted while there is one.
+        last_used: number of the step that last matched or extended it.
+        offered: `last_used` of its newest entry in the tree's LRU heap; -1: it has none.
+        serial: order of creation, breaks ties of the LRU.
+        namespace: whose tree it is the root of; "" is the common one; None: not a root.
+    """
+
+    __slots__ = (
+        "_pages",
+        "_tokens",
+        "children",
+        "last_used",
+        "locks",
+        "namespace",
+        "num_pages",
+        "offered",
+        "page_size",
+        "parent",
+        "serial",
+    )
+
+    def __init__(
+        self, parent: RadixNode | None, tokens: TokenArray, pages: PageArray, page_size: int, serial: int
+    ) -> None:
+        assert len(tokens) == len(pages) * page_size, "an edge holds whole pages"
+        self.parent = parent
+        self.page_size = page_size
+        self.num_pages = len(pages)
+        self._tokens = np.array(tokens, dtype=np.int32)
+        self._pages = np.array(pages, dtype=np.int32)
+        self.children: dict[bytes, RadixNode] = {}
+        self.locks = 0
+        self.last_used = 0
+        self.offered = -1
+        self.serial = serial
+        self.namespace: str | None = None
+
+    @property
+    def tokens(self) -> TokenArray:
+        """Tokens of the edge, [num_pages * page_size] int32."""
+        return self._tokens[: self.num_pages * self.page_size]
+
+    @property
+    def pages(self) -> PageArray:
+        """Page ids of the edge, [num_pages] int32."""
+        return self._pages[: self.num_pages]
+
+    @property
+    def key(self) -> bytes:
+        """Its key among its parent's children."""
+        return self._tokens[: self.page_size].tobytes()
+
+    @property
+    def is_leaf(self) -> bool:
+        """True if no other edge hangs below."""
+        return not self.children
+
+    def append(self, tokens: TokenArray, pages: PageArray) -> None:
+        """Lengthen the edge; amortized O(pages added), whatever its length."""
+        total = self.num_pages + len(pages)
+        if total > len(self._pages):
+            capacity = max(2 * len(self._pages), total)
+            self._tokens = _grown(self.tokens, capacity * self.page_size)
+            self._pages = _grown(self.pages, capacity)
+        self._tokens[self.num_pages * self.page_size : total * self.page_size] = tokens
+        self._pages[self.num_pages : total] = pages
+        self.num_pages = total
+
+    def drop_tail(self, count: int) -> PageArray:
+        """Shorten the edge by `count` pages and return them, the last one first."""
+        assert 0 < count <= self.num_pages, "dropping more pages than the edge has"
+        dropped = self.pages[self.num_pages - count :][::-1].copy()
+        self.num_pages -= count
+        return dropped
+
+    def drop_head(self, count: int) -> tuple[TokenArray, PageArray]:
+        """Cut the first `count` pages off and return their tokens and ids; the node keeps its identity and its tail."""
+        assert 0 < count < self.num_pages, "a split leaves pages on both sides"
+        head = self.tokens[: count * self.page_size].copy(), self.pages[:count].copy()
+        self._tokens = self.tokens[count * self.page_size :].copy()
+        self._pages = self.pages[count:].copy()
+        self.num_pages -= count
+        return head
+
+    def num_common_pages(self, tokens: TokenArray) -> int:
+        """Whole pages of the edge that `tokens` begins with."""
+        length = min(len(tokens), self.num_pages * self.page_size)
+        differs = np.flatnonzero(self._tokens[:length] != tokens[:length])
+        return (int(differs[0]) if len(differs) else length) // self.page_size
+
+
+def _grown(values: npt.NDArray[np.int32], capacity: int) -> npt.NDArray[np.int32]:
+    grown = np.empty(capacity, dtype=np.int32)
+    grown[: len(values)] = values
+    return grown
