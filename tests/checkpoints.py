@@ -1,0 +1,151 @@
+"""Small random checkpoints in the Hugging Face layout, made fresh by the tests that need them.
+
+`make_checkpoint` writes a whole folder: config.json, safetensors, generation_config.json, a byte-level BPE tokenizer
+that encodes any text, and a ChatML chat template. `load_oracle` opens the same folder with transformers, the oracle.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "qwen3_moe")
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+VOCAB_SIZE = 331
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+_CLASSES = {
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+}
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+
+_FAMILY_SHAPE: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 16},
+    "mistral": {"sliding_window": None},
+    "qwen3_moe": {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+}
+
+_CORPUS = [
+    "the quick brown fox jumps over the lazy dog, and then the dog sleeps in the shade of the old mill",
+    "a mill that grinds tokens: user asks, assistant answers, system watches; hello world, one two three four five",
+    "in the beginning there was the word, and the word was with the others, on and on and on",
+]
+
+
+def make_checkpoint(
+    folder: Path,
+    family: str = "qwen3",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "5GB",
+    tokenizer: bool = True,
+    **overrides: Any,
+) -> Path:
+    """Write a small random checkpoint and return its folder (made if needed).
+
+    Args:
+        family: one of `FAMILIES`.
+        max_shard_size: such as "20KB" to get several shards and an index.
+        tokenizer: also write the tokenizer; needs a vocab_size of at least 259.
+        overrides: fields of the family's transformers config. EOS is `<|im_end|>` unless `eos_token_id` is given.
+    """
+    transformers.utils.logging.disable_progress_bar()
+    config_class, model_class = _CLASSES[family]
+    fields = {**_SHAPE, **_FAMILY_SHAPE.get(family, {}), **overrides}
+    folder.mkdir(parents=True, exist_ok=True)
+    special_ids = make_tokenizer(folder, fields["vocab_size"]) if tokenizer else {}
+    for name, token in (("eos_token_id", "<|im_end|>"), ("pad_token_id", "<|endoftext|>")):
+        fields.setdefault(name, special_ids.get(token))
+    fields.setdefault("bos_token_id", None)
+    model = model_class(config_class(**fields))
+    randomize(model, seed)
+    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
+    if tokenizer:
+        eos = [special_ids["<|im_end|>"], special_ids["<|endoftext|>"]]
+        _write_json(
+            folder / "generation_config.json",
+            {"eos_token_id": eos, "do_sample": True, "temperature": 0.7, "top_p": 0.9},
+        )
+    return folder
+
+
+def load_oracle(folder: Path) -> transformers.PreTrainedModel:
+    """The checkpoint as a transformers model: float32, eager attention, eval mode."""
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@torch.no_grad()
+def randomize(model: torch.nn.Module, seed: int) -> None:
+    """Give every parameter a value that matters: norms are not 1, biases not 0, logits well apart."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() > 1:
+            parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+        elif name.endswith("bias"):
+            parameter.copy_(0.2 * noise)
+        else:
+            parameter.copy_(1 + 0.2 * noise)
+
+
+def make_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> dict[str, int]:
+    """Write tokenizer.json and tokenizer_config.json; returns the ids of the special tokens.
+
+    Ids `0..255` are bytes, then merges, then `SPECIAL_TOKENS`; at most `vocab_size` in all.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    if tokenizer.get_vocab_size() > vocab_size:
+        raise ValueError(f"a byte-level tokenizer needs {tokenizer.get_vocab_size()} ids, the model has {vocab_size}")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "chat_template": CHAT_TEMPLATE,
+            "clean_up_tokenization_spaces": False,
+        },
+    )
+    return {token: tokenizer.token_to_id(token) for token in SPECIAL_TOKENS}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
