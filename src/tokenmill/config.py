@@ -46,11 +46,16 @@ class EngineConfig:
     tokenizer: str | None = flag(None, "folder with another tokenizer")
     revision: str | None = flag(None, "revision of the hub repository")
     download_dir: str | None = flag(None, "where hub files are kept")
-    load_format: str = flag("auto", "auto, safetensors, or dummy (random weights)", choices=("auto", "safetensors", "dummy"))
+    load_format: str = flag(
+        "auto", "auto, safetensors, or dummy (random weights)", choices=("auto", "safetensors", "dummy")
+    )
     dtype: str = flag("auto", "type of weights and activations; auto: bfloat16", choices=DTYPES)
     device: str = flag("auto", "where the model runs", choices=("auto", "cpu"))
     max_model_len: int | None = flag(
-        None, "context in tokens, e.g. 32k; auto: what the model and the KV cache allow", aliases=("--context-length",), size=True
+        None,
+        "context in tokens, e.g. 32k; auto: what the model and the KV cache allow",
+        aliases=("--context-length",),
+        size=True,
     )
     page_size: int = flag(16, "token slots in a KV page", aliases=("--block-size",))
     num_pages: int | None = flag(None, "KV pages, instead of a share of memory", aliases=("--num-gpu-blocks-override",))

@@ -139,7 +139,7 @@ class TextOutputs(Message):
 
 
 class RequestRejected(Message, kw_only=True):
-    """The prompt could not be encoded or cannot be served: the one reply to `GenerateText`, `EncodeText`, `DecodeTokens`."""
+    """The input could not be encoded or cannot be served: the one reply to a message from the API."""
 
     ids: list[str]
     status: int
@@ -221,13 +221,4 @@ class EngineFailed(Message):
 
 ToWorker = GenerateText | AbortRequests | EncodeText | DecodeTokens | StepOutputs | EngineReady
 ToEngine = AddRequest | AbortRequests
-ToApi = (
-    TextOutputs
-    | RequestRejected
-    | Encoded
-    | Decoded
-    | EngineProgress
-    | EngineReady
-    | EngineStats
-    | EngineFailed
-)
+ToApi = TextOutputs | RequestRejected | Encoded | Decoded | EngineProgress | EngineReady | EngineStats | EngineFailed

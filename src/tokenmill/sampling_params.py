@@ -77,7 +77,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _check_int("seed", self.seed, -(2**63), 2**63 - 1)
         self._check_stops()
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise InvalidRequest(f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
+            raise InvalidRequest(
+                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias"
+            )
         for token_id, value in self.logit_bias.items():
             _check_int("logit_bias", token_id, 0)
             _check_number("logit_bias", value, -math.inf, math.inf)
@@ -110,7 +112,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for field, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
             for token_id in ids:
                 if token_id >= vocab_size:
-                    raise InvalidRequest(f"{field}: token id {token_id} is outside the vocabulary of {vocab_size}", field)
+                    raise InvalidRequest(
+                        f"{field}: token id {token_id} is outside the vocabulary of {vocab_size}", field
+                    )
 
 
 def _check_int(field: str, value: object, low: int, high: int | None = None) -> None:

@@ -106,7 +106,7 @@ class KVManager:
         return self._holdings[request.id].pages
 
     def cache_full_pages(self, request: Request, num_tokens: int, step: int) -> None:
-        """Make the full pages among the first `num_tokens` tokens matchable; their KV is written (the step is committed)."""
+        """Make the full pages among the first `num_tokens` tokens matchable: the step that wrote them is committed."""
         holding = self._holdings[request.id]
         num_full = num_tokens // self.page_size
         if num_full <= holding.num_tree_pages:

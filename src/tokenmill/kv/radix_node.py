@@ -14,7 +14,7 @@ class RadixNode:
     """The edge from its parent to itself: page ids and the tokens whose KV they hold, and the children below it.
 
     Attributes:
-        children: first page of a child's tokens, as bytes -> child. Keys compare by content, so nothing rests on a hash.
+        children: first page of a child's tokens, as bytes -> child; keys compare by content, nothing rests on a hash.
         locks: requests whose locked path runs through this node; it cannot be evicted while there is one.
         last_used: number of the step that last matched or extended it.
         offered: `last_used` of its newest entry in the tree's LRU heap; -1: it has none.

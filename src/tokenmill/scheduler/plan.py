@@ -1,7 +1,8 @@
 """`StepPlan` and `StepResult`: all that passes between the scheduler and a runner.
 
 A plan holds differences only: a request is sent in full when it takes a row (`NewRow`), after that a step names its
-row and how far it goes. Both are plain data (numpy arrays and structs), so a plan can be recorded, replayed and sent to other ranks.
+row and how far it goes. Both are plain data (numpy arrays and structs), so a plan can be recorded, replayed and sent
+to other ranks.
 """
 
 from __future__ import annotations

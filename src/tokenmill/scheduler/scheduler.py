@@ -103,8 +103,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Decide the next step; None if nothing can run before a launched step is committed or a request arrives."""
         builder = PlanBuilder(self.step + 1, self.config.max_num_batched_tokens)
-        preempted = self._schedule_running(builder)
-        if not preempted:
+        if self._schedule_running(builder):
             self._schedule_waiting(builder)
         if not builder.requests:
             return None
@@ -114,8 +113,8 @@ class Scheduler:
         return plan
 
     def _schedule_running(self, builder: PlanBuilder) -> bool:
-        """Advance running requests in order. Returns True if one was preempted for another's pages."""
-        preempted = False
+        """Advance running requests in order. Returns True if none was short of pages: only then may others enter."""
+        enough_pages = True
         for request in list(self._running):
             if builder.budget == 0:
                 request.wait_reason = "the token budget of the step is used up"
@@ -128,16 +127,16 @@ class Scheduler:
             end = request.num_computed_tokens + num_tokens
             first_page = len(self.kv.pages(request))
             while (new_pages := self.kv.allocate(request, end)) is None:
+                enough_pages = False
                 if self._pages_returning() >= self.kv.num_pages_for(end) - first_page - self.kv.num_available:
                     break  # launched steps still use them; preempting more would not be faster
-                preempted = True
                 if self._preempt_last() is request:
                     break
             if new_pages is not None:
                 builder.schedule(request, num_tokens, first_page, new_pages)
             elif request.status is RequestStatus.RUNNING:
                 request.wait_reason = "waits for the pages of a preempted request"
-        return preempted
+        return enough_pages
 
     def _schedule_waiting(self, builder: PlanBuilder) -> None:
         """Admit waiting requests in order until the budget, the rows or the pages end; none overtakes the head."""
