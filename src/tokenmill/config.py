@@ -60,8 +60,10 @@ class EngineConfig:
     page_size: int = flag(16, "token slots in a KV page", aliases=("--block-size",))
     num_pages: int | None = flag(None, "KV pages, instead of a share of memory", aliases=("--num-gpu-blocks-override",))
     kv_cache_memory_bytes: int | None = flag(None, "memory for KV, e.g. 4GiB, instead of a share", size=True)
-    gpu_memory_utilization: float = flag(
-        0.92, "share of device memory that weights and KV may use", aliases=("--mem-fraction-static",)
+    gpu_memory_utilization: float | None = flag(
+        None,
+        "share of the free memory that KV may use (auto: 0.92 of a GPU's; 0.4 of a machine's, which others use too)",
+        aliases=("--mem-fraction-static",),
     )
     max_num_seqs: int = flag(256, "requests that run at the same time", aliases=("--max-running-requests",))
     max_num_batched_tokens: int = flag(2048, "tokens in a step", aliases=("--chunked-prefill-size",), size=True)
@@ -87,8 +89,9 @@ class EngineConfig:
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.max_num_seqs}): every running request takes a token of each step"
             )
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise InvalidConfig(f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        utilization = 0.4 if self.gpu_memory_utilization is None else self.gpu_memory_utilization
+        if not 0.0 < utilization <= 1.0:
+            raise InvalidConfig(f"--gpu-memory-utilization must be in (0, 1], got {utilization}")
         if self.long_prefill_token_threshold < 0:
             raise InvalidConfig("--long-prefill-token-threshold must be 0 (off) or more")
         for name in ("max_model_len", "num_pages", "kv_cache_memory_bytes"):
@@ -98,6 +101,7 @@ class EngineConfig:
             self,
             device="cpu" if self.device == "auto" else self.device,
             dtype="bfloat16" if self.dtype == "auto" else self.dtype,
+            gpu_memory_utilization=utilization,
             async_scheduling=bool(self.async_scheduling),
         )
 

@@ -91,8 +91,7 @@ class Scheduler:
             request = self._requests.get(request_id)
             if request is None or request.is_finished:
                 continue
-            queue = self._running if request.status is RequestStatus.RUNNING else self._waiting
-            queue.remove(request)
+            self._queue_of(request).remove(request)
             request.finish(FinishReason.ABORT)
             self._retire(request)
             outputs.append(TokenOutput(request.id, [], FinishReason.ABORT))
@@ -218,8 +217,27 @@ class Scheduler:
                 self._retire(request)
         return outputs
 
+    def fail_launched(self, error: str) -> list[TokenOutput]:
+        """End every request of the launched steps: one of those steps raised, and the later ones build on it.
+
+        Their pages were never committed, so nothing that the failed steps wrote can be matched.
+
+        Returns:
+            The terminal output of each request that was alive.
+        """
+        outputs = []
+        while self._launched:
+            for request in self._launched.popleft().requests:
+                request.num_inflight_steps -= 1
+                if not request.is_finished:
+                    self._queue_of(request).remove(request)
+                    request.finish(FinishReason.ERROR)
+                    outputs.append(TokenOutput(request.id, [], FinishReason.ERROR, error=error))
+                self._retire(request)
+        return outputs
+
     def _take_token(self, request: Request, token_id: int) -> TokenOutput:
-        queue = self._running if request.status is RequestStatus.RUNNING else self._waiting
+        queue = self._queue_of(request)
         request.num_pending_tokens -= 1
         request.append_output(token_id)
         if request.is_finished:
@@ -227,6 +245,9 @@ class Scheduler:
         return TokenOutput(
             request.id, [token_id], request.finish_reason, request.stop_reason, request.num_cached_tokens
         )
+
+    def _queue_of(self, request: Request) -> RequestQueue:
+        return self._running if request.status is RequestStatus.RUNNING else self._waiting
 
     def _retire(self, request: Request) -> None:
         """Take row and pages back from a finished or preempted request, unless a launched step still uses them."""

@@ -1,0 +1,147 @@
+"""`Engine`: scheduler and runner in one loop. The same object runs in the engine process and inside `LLM`.
+
+    schedule -> launch -> commit, with up to `depth` steps launched: 1 is no overlap, 2 hides the scheduler behind
+    the step that runs.
+
+Knows no sockets and no text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from tokenmill.messages import AddRequest, EngineStats, TokenOutput
+from tokenmill.request import FinishReason, Request
+from tokenmill.scheduler.plan import StepPlan, StepResult
+from tokenmill.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the model and the KV cache allow a request.
+
+    Attributes:
+        max_model_len: prompt and output tokens together.
+        eos_token_ids: ids that end a text, unless `ignore_eos`.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+
+class Runner(Protocol):
+    """Executes plans; `ModelRunner` on a real device."""
+
+    def launch(self, plan: StepPlan) -> Future[StepResult]:
+        """Start a step; steps run in the order of their launch."""
+
+    def close(self) -> None:
+        """Wait for launched steps."""
+
+
+class Engine:
+    """Accepts requests at any time and answers each with exactly one terminal output."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, limits: ModelLimits, depth: int = 1) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.limits = limits
+        self._depth = depth
+        self._running_steps: deque[Future[StepResult]] = deque()
+        self._num_arrived = 0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """True while `step` has something to do."""
+        return self.scheduler.has_requests
+
+    def add(self, message: AddRequest) -> list[TokenOutput]:
+        """Take in a request.
+
+        Returns:
+            Nothing, or the terminal error output of a request that can never run.
+        """
+        room = self.limits.max_model_len - len(message.prompt_token_ids)
+        if not message.prompt_token_ids or room < 1:
+            error = f"the prompt has {len(message.prompt_token_ids)} tokens; 1 to {self.limits.max_model_len - 1} fit"
+            return [TokenOutput(message.id, [], FinishReason.ERROR, error=error)]
+        params = message.params
+        stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids |= self.limits.eos_token_ids
+        request = Request(
+            message.id,
+            message.prompt_token_ids,
+            params,
+            arrival=self._num_arrived,
+            max_tokens_total=len(message.prompt_token_ids) + min(room, params.max_tokens or room),
+            stop_token_ids=stop_ids,
+            priority=message.priority,
+            cache_salt=message.cache_salt,
+        )
+        self._num_arrived += 1
+        self._prompt_tokens += request.num_prompt_tokens
+        self.scheduler.add(request)
+        return []
+
+    def abort(self, ids: Iterable[str]) -> list[TokenOutput]:
+        """End requests at once; unknown ids are ignored."""
+        return self.scheduler.abort(ids)
+
+    def step(self) -> list[TokenOutput]:
+        """Launch what can be launched; commit the oldest step when `depth` steps run or nothing else can be done.
+
+        A step that raises ends the requests that are in it, and no others.
+        """
+        plan = self.scheduler.schedule()
+        # The barrier between a request and the engine: whatever a step raises ends that step's requests only.
+        try:
+            if plan is not None:
+                self._running_steps.append(self.runner.launch(plan))
+            if not self._running_steps or (plan is not None and len(self._running_steps) < self._depth):
+                return []
+            result = self._running_steps.popleft().result()
+        except Exception as error:
+            logger.exception("a step failed; its requests end with an error")
+            return self._fail_launched(error)
+        outputs = self.scheduler.commit(result)
+        self._generation_tokens += sum(len(output.token_ids) for output in outputs)
+        return outputs
+
+    def _fail_launched(self, error: Exception) -> list[TokenOutput]:
+        while self._running_steps:
+            # They build on the failed step's tokens, so their outcome is void; only their end matters.
+            self._running_steps.popleft().exception()
+        return self.scheduler.fail_launched(f"the step of this request failed: {type(error).__name__}")
+
+    def stats(self) -> EngineStats:
+        """Counters since start, and the state now."""
+        kv = self.scheduler.kv
+        return EngineStats(
+            step=self.scheduler.step,
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+            num_rows_used=self.scheduler.rows.num_rows - self.scheduler.rows.num_free,
+            num_pages=kv.pool.num_usable,
+            num_pages_pinned=kv.num_pinned,
+            num_pages_evictable=kv.cache.num_evictable,
+            num_preemptions=self.scheduler.num_preemptions,
+            prefix_queries=kv.num_queried_tokens,
+            prefix_hits=kv.num_hit_tokens,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+        )
+
+    def close(self) -> None:
+        """Wait for launched steps and let the runner's thread go."""
+        self.runner.close()

@@ -1,0 +1,88 @@
+"""`ModelRunner`: executes a plan on one device. Knows nothing of requests beyond their rows."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from tokenmill.attention.batch import ForwardBatch
+from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.runner.inputs import build_batch
+from tokenmill.runner.row_tables import RowTables
+from tokenmill.sampling.logprobs import to_messages
+from tokenmill.sampling.sampler import Sampler
+from tokenmill.sampling.table import SamplingTable
+from tokenmill.scheduler.plan import StepPlan, StepResult
+
+
+class Model(Protocol):
+    """What the runner needs of a model."""
+
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
+        """Logits, [S, vocab_size] float32, of the batch's `output_indices`."""
+
+
+class ModelRunner:
+    """Owns the per-row state of a device and runs steps on it, one after the other.
+
+    `launch` with overlap returns at once and the step runs on a worker thread: torch releases the interpreter lock
+    inside its kernels, so the engine schedules the next step meanwhile. Without overlap the step has run on return.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        tables: RowTables,
+        sampling: SamplingTable,
+        overlap: bool = False,
+    ) -> None:
+        self.model = model
+        self.attention = attention
+        self.tables = tables
+        self.sampling = sampling
+        self.sampler = Sampler()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="runner") if overlap else None
+
+    def launch(self, plan: StepPlan) -> Future[StepResult]:
+        """Start a step. Steps run in the order of their launch; the future raises what its step raised."""
+        if self._worker is not None:
+            return self._worker.submit(self.execute, plan)
+        done: Future[StepResult] = Future()
+        try:
+            done.set_result(self.execute(plan))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step from its differences to its sampled tokens."""
+        self.tables.apply(plan)
+        for new_row in plan.new_rows:
+            self.sampling.set(new_row)
+        logits = self.model.forward(build_batch(plan, self.tables), self.attention)
+
+        token_ids = np.full(len(plan.rows), -1, dtype=np.int32)
+        if not plan.samples.any():
+            return StepResult(plan.step, token_ids, {})
+        rows = plan.rows[plan.samples]
+        positions = (plan.num_computed + plan.num_scheduled)[plan.samples]
+        batch = self.sampling.batch(rows, positions)
+        sampled = self.sampler.sample(logits, batch, self.tables.tokens)
+        device = self.tables.tokens.device
+        self.tables.write_tokens(
+            torch.from_numpy(rows.astype(np.int64)).to(device),
+            torch.from_numpy(positions.astype(np.int64)).to(device),
+            sampled.token_ids,
+        )
+        token_ids[plan.samples] = sampled.token_ids.cpu().numpy()
+        return StepResult(plan.step, token_ids, to_messages(sampled, np.flatnonzero(plan.samples)))
+
+    def close(self) -> None:
+        """Wait for launched steps and end the worker thread."""
+        if self._worker is not None:
+            self._worker.shutdown(wait=True)

@@ -1,0 +1,114 @@
+"""An engine over the paged-memory runner, with every output collected and every invariant checked after each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output
+from tokenmill.engine.engine import Engine, ModelLimits
+from tokenmill.kv.kv_manager import KVManager
+from tokenmill.kv.page_pool import PagePool
+from tokenmill.kv.prefix_cache import NullCache
+from tokenmill.kv.radix_tree import RadixTree
+from tokenmill.messages import AddRequest, TokenOutput
+from tokenmill.request import FinishReason
+from tokenmill.sampling_params import SamplingParams
+from tokenmill.scheduler.scheduler import Scheduler, SchedulerConfig
+
+
+@dataclass
+class Settings:
+    """A small engine: few pages, few rows, a small budget, so that everything runs short."""
+
+    num_pages: int = 12
+    page_size: int = 4
+    max_num_seqs: int = 4
+    budget: int = 16
+    threshold: int = 0
+    chunked: bool = True
+    caching: bool = True
+    policy: str = "fcfs"
+    depth: int = 1
+    max_model_len: int = 32
+    eos: frozenset[int] = frozenset()
+
+
+@dataclass
+class Record:
+    """What was asked and what came back."""
+
+    prompt: list[int]
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+
+
+class Harness:
+    """Drives an engine step by step."""
+
+    def __init__(self, settings: Settings | None = None, **overrides: object) -> None:
+        self.settings = s = settings or Settings(**overrides)  # type: ignore[arg-type]
+        cache = RadixTree(s.page_size) if s.caching else NullCache(s.page_size)
+        self.kv = KVManager(PagePool(s.num_pages + 1), cache, s.page_size)
+        config = SchedulerConfig(s.max_num_seqs, s.budget, s.threshold, s.chunked, s.policy)
+        self.scheduler = Scheduler(config, self.kv)
+        self.runner = PagedMemoryRunner(s.max_num_seqs, s.num_pages, s.page_size, s.max_model_len)
+        self.engine = Engine(self.scheduler, self.runner, ModelLimits(s.max_model_len, VOCAB_SIZE, s.eos), s.depth)
+        self.records: dict[str, Record] = {}
+
+    def add(self, prompt: list[int], max_tokens: int = 4, priority: int = 0, salt: str = "", **params: object) -> str:
+        """Send a request; its id is its number."""
+        request_id = str(len(self.records))
+        sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
+        stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.settings.eos)
+        self.records[request_id] = Record(prompt, sampling, stop_ids)
+        message = AddRequest(
+            id=request_id, prompt_token_ids=prompt, params=sampling, priority=priority, cache_salt=salt
+        )
+        self._collect(self.engine.add(message))
+        return request_id
+
+    def abort(self, *ids: str) -> None:
+        """End requests."""
+        self._collect(self.engine.abort(ids))
+        self.scheduler.check_invariants()
+
+    def step(self) -> None:
+        """One turn of the loop, then every check. Liveness: with nothing launched, something must have run."""
+        self._collect(self.engine.step())
+        self.scheduler.check_invariants()
+
+    def drain(self, limit: int = 2000) -> None:
+        """Run until nothing is left; then nothing may be in use."""
+        for _ in range(limit):
+            if not self.engine.has_work:
+                break
+            self.step()
+        assert not self.engine.has_work, f"no end after {limit} steps"
+        assert self.kv.num_pinned == 0, "pages are still in use"
+        assert self.scheduler.rows.num_free == self.settings.max_num_seqs, "rows are still in use"
+        self.check_outputs()
+
+    def check_outputs(self) -> None:
+        """Every request that ended by itself has exactly its expected output; every other one a prefix of it."""
+        for request_id, record in self.records.items():
+            room = self.settings.max_model_len - len(record.prompt)
+            limit = min(room, record.params.max_tokens or room)
+            expected = expected_output(record.prompt, limit, record.stop_ids)
+            assert record.finish_reason is not None, f"request {request_id} was never answered"
+            if record.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert record.tokens == expected, f"request {request_id}: {record.tokens} != {expected}"
+                stopped = bool(expected) and expected[-1] in record.stop_ids
+                assert record.finish_reason == (FinishReason.STOP if stopped else FinishReason.LENGTH)
+            else:
+                assert record.tokens == expected[: len(record.tokens)]
+
+    def _collect(self, outputs: list[TokenOutput]) -> None:
+        for output in outputs:
+            record = self.records[output.id]
+            assert record.finish_reason is None, f"request {output.id} was answered after its end"
+            record.tokens.extend(output.token_ids)
+            record.finish_reason = output.finish_reason
+            record.num_cached_tokens = output.num_cached_tokens or record.num_cached_tokens

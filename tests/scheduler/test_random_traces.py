@@ -1,0 +1,60 @@
+"""Randomized traces over tiny pools: every invariant after every step, every answer right, nothing left in use."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from tests.scheduler.harness import Harness, Settings
+
+# A small alphabet makes shared prefixes common.
+prompts = st.lists(st.integers(0, 2), min_size=1, max_size=24)
+
+
+class SchedulerTrace(RuleBasedStateMachine):
+    """Requests come, run, are aborted and preempted in any order."""
+
+    @initialize(
+        num_pages=st.integers(8, 20),
+        page_size=st.sampled_from([1, 2, 4]),
+        max_num_seqs=st.integers(1, 5),
+        budget=st.integers(5, 24),
+        threshold=st.sampled_from([0, 0, 3]),
+        caching=st.booleans(),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        depth=st.sampled_from([1, 2, 4]),
+        eos=st.frozensets(st.integers(0, 49), max_size=6),
+    )
+    def start(self, num_pages: int, page_size: int, **overrides: object) -> None:
+        max_model_len = min(32, num_pages * page_size)
+        self.harness = Harness(Settings(num_pages, page_size, max_model_len=max_model_len, **overrides))  # type: ignore[arg-type]
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 16), priority=st.integers(-1, 1), salt=st.sampled_from(["", "s"]))
+    def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str) -> None:
+        self.harness.add(prompt, max_tokens, priority, salt)
+
+    @rule(back=st.integers(1, 6))
+    def abort(self, back: int) -> None:
+        number = len(self.harness.records) - back
+        if number >= 0:
+            self.harness.abort(str(number))
+
+    @rule(count=st.integers(1, 8))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.harness.step()
+
+    def teardown(self) -> None:
+        if hasattr(self, "harness"):
+            while self.harness.engine.has_work:
+                self.harness.step()
+            for request_id, record in self.harness.records.items():
+                assert record.finish_reason is not None, f"request {request_id} was never answered"
+            self.harness.drain()
+
+
+TestSchedulerTrace = SchedulerTrace.TestCase
+TestSchedulerTrace.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

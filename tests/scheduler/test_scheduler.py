@@ -1,0 +1,201 @@
+"""Each behaviour of the scheduler by name; see test_random_traces.py for all of them at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scheduler.harness import Harness
+from tokenmill.request import FinishReason
+
+
+def plans(harness: Harness) -> list[dict[str, int]]:
+    """Each launched step as {request id: tokens}."""
+    return [
+        dict(zip(plan.request_ids, plan.num_scheduled.tolist(), strict=True)) for plan in harness.runner.plans
+    ]
+
+
+def test_a_request_alone_prefills_then_decodes_until_its_length() -> None:
+    harness = Harness()
+    harness.add([1, 2, 3, 4, 5], max_tokens=3)
+    harness.drain()
+    assert plans(harness) == [{"0": 5}, {"0": 1}, {"0": 1}]
+
+
+def test_a_long_prompt_is_split_by_the_budget_while_others_decode_in_the_same_steps() -> None:
+    harness = Harness(budget=8)
+    harness.add([1, 2], max_tokens=6)
+    harness.step()
+    harness.add(list(range(20)), max_tokens=1)
+    harness.drain()
+    assert plans(harness)[:4] == [{"0": 2}, {"0": 1, "1": 7}, {"0": 1, "1": 7}, {"0": 1, "1": 6}]
+
+
+def test_long_prefill_threshold_caps_one_request_and_leaves_budget_to_others() -> None:
+    harness = Harness(budget=16, threshold=4)
+    harness.add(list(range(10)), max_tokens=1)
+    harness.add([7, 8, 9], max_tokens=1)
+    harness.drain()
+    assert plans(harness)[0] == {"0": 4, "1": 3}
+
+
+def test_without_chunked_prefill_a_long_head_is_not_overtaken() -> None:
+    harness = Harness(budget=12, chunked=False, max_model_len=12)
+    harness.add([1, 2, 3, 4, 5], max_tokens=2)
+    harness.add(list(range(10)), max_tokens=1)
+    harness.add([1], max_tokens=1)
+    harness.drain()
+    assert plans(harness)[0] == {"0": 5}
+    assert plans(harness)[1] == {"0": 1, "1": 10, "2": 1}
+
+
+def test_rows_limit_how_many_run_and_the_reason_is_given() -> None:
+    harness = Harness(max_num_seqs=2)
+    ids = [harness.add([n, n + 1], max_tokens=3) for n in range(3)]
+    harness.step()
+    assert harness.scheduler.num_running == 2
+    assert "needs a row" in harness.scheduler.explain(ids[2])
+    harness.drain()
+
+
+def test_second_identical_prompt_hits_pages_while_the_first_still_runs() -> None:
+    harness = Harness()
+    prompt = list(range(12))
+    harness.add(prompt, max_tokens=6)
+    harness.step()
+    second = harness.add(prompt, max_tokens=2)
+    harness.drain()
+    assert harness.records[second].num_cached_tokens == 8, "all full pages but the one with the last token"
+
+
+def test_a_match_never_covers_the_whole_prompt() -> None:
+    harness = Harness()
+    harness.add(list(range(8)), max_tokens=1)
+    harness.drain()
+    again = harness.add(list(range(8)), max_tokens=1)
+    harness.drain()
+    assert harness.records[again].num_cached_tokens == 4
+
+
+def test_salts_never_share() -> None:
+    harness = Harness()
+    harness.add(list(range(12)), max_tokens=1, salt="a")
+    harness.drain()
+    other = harness.add(list(range(12)), max_tokens=1, salt="b")
+    same = harness.add(list(range(12)), max_tokens=1, salt="a")
+    harness.drain()
+    assert harness.records[other].num_cached_tokens == 0
+    assert harness.records[same].num_cached_tokens == 8
+
+
+def test_the_last_running_is_preempted_and_ends_with_the_same_tokens() -> None:
+    harness = Harness(num_pages=8, max_num_seqs=3)
+    for n in range(3):
+        harness.add([n * 10 + k for k in range(8)], max_tokens=12)
+    harness.drain()
+    assert harness.scheduler.num_preemptions > 0
+    assert all(record.finish_reason is FinishReason.LENGTH for record in harness.records.values())
+
+
+def test_nothing_is_admitted_in_a_step_that_preempts() -> None:
+    harness = Harness(num_pages=8, max_num_seqs=4)
+    for n in range(4):
+        harness.add([n * 10 + k for k in range(6)], max_tokens=14)
+    before = 0
+    while harness.engine.has_work:
+        num_plans = len(harness.runner.plans)
+        harness.step()
+        if harness.scheduler.num_preemptions > before and len(harness.runner.plans) > num_plans:
+            assert not harness.runner.plans[-1].new_rows
+        before = harness.scheduler.num_preemptions
+    harness.drain()
+
+
+def test_priority_goes_first_and_the_worst_is_the_victim() -> None:
+    harness = Harness(policy="priority", num_pages=6, max_num_seqs=2)
+    low = harness.add([1, 2, 3, 4, 5], max_tokens=14, priority=5)
+    harness.step()
+    high = harness.add([9, 8, 7, 6, 5], max_tokens=14, priority=-1)
+    harness.drain()
+    assert harness.scheduler.num_preemptions > 0
+    order = [request_id for plan in plans(harness) for request_id in plan]
+    assert max(i for i, r in enumerate(order) if r == high) < max(i for i, r in enumerate(order) if r == low)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_abort_at_any_moment_returns_row_and_pages(depth: int) -> None:
+    for moment in range(8):
+        harness = Harness(depth=depth, budget=8)
+        ids = [harness.add(list(range(n, n + 10)), max_tokens=5) for n in range(3)]
+        for _ in range(moment):
+            harness.step()
+        harness.abort(ids[1])
+        harness.abort(ids[1], "no such id")
+        harness.drain()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_stop_found_late_discards_what_was_launched_after_it(depth: int) -> None:
+    eos = frozenset(range(0, 50, 3))
+    harness = Harness(depth=depth, eos=eos)
+    for n in range(6):
+        harness.add([n, n + 1, n + 2], max_tokens=12)
+    harness.drain()
+    assert {record.finish_reason for record in harness.records.values()} >= {FinishReason.STOP}
+
+
+def test_min_tokens_keeps_a_request_from_stopping_early() -> None:
+    harness = Harness(eos=frozenset(range(50)))
+    request_id = harness.add([1, 2], max_tokens=8, min_tokens=5)
+    while harness.engine.has_work:
+        harness.step()
+    assert len(harness.records[request_id].tokens) == 6
+
+
+def test_depths_give_identical_tokens_and_overlap_keeps_several_steps_launched() -> None:
+    outputs = []
+    for depth in (1, 2, 4):
+        harness = Harness(depth=depth, num_pages=9)
+        for n in range(5):
+            harness.add([n % 2, 1, 2, 3, 4, n], max_tokens=9)
+        harness.drain()
+        outputs.append([record.tokens for record in harness.records.values()])
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_failing_step_ends_its_requests_and_no_others(depth: int) -> None:
+    harness = Harness(depth=depth, max_num_seqs=2)
+    first = [harness.add(list(range(n, n + 9)), max_tokens=6) for n in range(2)]
+    waiting = harness.add(list(range(9)), max_tokens=3)
+    harness.runner.failing_steps = {2}
+    harness.drain()
+    assert [harness.records[i].finish_reason for i in first] == [FinishReason.ERROR] * 2
+    assert harness.records[waiting].finish_reason is FinishReason.LENGTH
+    assert harness.records[waiting].num_cached_tokens <= 8, "only pages of committed steps are matchable"
+
+
+def test_a_prompt_without_room_is_refused_with_one_sentence() -> None:
+    harness = Harness(max_model_len=16)
+    request_id = harness.add(list(range(16)))
+    assert harness.records[request_id].finish_reason is FinishReason.ERROR
+    assert not harness.engine.has_work
+
+
+def test_max_tokens_is_capped_by_the_context() -> None:
+    harness = Harness(max_model_len=16)
+    request_id = harness.add(list(range(10)), max_tokens=100)
+    harness.drain()
+    assert len(harness.records[request_id].tokens) == 6
+
+
+def test_the_same_arrivals_give_the_same_plans() -> None:
+    def run() -> list[dict[str, int]]:
+        harness = Harness(num_pages=9, budget=10)
+        for n in range(6):
+            harness.add([n, 1, 2, 3, 4, 5, 6], max_tokens=7)
+            harness.step()
+        harness.drain()
+        return plans(harness)
+
+    assert run() == run()
