@@ -1,0 +1,97 @@
+"""The exact largest logits of each row, found through the maxima of small groups instead of a sort.
+
+Tokens are in one total order everywhere in sampling: larger logit first, equal logits by lower id. bfloat16 models give
+many equal logits, and an order that left them open would let the batch or the device decide. Knows no parameters.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# Rows whose support may be longer are drawn by `wide`.
+MAX_CANDIDATES = 256
+# Smaller vocabularies are not worth the grouping.
+_MIN_GROUPED_VOCABULARY = 2048
+_LOW_WORD = 0xFFFFFFFF
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def finite(logits: Tensor) -> Tensor:
+    """`logits` with NaN and -inf as the smallest and +inf as the largest float: differences of any two are not NaN."""
+    return logits.nan_to_num(nan=-_LARGEST, posinf=_LARGEST, neginf=-_LARGEST)
+
+
+def first_argmax(logits: Tensor) -> Tensor:
+    """[S] int64: the lowest id of each row's largest logit; NaN counts as the largest, as in `torch.argmax`.
+
+    The maxima of groups find the group, then the token in it: the maximum is vectorized where argmax is not.
+    """
+    vocab_size = logits.shape[1]
+    if vocab_size < _MIN_GROUPED_VOCABULARY:
+        return logits.argmax(-1)
+    width = _group_width(vocab_size, 1)
+    group = _group_maxima(logits, width).argmax(-1, keepdim=True)
+    ids = (group * width + torch.arange(width, device=logits.device)).clamp_(max=vocab_size - 1)
+    return (group * width).squeeze(1) + logits.gather(1, ids).argmax(-1)
+
+
+def largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The first `count` tokens of each row in the total order.
+
+    Args:
+        logits: [S, V] float32, finite.
+        count: 1..V.
+
+    Returns:
+        values [S, count] float32 and token ids [S, count] int64.
+    """
+    vocab_size = logits.shape[1]
+    width = 1 if vocab_size < _MIN_GROUPED_VOCABULARY else _group_width(vocab_size, count)
+    if width == 1:
+        keys = _keys(logits, torch.arange(vocab_size, device=logits.device))
+    else:
+        keys = _keys_of_best_groups(logits, width, count)
+    token_ids = _index(torch.topk(keys, count).values)
+    return logits.gather(1, token_ids), token_ids
+
+
+def _keys_of_best_groups(logits: Tensor, width: int, count: int) -> Tensor:
+    """Keys of all tokens in the best `count` groups, [S, groups * width].
+
+    A token outside of them has `count` tokens before it, the maximum of each of these groups: groups are ordered as
+    tokens are, and of two groups with equal maxima the one with the lower index holds the lower ids.
+    """
+    vocab_size = logits.shape[1]
+    maxima = _group_maxima(logits, width)
+    group_keys = _keys(maxima, torch.arange(maxima.shape[1], device=logits.device))
+    groups = _index(torch.topk(group_keys, min(count, maxima.shape[1]), sorted=False).values)
+    ids = (groups[:, :, None] * width + torch.arange(width, device=logits.device)).flatten(1)
+    keys = _keys(logits.gather(1, ids.clamp(max=vocab_size - 1)), ids)
+    return keys.masked_fill_(ids >= vocab_size, torch.iinfo(torch.int64).min)
+
+
+def _group_maxima(logits: Tensor, width: int) -> Tensor:
+    vocab_size = logits.shape[1]
+    rest = vocab_size % width
+    maxima = logits[:, : vocab_size - rest].view(len(logits), -1, width).amax(-1)
+    return torch.cat([maxima, logits[:, vocab_size - rest :].amax(-1, keepdim=True)], dim=1) if rest else maxima
+
+
+def _group_width(vocab_size: int, count: int) -> int:
+    """The power of two that balances V / width maxima against count * width gathered tokens."""
+    return 1 << max(0, round(math.log2(vocab_size / count) / 2))
+
+
+def _keys(values: Tensor, indices: Tensor) -> Tensor:
+    """int64 keys that are larger for larger values, and for lower indices among equal values; no two are equal."""
+    bits = (values + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0, to which it is equal.
+    # Of negative floats the larger one has the smaller magnitude: flip it, and integer order is float order.
+    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (order.to(torch.int64) << 32) | (_LOW_WORD - indices)
+
+
+def _index(keys: Tensor) -> Tensor:
+    return _LOW_WORD - (keys & _LOW_WORD)

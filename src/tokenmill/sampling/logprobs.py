@@ -1,0 +1,88 @@
+"""Log probabilities of sampled and of likely tokens: taken on the device, told to the frontend as structs.
+
+They are those of the raw logits, before bias, penalties, temperature and filters, as in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.messages import Logprob, TokenLogprobs
+from tokenmill.sampling.batch import LogprobGroup
+from tokenmill.sampling.candidates import finite, largest
+from tokenmill.sampling.weights import cumulative_group_weights, relative_weights
+
+# JSON has no -inf; this is what OpenAI's clients and vLLM's know for it.
+LOWEST_LOGPROB = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobTensors:
+    """Log probabilities of n rows, still on the device.
+
+    Attributes:
+        indices: [n] int64, rows of the logits.
+        counts: [n], how many likely tokens each row asked for.
+        token_ids, logprobs, ranks: [n], the sampled token; rank 1 is the most likely.
+        top_ids, top_logprobs: [n, max(counts)], the likely tokens, best first.
+    """
+
+    indices: Tensor
+    counts: tuple[int, ...]
+    token_ids: Tensor
+    logprobs: Tensor
+    ranks: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+
+def take_logprobs(logits: Tensor, token_ids: Tensor, group: LogprobGroup) -> LogprobTensors:
+    """Take the log probabilities that `group` asks for.
+
+    Args:
+        logits: [S, V] float32, raw.
+        token_ids: [S] int64, sampled.
+    """
+    rows = finite(logits if len(group.indices) == len(logits) else logits[group.indices])
+    sampled_ids = token_ids[group.indices]
+    sampled = rows.gather(1, sampled_ids[:, None])
+    weight = cumulative_group_weights(relative_weights(rows))[:, -1:]
+    normalizer = rows.amax(-1, keepdim=True) + weight.log()
+    ids = torch.arange(rows.shape[1], device=rows.device)
+    is_before = (rows > sampled) | ((rows == sampled) & (ids < sampled_ids[:, None]))
+    # At least one, so that the shapes hold when only the sampled token's are wanted.
+    top, top_ids = largest(rows, max(1, *group.counts))
+    return LogprobTensors(
+        indices=group.indices,
+        counts=group.counts,
+        token_ids=sampled_ids,
+        logprobs=_bounded(sampled - normalizer).squeeze(1),
+        ranks=1 + is_before.sum(-1, dtype=torch.int32),  # int32: summed in place of a widened copy.
+        top_ids=top_ids,
+        top_logprobs=_bounded(top - normalizer),
+    )
+
+
+def to_messages(tensors: LogprobTensors, batch_indices: Sequence[int] | None = None) -> dict[int, TokenLogprobs]:
+    """Bring log probabilities to the host, keyed by batch index.
+
+    Args:
+        batch_indices: [S], the batch index of each row of the logits; None: they are the same.
+    """
+    sampled = zip(tensors.token_ids.tolist(), tensors.logprobs.tolist(), tensors.ranks.tolist(), strict=True)
+    tops = zip(tensors.top_ids.tolist(), tensors.top_logprobs.tolist(), tensors.counts, strict=True)
+    messages = {}
+    for index, own, (ids, logprobs, count) in zip(tensors.indices.tolist(), sampled, tops, strict=True):
+        likely = zip(ids[:count], logprobs[:count], range(1, count + 1), strict=True)
+        messages[index if batch_indices is None else int(batch_indices[index])] = TokenLogprobs(
+            sampled=Logprob(*own), top=[Logprob(*one) for one in likely]
+        )
+    return messages
+
+
+def _bounded(logprobs: Tensor) -> Tensor:
+    return logprobs.nan_to_num(nan=LOWEST_LOGPROB).clamp_(min=LOWEST_LOGPROB)

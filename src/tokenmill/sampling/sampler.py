@@ -1,0 +1,118 @@
+"""`Sampler`: logits of a step in, one token per row out.
+
+In vLLM's order: log probabilities are taken from the raw logits; then logit bias, penalties, the mask of stop ids
+before min_tokens, temperature, min-p, top-k, top-p, and the draw with the row's one uniform number. Knows nothing of
+requests, plans or steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.sampling.batch import DrawGroup, LogitEntries, SamplingBatch
+from tokenmill.sampling.candidates import finite, first_argmax
+from tokenmill.sampling.draw import draw_filtered, draw_plain
+from tokenmill.sampling.logprobs import LogprobTensors, take_logprobs
+from tokenmill.sampling.penalties import apply_penalties
+from tokenmill.sampling.wide import WideDraw, draw_wide
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """The outcome of one `Sampler.sample`.
+
+    Attributes:
+        token_ids: [S] int64, on the device of the logits.
+        logprobs: of the rows that asked; None if none did.
+    """
+
+    token_ids: Tensor
+    logprobs: LogprobTensors | None
+
+
+class Sampler:
+    """Samples on any device; keeps no state between steps."""
+
+    def sample(self, logits: Tensor, batch: SamplingBatch, token_table: Tensor) -> SampledTokens:
+        """Sample one token for each row.
+
+        Logits that are NaN or infinite give some token of the vocabulary, never an error: greedy rows take a NaN for
+        the largest, as argmax does, and drawing rows never take one while another token is left.
+
+        Args:
+            logits: [S, V] float32; not changed.
+            token_table: [max_rows, max_len] integers on the device, prompt and output ids of each row of the table.
+        """
+        if batch.only_argmax:
+            return SampledTokens(first_argmax(logits), None)
+        processed = _process(logits, batch, token_table)
+        token_ids = torch.empty(batch.size, dtype=torch.int64, device=logits.device)
+        if batch.greedy is not None:
+            token_ids[batch.greedy] = first_argmax(_rows(processed, batch.greedy))
+        if batch.plain is not None:
+            rows = finite(_rows(processed, batch.plain.indices))
+            token_ids[batch.plain.indices] = draw_plain(rows, batch.plain.temperature, batch.plain.uniform)
+        if batch.filtered is not None:
+            rows = finite(_rows(processed, batch.filtered.indices))
+            token_ids[batch.filtered.indices] = _sample_filtered(rows, batch.filtered, batch.filtered_within_candidates)
+        if batch.wide is not None:
+            every = list(range(len(batch.wide.indices)))
+            rows = finite(_rows(processed, batch.wide.indices))
+            token_ids[batch.wide.indices] = _sample_wide(rows, batch.wide, every)
+        if batch.logprobs is None:
+            return SampledTokens(token_ids, None)
+        return SampledTokens(token_ids, take_logprobs(logits, token_ids, batch.logprobs))
+
+
+def _process(logits: Tensor, batch: SamplingBatch, token_table: Tensor) -> Tensor:
+    if batch.bias is None and batch.penalties is None and batch.banned is None:
+        return logits
+    processed = logits.clone()
+    if batch.bias is not None:
+        processed[batch.bias.indices, batch.bias.token_ids] += batch.bias.values
+    if batch.penalties is not None:
+        apply_penalties(processed, batch.penalties, token_table)
+    if batch.banned is not None:
+        _ban(processed, batch.banned)
+    return processed
+
+
+def _ban(logits: Tensor, entries: LogitEntries) -> None:
+    logits[entries.indices, entries.token_ids] = entries.values
+
+
+def _sample_filtered(logits: Tensor, group: DrawGroup, within_candidates: bool) -> Tensor:
+    token_ids, is_complete = draw_filtered(logits, group, within_candidates)
+    if within_candidates:
+        return token_ids
+    incomplete = (~is_complete).nonzero().squeeze(1)
+    if len(incomplete):
+        token_ids[incomplete] = _sample_wide(logits, group, incomplete.tolist())
+    return token_ids
+
+
+def _sample_wide(logits: Tensor, group: DrawGroup, members: list[int]) -> Tensor:
+    """Token ids of those members of a group, whose rows are `logits`, that need the long way."""
+    return torch.stack(
+        [
+            draw_wide(
+                logits[member],
+                WideDraw(
+                    temperature=float(group.temperature[member]),
+                    top_k=int(group.top_k[member]),
+                    top_p=float(group.top_p[member]),
+                    min_p=float(group.min_p[member]),
+                    uniform=float(group.uniform[member]),
+                ),
+            )
+            for member in members
+        ]
+    )
+
+
+def _rows(logits: Tensor, indices: Tensor) -> Tensor:
+    """The named rows; a group of all rows is in their order, and needs no copy."""
+    return logits if len(indices) == len(logits) else logits[indices]
