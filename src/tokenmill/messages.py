@@ -119,7 +119,10 @@ class StepOutputs(Message):
 
 
 class TextOutput(msgspec.Struct, array_like=True):
-    """A text delta of one request with the tokens it came from; the last one carries the finish reason."""
+    """A text delta of one request with the tokens it came from; the last one carries the finish reason.
+
+    `token_bytes` spells the tokens that `logprobs` names: token id -> its bytes, perhaps a part of a character only.
+    """
 
     id: str
     text: str
@@ -130,6 +133,7 @@ class TextOutput(msgspec.Struct, array_like=True):
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    token_bytes: dict[int, bytes] | None = None
 
 
 class TextOutputs(Message):

@@ -1,0 +1,169 @@
+"""Chat templates: messages to the prompt text of a model, in the sandbox that Hugging Face templates expect.
+
+A template comes with the checkpoint or from the operator, never from a client. Does not know tokenizers beyond the
+names of special tokens.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tokenmill.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
+from tokenmill.frontend.chat_messages import normalize_messages
+from tokenmill.frontend.model_files import read_json
+
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+
+
+class ChatTemplate:
+    """A compiled template with the special tokens it may name.
+
+    Attributes:
+        source: the template's text.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, tool_source: str | None = None
+    ) -> None:
+        """`tool_source` is another template for requests with tools, where a checkpoint brings two.
+
+        Raises:
+            InvalidCheckpoint: the template does not compile.
+        """
+        self.source = source
+        self._special_tokens = dict(special_tokens or {})
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            self._tool_template = environment.from_string(tool_source) if tool_source else self._template
+        except jinja2.TemplateError as error:
+            raise InvalidCheckpoint(f"the chat template does not compile: {error}") from error
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render a conversation to the prompt's text.
+
+        Args:
+            continue_final_message: leave the last message open, so that the model goes on with it.
+            template_kwargs: further variables, e.g. `enable_thinking`; they never replace the template's own.
+
+        Raises:
+            InvalidRequest: the messages are malformed or the template refuses them.
+        """
+        messages = normalize_messages(messages)
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
+            )
+        extra = {name: value for name, value in (template_kwargs or {}).items() if name not in _RESERVED}
+        template = self._tool_template if tools else self._template
+        try:
+            text = template.render(
+                **{**self._special_tokens, **extra},
+                messages=messages,
+                tools=tools or None,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from error
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
+            raise InvalidRequest("the chat template cannot render these messages", "messages") from error
+        return _cut_after_final_message(text, messages[-1]) if continue_final_message else text
+
+
+def load_chat_template(
+    folder: Path, special_tokens: Mapping[str, str], template_file: str | None = None
+) -> ChatTemplate | None:
+    """Find a model's template: the operator's file, chat_template.jinja, or tokenizer_config.json; None without one.
+
+    Raises:
+        InvalidConfig: `template_file` cannot be read.
+        InvalidCheckpoint: the template does not compile.
+    """
+    if template_file is not None:
+        try:
+            return ChatTemplate(Path(template_file).read_text(encoding="utf-8"), special_tokens)
+        except OSError as error:
+            raise InvalidConfig(f"--chat-template: cannot read {template_file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InvalidConfig(f"--chat-template: {template_file} is not UTF-8 text") from error
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return ChatTemplate(path.read_text(encoding="utf-8"), special_tokens)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidCheckpoint(f"cannot read {path}: {error}") from error
+    entry = read_json(folder, "tokenizer_config.json").get("chat_template")
+    if isinstance(entry, str):
+        return ChatTemplate(entry, special_tokens)
+    if isinstance(entry, list):
+        named = {item["name"]: item["template"] for item in entry if isinstance(item, dict) and len(item) >= 2}
+        if "default" in named:
+            return ChatTemplate(named["default"], special_tokens, tool_source=named.get("tool_use"))
+    return None
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}...{% endgeneration %}` marks the assistant's part for training; it renders as its content."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja2 declares it as an instance attribute
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: jinja2's own filter escapes HTML characters, which a model must see as they are."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().strftime(pattern)
+
+
+def _cut_after_final_message(text: str, message: dict[str, Any]) -> str:
+    content = message.get("content") or ""
+    end = text.rfind(content.strip())
+    if not content.strip() or end < 0:
+        raise InvalidRequest("continue_final_message: the template does not show the last message", "messages")
+    # Some templates strip what they show, so the text is cut after what both have in common.
+    return text[: end + len(content)] if text.startswith(content, end) else text[: end + len(content.strip())]

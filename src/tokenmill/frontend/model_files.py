@@ -1,0 +1,70 @@
+"""The small JSON files beside a checkpoint's weights: what the user's side reads of them.
+
+Knows the names and fields of Hugging Face folders; does not know tokenizers, weights or the hub.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill.errors import InvalidCheckpoint
+
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """Read a JSON object from `folder/name`; `{}` when there is no such file.
+
+    Raises:
+        InvalidCheckpoint: the file cannot be read or is not a JSON object.
+    """
+    path = folder / name
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise InvalidCheckpoint(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidCheckpoint(f"{path} is not a JSON object: {error}") from error
+
+
+def eos_token_ids(folder: Path) -> frozenset[int]:
+    """The ids that end a text: those of generation_config.json, else of config.json (an int or a list in both).
+
+    Raises:
+        InvalidCheckpoint: `eos_token_id` is neither an id nor a list of ids.
+    """
+    for name in ("generation_config.json", "config.json"):
+        config = read_json(folder, name)
+        value = config.get("eos_token_id")
+        if value is None and isinstance(config.get("text_config"), dict):
+            value = config["text_config"].get("eos_token_id")
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            raise InvalidCheckpoint(
+                f"{folder / name}: eos_token_id must be a token id or a list of them, got {value!r}"
+            )
+        return frozenset(ids)
+    return frozenset()
+
+
+def default_sampling(folder: Path) -> dict[str, Any]:
+    """Sampling parameters that the model's authors recommend: fields of `SamplingParams` from generation_config.json.
+
+    They stand where a request gives none. As in vLLM, `do_sample` is not looked at and `max_new_tokens` becomes
+    `max_tokens`.
+
+    Raises:
+        InvalidCheckpoint: the file is not a JSON object.
+    """
+    config = read_json(folder, "generation_config.json")
+    defaults = {name: config[name] for name in _SAMPLING_FIELDS if config.get(name) is not None}
+    if config.get("max_new_tokens") is not None:
+        defaults["max_tokens"] = config["max_new_tokens"]
+    return defaults

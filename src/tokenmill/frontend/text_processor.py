@@ -1,0 +1,310 @@
+"""The whole logic of a text worker, without sockets: prompts to token ids, and token ids to text.
+
+    GenerateText -> render, encode, check -> AddRequest            (or RequestRejected)
+    StepOutputs  -> detokenize, match stop strings -> TextOutputs  (and AbortRequests after a stop string)
+
+Each accepted request gets exactly one terminal `TextOutput`: once a stop string matched or the client aborted, what
+the engine still sends for that id is dropped. A request that cannot be handled, for whatever reason, ends alone.
+Does not know HTTP, the scheduler or the model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.errors import InvalidRequest
+from tokenmill.frontend.chat_template import ChatTemplate, load_chat_template
+from tokenmill.frontend.detokenizer import IncrementalDetokenizer
+from tokenmill.frontend.model_files import eos_token_ids
+from tokenmill.frontend.stop_strings import StopStrings
+from tokenmill.frontend.tokenizer import Tokenizer
+from tokenmill.messages import (
+    AbortRequests,
+    AddRequest,
+    Decoded,
+    DecodeTokens,
+    Encoded,
+    EncodeText,
+    EngineReady,
+    GenerateText,
+    RequestRejected,
+    StepOutputs,
+    TextOutput,
+    TextOutputs,
+    ToApi,
+    ToEngine,
+    TokenLogprobs,
+    TokenOutput,
+    ToWorker,
+)
+from tokenmill.request import FinishReason
+from tokenmill.sampling_params import SamplingParams
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Routed:
+    """The messages that one message led to, by destination, each list in order."""
+
+    to_engine: list[ToEngine] = field(default_factory=list)
+    to_api: list[ToApi] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    """What is known of a request between its `AddRequest` and its terminal output."""
+
+    params: SamplingParams
+    num_prompt_tokens: int
+    detokenizer: IncrementalDetokenizer
+    stop_strings: StopStrings
+    num_output_tokens: int = 0
+
+
+class TextProcessor:
+    """Turns messages of the API and the engine into messages for the other one."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        worker_index: int = 0,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """`eos_token_ids` are the model's own: ending on one of them is a plain stop, with no `stop_reason`."""
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self._worker_index = worker_index
+        self._eos_token_ids = eos_token_ids
+        self._open: dict[str, _OpenRequest] = {}
+        self._max_model_len = 0
+        self._vocab_size = tokenizer.vocab_size
+
+    @property
+    def num_open(self) -> int:
+        """Requests that still wait for their terminal output."""
+        return len(self._open)
+
+    def process(self, message: ToWorker) -> Routed:
+        """Handle one message; never raises for what a client sent."""
+        match message:
+            case StepOutputs():
+                return self._step_outputs(message)
+            case AbortRequests():
+                for request_id in message.ids:
+                    self._open.pop(request_id, None)
+                return Routed(to_engine=[message])
+            case EngineReady():
+                self._max_model_len = message.max_model_len
+                self._vocab_size = message.vocab_size
+                return Routed()
+            case GenerateText():
+                return self._answer_or_reject(message, message.ids)
+            case EncodeText() | DecodeTokens():
+                return self._answer_or_reject(message, [message.id])
+
+    # --- prompts in -------------------------------------------------------------------------------------------------
+
+    def _answer_or_reject(self, message: GenerateText | EncodeText | DecodeTokens, ids: list[str]) -> Routed:
+        try:
+            match message:
+                case GenerateText():
+                    return self._generate(message)
+                case EncodeText():
+                    return self._encode(message)
+                case DecodeTokens():
+                    return self._decode(message)
+        except InvalidRequest as error:
+            return Routed(to_api=[_rejection(ids, error)])
+        except Exception:  # whatever it is, it must end this request alone
+            _logger.exception("request %s could not be handled", ids)
+            for request_id in ids:
+                self._open.pop(request_id, None)
+            return Routed(to_api=[RequestRejected(ids=ids, status=500, error="the request could not be handled")])
+
+    def _generate(self, message: GenerateText) -> Routed:
+        prompt = self._prompt_token_ids(message)
+        self._check_prompt(prompt, "prompt" if message.messages is None else "messages")
+        message.params.check_vocabulary(self._vocab_size)
+        requests: list[ToEngine] = []
+        for i, request_id in enumerate(message.ids):
+            params = _params_of_continuation(message.params, i)
+            self._open[request_id] = _OpenRequest(
+                params=params,
+                num_prompt_tokens=len(prompt),
+                detokenizer=IncrementalDetokenizer(self.tokenizer, params.skip_special_tokens),
+                stop_strings=StopStrings(params.stop, params.include_stop_str_in_output),
+            )
+            requests.append(
+                AddRequest(
+                    id=request_id,
+                    prompt_token_ids=prompt,
+                    params=params,
+                    priority=message.priority,
+                    cache_salt=message.cache_salt,
+                    worker=self._worker_index,
+                )
+            )
+        return Routed(to_engine=requests)
+
+    def _encode(self, message: EncodeText) -> Routed:
+        if message.messages is not None:
+            text = self._render(message)
+            ids = self.tokenizer.encode(text, add_special_tokens=message.add_special_tokens)
+        else:
+            ids = self.tokenizer.encode(message.text or "", add_special_tokens=message.add_special_tokens)
+        tokens = [self.tokenizer.token(token_id) or "" for token_id in ids]
+        return Routed(to_api=[Encoded(message.id, ids, tokens)])
+
+    def _decode(self, message: DecodeTokens) -> Routed:
+        self._check_ids(message.token_ids, "tokens")
+        return Routed(to_api=[Decoded(message.id, self.tokenizer.decode(message.token_ids))])
+
+    def _prompt_token_ids(self, message: GenerateText) -> list[int]:
+        if message.token_ids is not None:
+            return message.token_ids
+        if message.messages is not None:
+            # The template spells out every special token, so the tokenizer must not add its own.
+            text, add_special_tokens = self._render(message), False
+        else:
+            text, add_special_tokens = message.text or "", True
+        self._check_size(text, "prompt" if message.messages is None else "messages")
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _render(self, message: GenerateText | EncodeText) -> str:
+        if self.chat_template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions or serve with --chat-template")
+        assert message.messages is not None
+        kwargs = message.template_kwargs
+        continues = bool(kwargs.get("continue_final_message", False))
+        return self.chat_template.render(
+            message.messages,
+            tools=message.tools,
+            add_generation_prompt=bool(kwargs.get("add_generation_prompt", not continues)),
+            continue_final_message=continues,
+            template_kwargs=kwargs,
+        )
+
+    def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
+        if not prompt:
+            raise InvalidRequest("the prompt is empty: at least one token is needed", param)
+        self._check_ids(prompt, param)
+        if self._max_model_len and len(prompt) >= self._max_model_len:
+            raise self._too_long(f"{len(prompt)} tokens", param)
+
+    def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
+        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidRequest(
+                    f"{param}: token id {token_id} is outside the vocabulary of {self._vocab_size}", param
+                )
+
+    def _check_size(self, text: str, param: str) -> None:
+        """Refuse before encoding what cannot fit even if it were all of the longest tokens."""
+        # The first comparison spares almost every request the second, which looks through the vocabulary once.
+        room = self._max_model_len
+        if room and len(text) > 8 * room and len(text) > self.tokenizer.longest_token * room:
+            raise self._too_long(f"{len(text)} characters", param)
+
+    def _too_long(self, size: str, param: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"This model's maximum context length is {self._max_model_len} tokens. However, your {param} resulted in "
+            f"{size}, which leaves no room for output. Please reduce the length of the {param}.",
+            param,
+        )
+
+    # --- tokens out -------------------------------------------------------------------------------------------------
+
+    def _step_outputs(self, message: StepOutputs) -> Routed:
+        outputs: list[TextOutput] = []
+        stopped: list[str] = []
+        for output in message.outputs:
+            request = self._open.get(output.id)
+            if request is None:
+                continue
+            text_output = self._text_output(request, output)
+            outputs.append(text_output)
+            if text_output.finish_reason is not None:
+                del self._open[output.id]
+                if output.finish_reason is None:
+                    stopped.append(output.id)
+        return Routed(
+            to_engine=[AbortRequests(stopped)] if stopped else [],
+            to_api=[TextOutputs(outputs)] if outputs else [],
+        )
+
+    def _text_output(self, request: _OpenRequest, output: TokenOutput) -> TextOutput:
+        request.num_output_tokens += len(output.token_ids)
+        text, stop_string = self._new_text(request, output)
+        finish_reason, stop_reason = output.finish_reason, output.stop_reason
+        if stop_string is not None:
+            finish_reason, stop_reason = FinishReason.STOP, stop_string
+        elif stop_reason in self._eos_token_ids and stop_reason not in request.params.stop_token_ids:
+            stop_reason = None
+        return TextOutput(
+            id=output.id,
+            text=text,
+            token_ids=output.token_ids,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=output.num_cached_tokens,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            logprobs=output.logprobs,
+            token_bytes=self._token_bytes(output.logprobs),
+            error=output.error,
+        )
+
+    def _new_text(self, request: _OpenRequest, output: TokenOutput) -> tuple[str, str | None]:
+        """The text to show for an output, and the stop string that ended it."""
+        token_ids = output.token_ids
+        ended_by_token = output.finish_reason is FinishReason.STOP and isinstance(output.stop_reason, int)
+        if ended_by_token and not request.params.include_stop_str_in_output:
+            token_ids = token_ids[:-1]
+        text = request.detokenizer.push(token_ids)
+        if output.finish_reason is not None:
+            text += request.detokenizer.finish()
+        if request.num_output_tokens <= request.params.min_tokens:
+            return text, None
+        text, stop_string = request.stop_strings.push(text)
+        if output.finish_reason is not None and stop_string is None:
+            text += request.stop_strings.finish()
+        return text, stop_string
+
+    def _token_bytes(self, logprobs: list[TokenLogprobs] | None) -> dict[int, bytes] | None:
+        if logprobs is None:
+            return None
+        reported = {entry.token_id for position in logprobs for entry in (position.sampled, *position.top)}
+        return {token_id: self.tokenizer.token_bytes(token_id) for token_id in reported}
+
+
+def load_text_processor(
+    folder: Path, tokenizer_folder: Path | None = None, chat_template_file: str | None = None, worker_index: int = 0
+) -> TextProcessor:
+    """Load all that a text worker needs from a checkpoint's folder (and another tokenizer's, where given).
+
+    Raises:
+        InvalidCheckpoint, InvalidConfig: a file is missing or broken; the message names it.
+    """
+    source = tokenizer_folder or folder
+    tokenizer = Tokenizer.load(source)
+    chat_template = load_chat_template(source, tokenizer.special_tokens, chat_template_file)
+    return TextProcessor(tokenizer, chat_template, worker_index, eos_token_ids=eos_token_ids(folder))
+
+
+def _params_of_continuation(params: SamplingParams, index: int) -> SamplingParams:
+    """Continuation `index` of n draws with seed + index, wrapped to 64 bits, so that n=2 gives two texts."""
+    if params.seed is None or index == 0:
+        return params
+    seed = (params.seed + index + 2**63) % 2**64 - 2**63
+    return msgspec.structs.replace(params, seed=seed)
+
+
+def _rejection(ids: list[str], error: InvalidRequest) -> RequestRejected:
+    return RequestRejected(ids=ids, status=error.status, error=str(error), param=error.param)
