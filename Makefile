@@ -1,0 +1,76 @@
+# Two commands for users: `make serve` and `make test`. Both make .venv and install the pinned requirements first;
+# a stamp named after the pins' checksum makes the second run start at once.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+MODEL ?=
+PORT ?=
+ARGS ?=
+MAX_LINES := 15000
+
+RUNTIME_PINS := requirements/runtime.txt pyproject.toml
+DEV_PINS := requirements/dev.txt $(RUNTIME_PINS)
+RUNTIME_STAMP := $(VENV)/.runtime-$(shell cat $(RUNTIME_PINS) | cksum | cut -d' ' -f1)
+DEV_STAMP := $(VENV)/.dev-$(shell cat $(DEV_PINS) | cksum | cut -d' ' -f1)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: help serve test lint format lines bench clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: $(RUNTIME_STAMP) ## serve a model: make serve [MODEL=folder-or-hub-id] [PORT=8001] [ARGS="..."]
+	@exec $(BIN)/tokenmill serve $(if $(MODEL),"$(MODEL)") $(if $(PORT),--port "$(PORT)") $(ARGS)
+
+# Two worker processes with one compute thread each: tests use small models, more threads only wait for each other.
+test: lint ## lint and all tests; ARGS are passed to pytest
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+lint: $(DEV_STAMP) ## ruff, mypy --strict, import contracts, line budget
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+	@$(MAKE) --no-print-directory --silent lines
+
+format: $(DEV_STAMP) ## format and mend what ruff can mend
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lines: ## Python lines per folder; fails when the engine exceeds its budget
+	@find src/tokenmill -name '*.py' -exec wc -l {} + | awk -v most=$(MAX_LINES) ' \
+	$$2 == "total" { next } \
+	{ split($$2, part, "/"); place = part[4] == "" ? "(top)" : part[3]; lines[place] += $$1; total += $$1 } \
+	END { for (place in lines) printf "%7d  %s\n", lines[place], place | "sort -k2"; close("sort -k2"); \
+	printf "%7d  of %d lines of Python\n", total, most; exit total > most }'
+
+bench: $(RUNTIME_STAMP) ## offline throughput of MODEL (or the demo model); ARGS are passed on
+	@exec $(BIN)/python benchmarks/throughput.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+clean: ## remove .venv and everything that tools have written
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests benchmarks examples -name __pycache__ -type d -exec rm -rf {} +
+
+$(RUNTIME_STAMP): | $(BIN)/python
+	@echo "installing the pinned requirements into $(VENV) (once; minutes on a slow line)"
+	@$(PIP) install -r requirements/runtime.txt
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@rm -f $(VENV)/.runtime-*
+	@touch $@
+
+$(DEV_STAMP): $(RUNTIME_STAMP)
+	@echo "installing the tools of the tests into $(VENV) (once)"
+	@$(PIP) install -r requirements/dev.txt
+	@rm -f $(VENV)/.dev-*
+	@touch $@
+
+# A name on the PATH is not enough: version managers leave stubs there that only print a message.
+$(BIN)/python:
+	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	  if "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
+	  then echo "making $(VENV) with $$("$$python" --version)"; exec "$$python" -m venv $(VENV); fi; \
+	done; \
+	echo "Python 3.11, 3.12 or 3.13 with its venv module is needed (Debian: apt install python3-venv)." >&2; \
+	echo "If it has another name: make PYTHON=/path/to/python3 ..." >&2; exit 1
