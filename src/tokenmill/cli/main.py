@@ -1,0 +1,73 @@
+"""`tokenmill VERB ...`: finds the verb's file, runs it, and turns errors into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from tokenmill import __version__
+from tokenmill.errors import TokenMillError
+
+VERBS = {
+    "serve": "serve a model over HTTP, OpenAI-compatible",
+    "chat": "talk to a model in the terminal",
+    "complete": "complete one prompt",
+    "generate": "run a JSONL file of prompts offline",
+    "bench": "measure throughput",
+    "version": "print the versions of what is installed",
+}
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        The exit code: 0, 1 (it failed), 2 (it was asked wrongly), 130 (Ctrl-C).
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+    except TokenMillError as error:
+        print(f"tokenmill: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough. Python would flush stdout once more at exit and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    verb = arguments[0] if arguments else "--help"
+    if verb in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if verb in ("-V", "--version"):
+        print(__version__)
+        return 0
+    if verb not in VERBS:
+        from tokenmill.cli.parser import did_you_mean
+
+        print(f"tokenmill: there is no {verb!r}{did_you_mean(verb, VERBS)}; see tokenmill --help", file=sys.stderr)
+        return 2
+    run = importlib.import_module(f"tokenmill.cli.{verb}").run
+    return int(run(arguments[1:]))
+
+
+def _help() -> str:
+    lines = [
+        f"TokenMill {__version__}: an LLM inference and serving engine",
+        "",
+        "usage: tokenmill VERB ...",
+        "",
+        *(f"  {verb:<10}{purpose}" for verb, purpose in VERBS.items()),
+        "",
+        "tokenmill VERB --help lists a verb's flags. tokenmill serve, without a model, serves the bundled demo model.",
+    ]
+    return "\n".join(lines)

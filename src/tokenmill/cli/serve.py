@@ -1,0 +1,65 @@
+"""`tokenmill serve [MODEL]`: reads the flags, shows the start, and leaves the rest to `tokenmill.server.launch`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_names, read_given
+from tokenmill.cli.parser import Parser
+from tokenmill.config import EngineConfig, ServerConfig
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Serve until Ctrl-C; returns the exit code.
+
+    Raises:
+        TokenMillError: the flags, the checkpoint or the machine do not allow it.
+    """
+    engine, server = read_configs(arguments, os.environ)
+    from tokenmill.cli.startup import open_screen
+    from tokenmill.server.launch import run as launch
+
+    with open_screen(sys.stderr, server) as screen:
+        return launch(engine, server, on_progress=screen.on_progress, on_ready=screen.on_ready)
+
+
+def read_configs(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[EngineConfig, ServerConfig]:
+    """The resolved configs that flags, environment and config file ask for.
+
+    Raises:
+        InvalidConfig: a value, or a combination of values, that cannot work.
+        SystemExit: with code 2, an unknown flag; with 0 after --help.
+    """
+    parser = make_parser()
+    namespace = parser.parse(arguments)
+    given = read_given(namespace, environment)
+    check_names(given, (EngineConfig, ServerConfig))
+    engine, server = build(EngineConfig, given), build(ServerConfig, given)
+    if namespace.positional_model is not None:
+        if "model" in namespace and namespace.model != namespace.positional_model:
+            parser.error(f"two models: {namespace.positional_model} and --model {namespace.model}")
+        engine = dataclasses.replace(engine, model=namespace.positional_model)
+    if not engine.model:
+        from tokenmill.demo import demo_model_path
+
+        engine = dataclasses.replace(engine, model=str(demo_model_path()))
+    return engine.resolve(), server.resolve()
+
+
+def make_parser() -> Parser:
+    """The parser of `serve`: one flag for each config field."""
+    parser = Parser(
+        "serve",
+        "Serve a model over HTTP with an OpenAI-compatible API. Every flag can also be given as TOKENMILL_<FLAG>, "
+        "e.g. TOKENMILL_PORT=8001, or as a key of the --config file.",
+    )
+    parser.add_argument(
+        "positional_model", nargs="?", metavar="MODEL", help="checkpoint folder or hub id (none: the bundled demo model)"
+    )
+    add_config_file_flag(parser)
+    add_flags(parser, EngineConfig, "engine")
+    add_flags(parser, ServerConfig, "server")
+    return parser
