@@ -1,0 +1,253 @@
+"""`LLM`: the whole engine in this process, for scripts and batch work. No server, no sockets, no other process.
+
+It sends the same messages that the server's processes exchange, straight from the text processor to the engine and
+back. One of the two places that know both sides (the other is the engine process).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from tokenmill.config import EngineConfig
+from tokenmill.demo import demo_model_path
+from tokenmill.engine.build import build_engine
+from tokenmill.errors import InvalidConfig, InvalidRequest, QueueFull, TokenMillError
+from tokenmill.frontend.text_processor import Routed, load_text_processor
+from tokenmill.messages import (
+    AbortRequests,
+    AddRequest,
+    GenerateText,
+    RequestRejected,
+    StepOutputs,
+    TextOutput,
+    TextOutputs,
+    TokenOutput,
+    ToWorker,
+)
+from tokenmill.request_output import CompletionOutput, RequestOutput
+from tokenmill.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Prompt = str | list[int]
+Conversation = list[dict[str, Any]]
+
+
+class LLM:
+    """A model, ready to generate.
+
+    Args:
+        model: a checkpoint folder or a hub id; none: the bundled demo model.
+        engine_options: fields of `EngineConfig`, e.g. `max_model_len=4096, dtype="float32"`.
+
+    Raises:
+        InvalidCheckpoint, InvalidConfig: the model cannot be served on this machine; says what to change.
+    """
+
+    def __init__(self, model: str | Path = "", **engine_options: Any) -> None:
+        known = {field.name for field in dataclasses.fields(EngineConfig)}
+        for name in engine_options.keys() - known:
+            raise InvalidConfig(f"LLM has no option {name!r}; there are: {', '.join(sorted(known))}")
+        config = EngineConfig(model=str(model) or str(demo_model_path()), **engine_options).resolve()
+        built = build_engine(config)
+        self.info = built.ready
+        self._engine = built.engine
+        tokenizer_folder = Path(config.tokenizer) if config.tokenizer else None
+        self._text = load_text_processor(Path(built.ready.model), tokenizer_folder)
+        self._text.process(built.ready)
+        self._open: dict[str, tuple[RequestOutput, int]] = {}
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_progress_bar: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; texts or lists of token ids.
+
+        Args:
+            params: for all prompts, or one for each.
+
+        Returns:
+            One result for each prompt, in their order.
+
+        Raises:
+            InvalidRequest: a prompt that can never run; nothing has been generated then.
+        """
+        single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+        batch: list[Any] = [prompts] if single else list(prompts)
+        return self._run(batch, params, use_progress_bar)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_progress_bar: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer each conversation: lists of `{"role": ..., "content": ...}`, rendered by the model's chat template.
+
+        Args:
+            template_options: `tools`, and whatever else the template knows.
+
+        Raises:
+            InvalidRequest: as `generate`, or the template refuses the messages.
+        """
+        single = bool(messages) and isinstance(messages[0], dict)
+        batch: list[Any] = [messages] if single else list(messages)
+        return self._run(batch, params, use_progress_bar, template_options)
+
+    def stream(
+        self, prompt: Prompt | Conversation, params: SamplingParams | None = None, **template_options: Any
+    ) -> Iterator[TextOutput]:
+        """Continue one prompt or conversation, delta by delta. Leaving the loop early aborts the request."""
+        output = self.submit(prompt, params, template_options)
+        try:
+            while not output.is_finished:
+                yield from self.step()
+        finally:
+            self._abort_open()
+
+    def submit(
+        self,
+        prompt: Prompt | Conversation,
+        params: SamplingParams | None = None,
+        template_options: dict[str, Any] | None = None,
+    ) -> RequestOutput:
+        """Add a prompt to those that `step` advances. The result fills up as they go; see `is_finished`.
+
+        Raises:
+            InvalidRequest: it can never run.
+        """
+        params = params or SamplingParams()
+        options = dict(template_options or {})
+        ids = [uuid.uuid4().hex for _ in range(params.n)]
+        message = GenerateText(ids=ids, params=params, tools=options.pop("tools", None), template_kwargs=options)
+        _set_prompt(message, prompt)
+        output = RequestOutput([], [CompletionOutput(index) for index in range(params.n)])
+        self._open.update({request_id: (output, index) for index, request_id in enumerate(ids)})
+        try:
+            self._deliver(message)
+        except TokenMillError:
+            for request_id in ids:
+                self._open.pop(request_id, None)
+            raise
+        return output
+
+    def step(self) -> list[TextOutput]:
+        """Run one step of the engine; returns the deltas it brought."""
+        return self._publish(self._engine.step())
+
+    def close(self) -> None:
+        """End what runs and free the engine's thread."""
+        self._abort_open()
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        batch: list[Any],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        use_progress_bar: bool,
+        template_options: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        each = [params] * len(batch) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(batch):
+            raise InvalidRequest(f"{len(batch)} prompts, but {len(each)} sampling parameters")
+        try:
+            outputs = [self.submit(prompt, own, template_options) for prompt, own in zip(batch, each, strict=True)]
+            with _progress_bar(use_progress_bar) as progress:
+                task = progress.add_task("generating", total=len(outputs), tokens=0, rate=0.0)
+                self._drain(outputs, progress, task)
+        finally:
+            self._abort_open()
+        return outputs
+
+    def _drain(self, outputs: list[RequestOutput], progress: Progress, task: Any) -> None:
+        tokens = 0
+        unfinished = outputs
+        while unfinished:
+            deltas = self.step()
+            tokens += sum(len(delta.token_ids) for delta in deltas)
+            if any(delta.finish_reason is not None for delta in deltas):
+                unfinished = [output for output in unfinished if not output.is_finished]
+            elapsed = progress.tasks[0].elapsed or 0.0
+            progress.update(
+                task, completed=len(outputs) - len(unfinished), tokens=tokens, rate=tokens / elapsed if elapsed else 0.0
+            )
+
+    def _deliver(self, message: ToWorker) -> list[TextOutput]:
+        """Let the text processor handle a message and pass on what it led to; returns the texts."""
+        return self._route(self._text.process(message))
+
+    def _route(self, routed: Routed) -> list[TextOutput]:
+        deltas: list[TextOutput] = []
+        for reply in routed.to_api:
+            if isinstance(reply, RequestRejected):
+                raise InvalidRequest(reply.error, reply.param) if reply.status < 500 else QueueFull(reply.error)
+            if isinstance(reply, TextOutputs):
+                deltas.extend(self._take(delta) for delta in reply.outputs)
+        for message in routed.to_engine:
+            if isinstance(message, AbortRequests):
+                deltas.extend(self._publish(self._engine.abort(message.ids)))
+            elif isinstance(message, AddRequest):
+                self._open[message.id][0].prompt_token_ids = message.prompt_token_ids
+                deltas.extend(self._publish(self._engine.add(message)))
+        return deltas
+
+    def _publish(self, outputs: list[TokenOutput]) -> list[TextOutput]:
+        return self._deliver(StepOutputs(0, outputs)) if outputs else []
+
+    def _take(self, delta: TextOutput) -> TextOutput:
+        output, index = self._open[delta.id]
+        output.outputs[index].add(delta)
+        if index == 0:
+            output.num_cached_tokens = delta.num_cached_tokens
+        if delta.finish_reason is not None:
+            del self._open[delta.id]
+        return delta
+
+    def _abort_open(self) -> None:
+        """End requests that nobody waits for any more: an exception or an early end of a loop left them."""
+        if self._open:
+            self._deliver(AbortRequests(list(self._open)))
+            self._open.clear()
+
+
+def _set_prompt(message: GenerateText, prompt: Prompt | Conversation) -> None:
+    if isinstance(prompt, str):
+        message.text = prompt
+    elif prompt and isinstance(prompt[0], dict):
+        message.messages = prompt  # type: ignore[assignment]
+    elif all(isinstance(token_id, int) for token_id in prompt):
+        message.token_ids = list(prompt)  # type: ignore[arg-type]
+    else:
+        raise InvalidRequest("a prompt is a text, a list of token ids, or a list of messages", "prompt")
+
+
+def _progress_bar(shown: bool) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]} tokens, {task.fields[rate]:.1f}/s"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not shown,
+    )

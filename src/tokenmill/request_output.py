@@ -1,0 +1,66 @@
+"""What `LLM` gives back for a prompt, and how it is put together from the deltas of its requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tokenmill.messages import TextOutput, TokenLogprobs
+from tokenmill.request import FinishReason
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One continuation of a prompt.
+
+    Attributes:
+        index: 0 to n - 1.
+        stop_reason: the stop string or token id that ended it, where one did that is not the model's own EOS.
+        logprobs: one entry per token, if they were asked for.
+        error: why it failed; `finish_reason` is `error` then.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+    def add(self, delta: TextOutput) -> None:
+        """Append what a step brought."""
+        self.text += delta.text
+        self.token_ids.extend(delta.token_ids)
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+        self.error = delta.error
+        if delta.logprobs is not None:
+            self.logprobs = [*(self.logprobs or []), *delta.logprobs]
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its n continuations.
+
+    Attributes:
+        num_cached_tokens: prompt tokens that the prefix cache supplied (to the first continuation).
+    """
+
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all continuations."""
+        return sum(len(output.token_ids) for output in self.outputs)
+
+    @property
+    def is_finished(self) -> bool:
+        """True once every continuation has ended."""
+        return all(output.finish_reason is not None for output in self.outputs)

@@ -1,0 +1,178 @@
+"""The radix tree against a dictionary of prefixes, and its order of eviction by name."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.kv.radix_node import RadixNode
+from tokenmill.kv.radix_tree import RadixTree
+
+Prefix = tuple[str, tuple[int, ...]]
+
+
+class Oracle:
+    """A tree driven like the KV manager drives it, beside a flat dictionary {prefix of whole pages: page}."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.tree = RadixTree(page_size)
+        self.pages: dict[Prefix, int] = {}
+        self.held: list[tuple[str, list[int], RadixNode]] = []
+        self.next_page = 1
+        self.step = 0
+
+    def insert(self, namespace: str, tokens: list[int]) -> None:
+        """Match, lock, add the rest page by page in two portions, and keep the lock."""
+        self.step += 1
+        usable = len(tokens) // self.page_size * self.page_size
+        array = np.array(tokens[:usable], dtype=np.int32)
+        match = self.tree.match(namespace, array, self.step)
+        assert match.pages.tolist() == self.expected_match(namespace, tokens), "a wrong match"
+        self.tree.lock(match.node)
+        node, done = match.node, match.num_tokens
+        for portion in ((usable - done) // self.page_size // 2, None):
+            end = usable if portion is None else done + portion * self.page_size
+            count = (end - done) // self.page_size
+            if count:
+                node, done = self.extend(namespace, array, node, done, count)
+        self.held.append((namespace, tokens, node))
+
+    def extend(
+        self, namespace: str, tokens: np.ndarray, node: RadixNode, done: int, count: int
+    ) -> tuple[RadixNode, int]:
+        fresh = np.arange(self.next_page, self.next_page + count, dtype=np.int32)
+        self.next_page += count
+        end = done + count * self.page_size
+        new_node, refused = self.tree.extend(node, tokens[done:end], fresh, self.step)
+        prefixes = [(namespace, tuple(tokens[: done + (k + 1) * self.page_size].tolist())) for k in range(count)]
+        expected_refused = [page for page, prefix in zip(fresh.tolist(), prefixes, strict=True) if prefix in self.pages]
+        assert refused.tolist() == expected_refused, "took a duplicate, or refused what was new"
+        for page, prefix in zip(fresh.tolist(), prefixes, strict=True):
+            self.pages.setdefault(prefix, page)
+        self.tree.lock(new_node)
+        self.tree.unlock(node, self.step)
+        return new_node, end
+
+    def release(self, index: int) -> None:
+        if self.held:
+            self.step += 1
+            _, _, node = self.held.pop(index % len(self.held))
+            self.tree.unlock(node, self.step)
+
+    def evict(self, count: int) -> None:
+        count = min(count, self.tree.num_evictable)
+        evicted = set(self.tree.evict(count))
+        assert len(evicted) == count, "a page was evicted twice or not at all"
+        gone = {prefix for prefix, page in self.pages.items() if page in evicted}
+        assert len(gone) == count, "a page was evicted that the cache does not have"
+        self.pages = {prefix: page for prefix, page in self.pages.items() if prefix not in gone}
+        for namespace, tokens in self.pages:
+            for end in range(self.page_size, len(tokens), self.page_size):
+                assert (namespace, tokens[:end]) in self.pages, "a page was evicted before those that follow it"
+        for namespace, tokens, _ in self.held:
+            usable = len(tokens) // self.page_size * self.page_size
+            assert not usable or (namespace, tuple(tokens[:usable])) in self.pages, "a locked page was evicted"
+
+    def expected_match(self, namespace: str, tokens: list[int]) -> list[int]:
+        found = []
+        for end in range(self.page_size, len(tokens) + 1, self.page_size):
+            page = self.pages.get((namespace, tuple(tokens[:end])))
+            if page is None:
+                break
+            found.append(page)
+        return found
+
+    def check(self) -> None:
+        self.tree.check_invariants()
+        assert self.tree.num_pinned + self.tree.num_evictable == len(self.pages), "page counts are off"
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("insert"), st.sampled_from(["", "a"]), st.lists(st.integers(0, 1), min_size=1, max_size=20)),
+        st.tuples(st.just("release"), st.integers(0, 10)),
+        st.tuples(st.just("evict"), st.integers(1, 12)),
+    ),
+    max_size=40,
+)
+
+
+@given(page_size=st.sampled_from([1, 2, 4]), operations=operations)
+@settings(max_examples=200, deadline=None)
+def test_matches_inserts_and_evicts_like_a_dictionary_of_prefixes(page_size: int, operations: list[tuple]) -> None:
+    oracle = Oracle(page_size)
+    for name, *arguments in operations:
+        getattr(oracle, name)(*arguments)
+        oracle.check()
+    while oracle.held:
+        oracle.release(0)
+    oracle.evict(len(oracle.pages))
+    oracle.check()
+    assert oracle.pages == {}
+    assert oracle.tree.nodes() == []
+
+
+def cached(oracle: Oracle, tokens: list[int]) -> int:
+    return len(oracle.expected_match("", tokens))
+
+
+def test_the_least_recently_used_leaf_goes_first_and_its_tail_before_its_head() -> None:
+    oracle = Oracle(page_size=2)
+    old, new = [1, 1, 2, 2, 3, 3], [5, 5, 6, 6]
+    for tokens in (old, new):
+        oracle.insert("", tokens)
+        oracle.release(0)
+    oracle.evict(1)
+    assert (cached(oracle, old), cached(oracle, new)) == (2, 2)
+    oracle.evict(2)
+    assert (cached(oracle, old), cached(oracle, new)) == (0, 2)
+
+
+def test_a_match_makes_a_prefix_recent_again() -> None:
+    oracle = Oracle(page_size=2)
+    first, second = [1, 1, 2, 2], [5, 5, 6, 6]
+    for tokens in (first, second, first):
+        oracle.insert("", tokens)
+        oracle.release(0)
+    oracle.evict(2)
+    assert (cached(oracle, first), cached(oracle, second)) == (2, 0)
+
+
+def test_a_parent_is_evictable_once_its_last_child_is_gone() -> None:
+    oracle = Oracle(page_size=1)
+    for tokens in ([1, 2, 3], [1, 2, 4]):
+        oracle.insert("", tokens)
+        oracle.release(0)
+    oracle.evict(4)
+    assert oracle.pages == {}
+
+
+def test_a_decoding_request_lengthens_one_node_instead_of_adding_one_per_page() -> None:
+    tree = RadixTree(page_size=1)
+    node = tree.match("", np.empty(0, dtype=np.int32), 0).node
+    tree.lock(node)
+    for step in range(100):
+        token = np.array([step], dtype=np.int32)
+        grown, _ = tree.extend(node, token, token + 1, step)
+        tree.lock(grown)
+        tree.unlock(node, step)
+        node = grown
+    assert len(tree.nodes()) == 1
+    tree.check_invariants()
+
+
+def test_a_look_at_an_unknown_salt_leaves_no_trace() -> None:
+    tree = RadixTree(page_size=1)
+    for number in range(10):
+        tree.match(f"salt {number}", np.array([1, 2], dtype=np.int32), 0)
+    assert not tree._roots  # noqa: SLF001
+
+
+def test_the_lru_heap_stays_bounded_when_one_prefix_is_used_again_and_again() -> None:
+    oracle = Oracle(page_size=1)
+    for _ in range(500):
+        oracle.insert("", [1, 2, 3])
+        oracle.release(0)
+    assert len(oracle.tree._lru) < 200  # noqa: SLF001
