@@ -24,36 +24,40 @@ class Oracle:
         self.step = 0
 
     def insert(self, namespace: str, tokens: list[int]) -> None:
-        """Match, lock, add the rest page by page in two portions, and keep the lock."""
+        """Match, lock, hand over the pages that were not there, and keep the lock."""
         self.step += 1
-        usable = len(tokens) // self.page_size * self.page_size
-        array = np.array(tokens[:usable], dtype=np.int32)
-        match = self.tree.match(namespace, array, self.step)
+        match = self.tree.match(namespace, self.whole_pages(tokens), self.step)
         assert match.pages.tolist() == self.expected_match(namespace, tokens), "a wrong match"
         self.tree.lock(match.node)
-        node, done = match.node, match.num_tokens
-        for portion in ((usable - done) // self.page_size // 2, None):
-            end = usable if portion is None else done + portion * self.page_size
-            count = (end - done) // self.page_size
-            if count:
-                node, done = self.extend(namespace, array, node, done, count)
-        self.held.append((namespace, tokens, node))
+        self.held.append((namespace, tokens, self.extend(namespace, tokens, match.node, match.num_tokens)))
 
-    def extend(
-        self, namespace: str, tokens: np.ndarray, node: RadixNode, done: int, count: int
-    ) -> tuple[RadixNode, int]:
-        fresh = np.arange(self.next_page, self.next_page + count, dtype=np.int32)
-        self.next_page += count
-        end = done + count * self.page_size
-        new_node, refused = self.tree.extend(node, tokens[done:end], fresh, self.step)
-        prefixes = [(namespace, tuple(tokens[: done + (k + 1) * self.page_size].tolist())) for k in range(count)]
+    def grow(self, index: int, more: list[int]) -> None:
+        """One of the holders goes on, as a decoding request does, whatever others inserted meanwhile."""
+        if self.held:
+            self.step += 1
+            namespace, tokens, node = self.held.pop(index % len(self.held))
+            grown = tokens + more
+            self.held.append((namespace, grown, self.extend(namespace, grown, node, len(self.whole_pages(tokens)))))
+
+    def whole_pages(self, tokens: list[int]) -> np.ndarray:
+        return np.array(tokens[: len(tokens) // self.page_size * self.page_size], dtype=np.int32)
+
+    def extend(self, namespace: str, tokens: list[int], node: RadixNode, done: int) -> RadixNode:
+        array = self.whole_pages(tokens)
+        ends = range(done + self.page_size, len(array) + 1, self.page_size)
+        if not ends:
+            return node
+        fresh = np.arange(self.next_page, self.next_page + len(ends), dtype=np.int32)
+        self.next_page += len(ends)
+        new_node, refused = self.tree.extend(node, array[done:], fresh, self.step)
+        prefixes = [(namespace, tuple(tokens[:end])) for end in ends]
         expected_refused = [page for page, prefix in zip(fresh.tolist(), prefixes, strict=True) if prefix in self.pages]
         assert refused.tolist() == expected_refused, "took a duplicate, or refused what was new"
         for page, prefix in zip(fresh.tolist(), prefixes, strict=True):
             self.pages.setdefault(prefix, page)
         self.tree.lock(new_node)
         self.tree.unlock(node, self.step)
-        return new_node, end
+        return new_node
 
     def release(self, index: int) -> None:
         if self.held:
@@ -92,6 +96,7 @@ class Oracle:
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("insert"), st.sampled_from(["", "a"]), st.lists(st.integers(0, 1), min_size=1, max_size=20)),
+        st.tuples(st.just("grow"), st.integers(0, 10), st.lists(st.integers(0, 1), min_size=1, max_size=6)),
         st.tuples(st.just("release"), st.integers(0, 10)),
         st.tuples(st.just("evict"), st.integers(1, 12)),
     ),
@@ -140,6 +145,17 @@ def test_a_match_makes_a_prefix_recent_again() -> None:
     assert (cached(oracle, first), cached(oracle, second)) == (2, 0)
 
 
+def test_a_release_counts_as_a_use() -> None:
+    oracle = Oracle(page_size=2)
+    first, second = [1, 1, 2, 2], [5, 5, 6, 6]
+    oracle.insert("", first)
+    oracle.insert("", second)
+    oracle.release(1)
+    oracle.release(0)
+    oracle.evict(2)
+    assert (cached(oracle, first), cached(oracle, second)) == (2, 0)
+
+
 def test_a_parent_is_evictable_once_its_last_child_is_gone() -> None:
     oracle = Oracle(page_size=1)
     for tokens in ([1, 2, 3], [1, 2, 4]):
@@ -176,3 +192,14 @@ def test_the_lru_heap_stays_bounded_when_one_prefix_is_used_again_and_again() ->
         oracle.insert("", [1, 2, 3])
         oracle.release(0)
     assert len(oracle.tree._lru) < 200  # noqa: SLF001
+
+
+def test_a_node_that_another_holder_ends_at_is_not_lengthened() -> None:
+    oracle = Oracle(page_size=1)
+    oracle.insert("", [1])
+    oracle.insert("", [1, 2])
+    oracle.grow(0, [2, 3])  # passes the end of the second holder, whose leaf only that one has locked
+    oracle.grow(0, [4])
+    oracle.insert("", [1, 2, 4])
+    oracle.insert("", [1, 2, 3, 4])
+    oracle.check()
