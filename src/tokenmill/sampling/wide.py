@@ -60,6 +60,8 @@ class _Ranking:
 
     def weight_of_first(self, count: int) -> float:
         """Weight of the first `count` tokens."""
+        if count == self.size:
+            return float(self._cumulative[-1])
         bin_index = int((self._counts < count).sum())
         _, cumulative = self._sorted_bin(bin_index)
         return float(cumulative[count - self._count_before(bin_index) - 1])

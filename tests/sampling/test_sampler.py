@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from tests.sampling.oracle import batch_of, distribution, new_row, process
+from tokenmill.sampling.logprobs import to_messages
+from tokenmill.sampling.sampler import Sampler
+from tokenmill.sampling.table import SamplingTable
+from tokenmill.sampling_params import SamplingParams
+
+MAX_LEN = 40
+
+
+def random_params(rng: np.random.Generator, vocab_size: int) -> SamplingParams:
+    """Any mix of features, each on about half of the time or less."""
+
+    def sometimes(chance: float, value: object, otherwise: object) -> object:
+        return value if rng.random() < chance else otherwise
+
+    biased = rng.choice(vocab_size, size=min(3, vocab_size), replace=False).tolist()
+    return SamplingParams(
+        temperature=sometimes(0.7, float(rng.uniform(0.1, 2.0)), 0.0),
+        top_k=sometimes(0.4, int(rng.integers(1, vocab_size + 5)), 0),
+        top_p=sometimes(0.4, float(rng.uniform(0.05, 1.0)), 1.0),
+        min_p=sometimes(0.3, float(rng.uniform(0.0, 0.3)), 0.0),
+        presence_penalty=sometimes(0.3, float(rng.uniform(-2, 2)), 0.0),
+        frequency_penalty=sometimes(0.3, float(rng.uniform(-2, 2)), 0.0),
+        repetition_penalty=sometimes(0.3, float(rng.uniform(0.5, 2)), 1.0),
+        logit_bias=sometimes(0.3, {token: float(rng.uniform(-200, 200)) for token in biased}, {}),
+        min_tokens=sometimes(0.3, int(rng.integers(1, 20)), 0),
+        logprobs=sometimes(0.4, int(rng.integers(0, 6)), None),
+    )
+
+
+@dataclass
+class Case:
+    """A table full of rows with random parameters, with the logits and the position of each."""
+
+    all_params: list[SamplingParams]
+    prompts: np.ndarray
+    positions: np.ndarray
+    token_table: torch.Tensor
+    logits: torch.Tensor
+    table: SamplingTable
+    stop_ids: list[tuple[int, ...]]
+
+    def sample(self, rows: np.ndarray):
+        batch = self.table.batch(rows, self.positions[rows])
+        return Sampler().sample(self.logits[rows].clone(), batch, self.token_table)
+
+
+def random_case(rng: np.random.Generator, num_rows: int, vocab_size: int) -> Case:
+    all_params = [random_params(rng, vocab_size) for _ in range(num_rows)]
+    prompts = rng.integers(1, MAX_LEN // 2, size=num_rows)
+    stop_ids = [tuple(set(rng.integers(vocab_size, size=2).tolist())) for _ in range(num_rows)]
+    table = SamplingTable(num_rows, vocab_size, "cpu")
+    for row, params in enumerate(all_params):
+        seed = int(rng.integers(-(2**63), 2**63 - 1))
+        table.set(new_row(row, params, seed=seed, num_prompt=int(prompts[row]), stop_ids=stop_ids[row]))
+    scale = torch.from_numpy(rng.uniform(0.1, 5.0, size=(num_rows, 1)).astype(np.float32))
+    return Case(
+        all_params=all_params,
+        prompts=prompts,
+        positions=rng.integers(prompts, MAX_LEN),
+        token_table=torch.from_numpy(rng.integers(vocab_size, size=(num_rows, MAX_LEN), dtype=np.int32)),
+        logits=(torch.randn(num_rows, vocab_size) * scale).to(torch.bfloat16).to(torch.float32),
+        table=table,
+        stop_ids=stop_ids,
+    )
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 331, 5001])
+def test_every_token_is_possible_and_greedy_ones_are_the_argmax(vocab_size, rng):
+    case = random_case(rng, 48, vocab_size)
+    token_ids = case.sample(np.arange(48)).token_ids.tolist()
+    for row, (token, params) in enumerate(zip(token_ids, case.all_params, strict=True)):
+        ids = case.token_table[row].tolist()
+        prompt, output = ids[: case.prompts[row]], ids[case.prompts[row] : case.positions[row]]
+        processed = process(case.logits[row].numpy(), params, prompt, output, case.stop_ids[row])
+        if np.isneginf(processed).all():
+            continue
+        if params.is_greedy:
+            # Penalties in float32 may order two tokens the other way when they are that close.
+            assert processed[token] == pytest.approx(processed.max(), rel=1e-5, abs=1e-5)
+        else:
+            relaxed = SamplingParams(
+                temperature=params.temperature,
+                top_k=params.top_k,
+                top_p=min(1.0, params.top_p + 1e-5),
+                min_p=params.min_p * (1 - 1e-5),
+            )
+            probability = distribution(processed, relaxed)[token]
+            least = distribution(processed, relaxed)
+            assert probability > 0 or processed[token] >= processed[least > 0].min() - 1e-4
+
+
+@pytest.mark.parametrize("vocab_size", [7, 331, 5001])
+def test_a_row_does_not_depend_on_the_other_rows(vocab_size, rng):
+    case = random_case(rng, 32, vocab_size)
+    for _ in range(6):
+        rows = rng.choice(32, size=rng.integers(2, 33), replace=False)
+        together = case.sample(rows)
+        told = to_messages(together.logprobs, rows.tolist()) if together.logprobs is not None else {}
+        for row in rng.permutation(rows)[:8]:
+            alone = case.sample(np.array([row]))
+            assert int(together.token_ids[np.flatnonzero(rows == row)[0]]) == int(alone.token_ids[0])
+            told_alone = to_messages(alone.logprobs, [int(row)]) if alone.logprobs is not None else {}
+            assert told.get(int(row)) == told_alone.get(int(row)), "bit for bit"
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_row_of_a_large_vocabulary_does_not_depend_on_the_other_rows(num_threads, rng):
+    torch.set_num_threads(num_threads)
+    case = random_case(rng, 6, 151_935)
+    together = case.sample(np.arange(6)).token_ids
+    for row in range(6):
+        assert int(case.sample(np.array([row])).token_ids[0]) == int(together[row])
+
+
+def test_draws_change_with_position_and_seed_and_repeat_with_the_key(rng):
+    logits = torch.zeros((64, 1000))
+    no_tokens = torch.zeros((64, 1), dtype=torch.int32)
+    params = [SamplingParams()] * 64
+    first, again, later = (
+        Sampler().sample(logits, batch_of(params, 1000, position), no_tokens).token_ids for position in (5, 5, 6)
+    )
+    assert torch.equal(first, again)
+    assert len(first.unique()) > 32
+    assert int((first != later).sum()) > 32
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 331, 5001])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_poisoned_logits_give_a_token_of_the_vocabulary(vocab_size, poison, rng):
+    params = [random_params(rng, vocab_size) for _ in range(60)]
+    batch = batch_of(params, vocab_size, 3)
+    logits = torch.randn(60, vocab_size)
+    logits[torch.rand(60, vocab_size) < torch.tensor([0.01, 0.5, 1.1]).repeat(20)[:, None]] = poison
+    token_table = torch.zeros((60, 8), dtype=torch.int32)
+    sampled = Sampler().sample(logits, batch, token_table)
+    assert ((sampled.token_ids >= 0) & (sampled.token_ids < vocab_size)).all()
+    for report in to_messages(sampled.logprobs).values() if sampled.logprobs is not None else ():
+        for one in (report.sampled, *report.top):
+            assert np.isfinite(one.logprob)
+            assert 0 <= one.token_id < vocab_size
+            assert 1 <= one.rank <= vocab_size
+
+
+def test_nan_does_not_win_a_draw_while_a_number_is_left(rng):
+    logits = torch.full((40, 300), torch.nan)
+    logits[:, 17] = -5.0
+    kinds = [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(top_k=280), SamplingParams(min_p=0.1)] * 10
+    sampled = Sampler().sample(logits, batch_of(kinds, 300), torch.zeros((40, 1), dtype=torch.int32))
+    assert (sampled.token_ids == 17).all()
+
+
+def test_only_greedy_rows_take_the_short_way_and_the_logits_are_not_changed(rng):
+    logits = torch.randn(8, 5001)
+    before = logits.clone()
+    batch = batch_of([SamplingParams(temperature=0.0)] * 8, 5001)
+    assert batch.only_argmax
+    sampled = Sampler().sample(logits, batch, torch.zeros((8, 1), dtype=torch.int32))
+    assert torch.equal(sampled.token_ids, logits.argmax(-1))
+    assert sampled.logprobs is None
+    rich = [SamplingParams(temperature=0.0, logit_bias={1: 100.0}, repetition_penalty=1.5)] * 8
+    sampled = Sampler().sample(logits, batch_of(rich, 5001), torch.zeros((8, 1), dtype=torch.int32))
+    assert (sampled.token_ids == 1).all()
+    assert torch.equal(logits, before)
+
+
+def test_stop_ids_are_masked_until_min_tokens_are_out(rng):
+    table = SamplingTable(2, 50, "cpu")
+    params = SamplingParams(temperature=0.0, min_tokens=3, max_tokens=9, logit_bias={4: 100.0, 5: 99.0})
+    for row in range(2):
+        table.set(new_row(row, params, num_prompt=10, stop_ids=(4,) if row == 0 else ()))
+    logits, token_table = torch.zeros((2, 50)), torch.zeros((2, 30), dtype=torch.int32)
+    picked = [
+        Sampler().sample(logits, table.batch(np.arange(2), np.full(2, at)), token_table).token_ids.tolist()
+        for at in range(10, 15)
+    ]
+    assert picked == [[5, 4], [5, 4], [5, 4], [4, 4], [4, 4]]
