@@ -1,0 +1,1 @@
+"""Attention over a paged KV cache: the protocol, the pool of pages, and its backends."""

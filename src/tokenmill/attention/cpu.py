@@ -1,0 +1,119 @@
+"""Backend `cpu`: paged and batched attention in torch, for bf16 and float32 on CPUs.
+
+Requests with one token in the step (decodes) are computed together, in buckets of similar context; the others
+(prefill chunks) one by one, in chunks of queries, so that the causal half of the work is left out. Heads that share
+keys are packed into one product. A request's padded length follows from its own context alone, so that the company
+in its batch does not change the shape, and with it the rounding, of its sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tokenmill.attention.batch import ForwardBatch
+from tokenmill.attention.decode_buckets import DecodeBucket, decode_buckets
+from tokenmill.attention.kv_pool import KVPool
+from tokenmill.attention.protocol import AttentionSpec
+
+QUERY_CHUNK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPlan:
+    """What the layers of a step share.
+
+    Attributes:
+        prefills: indices of the requests with several tokens.
+        buckets: decode buckets by window, made when the first layer with that window asks.
+        future: [QUERY_CHUNK, QUERY_CHUNK] bool, True where the key is later than the query.
+    """
+
+    batch: ForwardBatch
+    prefills: tuple[int, ...]
+    future: torch.Tensor
+    buckets: dict[int | None, list[DecodeBucket]] = field(default_factory=dict)
+
+
+class CpuAttention:
+    """Attention for the CPU platform; see the module's text."""
+
+    name = "cpu"
+
+    def __init__(self, spec: AttentionSpec, pool: KVPool) -> None:
+        self.spec = spec
+        self.pool = pool
+        self._group = spec.num_heads // spec.num_kv_heads
+        self._future = torch.ones(QUERY_CHUNK, QUERY_CHUNK, dtype=torch.bool).triu_(1)
+
+    def plan(self, batch: ForwardBatch) -> CpuPlan:
+        """Tell prefills from decodes."""
+        return CpuPlan(batch, tuple(np.flatnonzero(batch.query_lens > 1).tolist()), self._future)
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: int,
+        plan: CpuPlan,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.forward`."""
+        batch = plan.batch
+        self.pool.write(layer, batch.slots, k, v)
+        if window not in plan.buckets:
+            plan.buckets[window] = decode_buckets(batch, self.pool.page_size, window)
+        output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for bucket in plan.buckets[window]:
+            output.index_copy_(0, bucket.tokens, self._decode(q.index_select(0, bucket.tokens), layer, bucket))
+        for request in plan.prefills:
+            start, end = batch.query_starts[request : request + 2].tolist()
+            self._prefill(q[start:end], output[start:end], layer, plan, request, window)
+        return output
+
+    def _decode(self, q: torch.Tensor, layer: int, bucket: DecodeBucket) -> torch.Tensor:
+        """One token each of n requests: q [n, heads, head_dim] -> the same shape."""
+        n, kv_heads, head_dim = q.shape[0], self.spec.num_kv_heads, self.spec.head_dim
+        keys, values = self.pool.gather(layer, bucket.pages)
+        # Weights of 0 do not hide a NaN or an infinity that an earlier owner left in a slot.
+        values.index_fill_(1, bucket.stale, 0)
+        keys, values = keys.view(kv_heads * n, -1, head_dim), values.view(kv_heads * n, -1, head_dim)
+        packed = q.view(n, kv_heads, self._group, head_dim).transpose(0, 1).reshape(kv_heads * n, -1, head_dim)
+        scores = torch.bmm(packed, keys.transpose(1, 2)).mul_(self.spec.scale)
+        scores.view(kv_heads, n, self._group, -1).masked_fill_(bucket.hidden, -torch.inf)
+        attended = torch.bmm(scores.softmax(-1), values)
+        return attended.view(kv_heads, n, self._group, head_dim).transpose(0, 1).reshape(q.shape)
+
+    def _prefill(
+        self, q: torch.Tensor, output: torch.Tensor, layer: int, plan: CpuPlan, request: int, window: int | None
+    ) -> None:
+        """The last n tokens of one request, q [n, heads, head_dim], into output of the same shape."""
+        context_len = int(plan.batch.context_lens[request])
+        num_pages = -(-context_len // self.pool.page_size)
+        keys, values = self.pool.gather(layer, plan.batch.page_table[request, :num_pages])
+        n, kv_heads, head_dim = q.shape[0], self.spec.num_kv_heads, self.spec.head_dim
+        packed = q.view(n, kv_heads, self._group, head_dim).permute(1, 2, 0, 3)
+        unpacked = output.view(n, kv_heads, self._group, head_dim).permute(1, 2, 0, 3)
+        computed = context_len - n
+        for start in range(0, n, QUERY_CHUNK):
+            end = min(start + QUERY_CHUNK, n)
+            #  |first|<- visible to some of these queries ->|last|
+            last = computed + end
+            first = 0 if window is None else max(0, computed + start + 1 - window)
+            chunk = packed[:, :, start:end].reshape(kv_heads, -1, head_dim)
+            scores = torch.bmm(chunk, keys[:, first:last].transpose(1, 2)).mul_(self.spec.scale)
+            self._hide(scores.view(kv_heads, self._group, end - start, last - first), plan.future, window)
+            attended = torch.bmm(scores.softmax(-1), values[:, first:last])
+            unpacked[:, :, start:end] = attended.view(kv_heads, self._group, end - start, head_dim)
+
+    @staticmethod
+    def _hide(scores: torch.Tensor, future: torch.Tensor, window: int | None) -> None:
+        """Set scores [.., .., n, length] that causality or the window hides to -inf; they end at the same token."""
+        n, length = scores.shape[-2:]
+        scores[..., length - n :].masked_fill_(future[:n, :n], -torch.inf)
+        if window is not None and length > window:
+            queries = torch.arange(length - n, length, device=scores.device)[:, None]
+            scores.masked_fill_(torch.arange(length, device=scores.device) <= queries - window, -torch.inf)

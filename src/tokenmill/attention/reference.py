@@ -1,0 +1,57 @@
+"""Backend `reference`: attention written to be read, one request at a time, in float32. The oracle of the others."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenmill.attention.batch import ForwardBatch
+from tokenmill.attention.kv_pool import KVPool
+from tokenmill.attention.protocol import AttentionSpec
+
+
+class ReferenceAttention:
+    """Plain torch on any device."""
+
+    name = "reference"
+
+    def __init__(self, spec: AttentionSpec, pool: KVPool) -> None:
+        self.spec = spec
+        self.pool = pool
+
+    def plan(self, batch: ForwardBatch) -> ForwardBatch:
+        """Nothing to prepare: the plan is the batch."""
+        return batch
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: int,
+        plan: ForwardBatch,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.forward`."""
+        self.pool.write(layer, plan.slots, k, v)
+        output = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for request, context_len in enumerate(plan.context_lens.tolist()):
+            start, end = plan.query_starts[request : request + 2].tolist()
+            num_pages = -(-context_len // self.pool.page_size)
+            keys, values = self.pool.gather(layer, plan.page_table[request, :num_pages])
+            output[start:end] = self._attend(q[start:end], keys[:, :context_len], values[:, :context_len], window)
+        return output
+
+    def _attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:
+        """The last n tokens of one sequence, q [n, heads, head_dim], over all its keys [kv_heads, length, head_dim]."""
+        group = self.spec.num_heads // self.spec.num_kv_heads
+        keys = keys.float().repeat_interleave(group, 0)
+        values = values.float().repeat_interleave(group, 0)
+        scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * self.spec.scale
+        length = keys.shape[1]
+        key_positions = torch.arange(length, device=q.device)
+        query_positions = key_positions[length - q.shape[0] :, None]
+        visible = key_positions <= query_positions
+        if window is not None:
+            visible &= key_positions > query_positions - window
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        return (weights @ values).transpose(0, 1).to(q.dtype)

@@ -1,0 +1,94 @@
+"""Typed access to the fields of a config.json, with errors that name the file and the field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tokenmill.errors import InvalidCheckpoint
+
+_REQUIRED = object()
+
+
+class ConfigReader:
+    """Reads fields of one JSON object. A field that is absent or null takes the default; without one it is an error.
+
+    Args:
+        fields: the object.
+        source: how error messages call it, e.g. the path of the file.
+        defaults: values for fields that the object may leave out; they win over the defaults of the calls.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], source: str, defaults: Mapping[str, Any] | None = None) -> None:
+        self._fields = fields
+        self.source = source
+        self._defaults = defaults or {}
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        """The field as it stands, unchecked."""
+        value = self._fields.get(name)
+        return self._defaults.get(name, default) if value is None else value
+
+    def has(self, name: str) -> bool:
+        """True if the object has the field, null or not."""
+        return name in self._fields
+
+    def integer(self, name: str, default: Any = _REQUIRED, low: int = 1) -> int:
+        """An integer of at least `low`.
+
+        Raises:
+            InvalidCheckpoint: absent without a default, of another type, or too small.
+        """
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(f"{name} must be an integer, got {value!r}")
+        if value < low:
+            raise self.error(f"{name} must be at least {low}, got {value}")
+        return value
+
+    def number(self, name: str, default: Any = _REQUIRED) -> float:
+        """A finite number above 0.
+
+        Raises:
+            InvalidCheckpoint: absent without a default, of another type, or out of range.
+        """
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(f"{name} must be a number, got {value!r}")
+        if not math.isfinite(value) or value <= 0:
+            raise self.error(f"{name} must be above 0, got {value}")
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """True or false.
+
+        Raises:
+            InvalidCheckpoint: of another type.
+        """
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{name} must be true or false, got {value!r}")
+        return value
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """An integer or a list of them, as a tuple; absent: empty.
+
+        Raises:
+            InvalidCheckpoint: of another type.
+        """
+        value = self.raw(name, [])
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(one, bool) or not isinstance(one, int) for one in values):
+            raise self.error(f"{name} must be an integer or a list of integers, got {value!r}")
+        return tuple(values)
+
+    def error(self, message: str) -> InvalidCheckpoint:
+        """The error to raise: names the source."""
+        return InvalidCheckpoint(f"{self.source}: {message}")
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self.raw(name, default)
+        if value is _REQUIRED:
+            raise self.error(f"{name} is missing")
+        return value

@@ -1,0 +1,81 @@
+"""The rotary part of a config.json -> `RopeSpec`, in the spelling of transformers 4 and of transformers 5."""
+
+from __future__ import annotations
+
+import math
+
+from tokenmill.models.architecture import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from tokenmill.models.config_reader import ConfigReader
+
+DEFAULT_THETA = 10000.0
+KINDS = ("default", "linear", "llama3", "yarn")
+
+
+def read_rope(config: ConfigReader, max_position: int) -> tuple[RopeSpec, int]:
+    """The rotary embedding, and the context in tokens that it reaches (YaRN may extend `max_position`).
+
+    Raises:
+        InvalidCheckpoint: a kind that is not supported, or a missing value; names the field.
+    """
+    field = "rope_scaling" if config.raw("rope_scaling") else "rope_parameters"
+    raw = config.raw(field, {})
+    if not isinstance(raw, dict):
+        raise config.error(f"{field} must be an object, got {raw!r}")
+    if any(isinstance(value, dict) for value in raw.values()):
+        raise config.error(f"{field} with a rope per layer type is not supported")
+    rope = ConfigReader(raw, f"{config.source}: {field}")
+    partial = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise rope.error(f"partial_rotary_factor {partial:g} is not supported")
+    theta = rope.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
+    kind = rope.raw("rope_type", rope.raw("type", "default"))
+    if kind == "default":
+        return RopeSpec(theta), max_position
+    if kind == "linear":
+        return RopeSpec(theta, LinearScaling(rope.number("factor"))), max_position
+    if kind == "llama3":
+        return RopeSpec(theta, _read_llama3(rope, max_position)), max_position
+    if kind == "yarn":
+        yarn = _read_yarn(rope, max_position)
+        # A config may keep the pretraining context and only add the scaling, as Qwen's model cards advise.
+        return RopeSpec(theta, yarn), max(max_position, int(yarn.original_max_position * yarn.factor))
+    raise rope.error(f"rope_type {kind!r} is not supported; supported: {', '.join(KINDS)}")
+
+
+def _read_llama3(rope: ConfigReader, max_position: int) -> Llama3Scaling:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if high <= low:
+        raise rope.error(f"high_freq_factor ({high:g}) must be above low_freq_factor ({low:g})")
+    return Llama3Scaling(
+        factor=rope.number("factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position=rope.integer("original_max_position_embeddings", max_position),
+    )
+
+
+def _read_yarn(rope: ConfigReader, max_position: int) -> YarnScaling:
+    original = rope.integer("original_max_position_embeddings", max_position)
+    factor = rope.number("factor", max_position / original)
+    return YarnScaling(
+        factor=factor,
+        original_max_position=original,
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        attention_factor=_yarn_attention_factor(rope, factor),
+        truncate=rope.boolean("truncate", True),
+    )
+
+
+def _yarn_attention_factor(rope: ConfigReader, factor: float) -> float:
+    """The factor on cos and sin: given, or from the paper's 0.1 ln(s) + 1, with DeepSeek's two multipliers."""
+    if rope.raw("attention_factor") is not None:
+        return rope.number("attention_factor")
+
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    over, under = rope.raw("mscale"), rope.raw("mscale_all_dim")
+    if over and under:
+        return mscale(rope.number("mscale")) / mscale(rope.number("mscale_all_dim"))
+    return mscale(1.0)

@@ -1,0 +1,88 @@
+"""Rotary position embedding (Su et al. 2021), with the frequencies of its scaled forms, computed once as tables."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tokenmill.models.architecture import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+
+CosSin = tuple[torch.Tensor, torch.Tensor]
+
+
+class Rotary:
+    """Tables of cos and sin for all positions, computed in float32 and kept in the model's dtype.
+
+    Attributes:
+        cos, sin: [max_position, head_dim / 2].
+    """
+
+    __slots__ = ("cos", "sin")
+
+    def __init__(self, spec: RopeSpec, head_dim: int, max_position: int, dtype: torch.dtype, device: str) -> None:
+        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inverse_frequencies(spec, head_dim))
+        factor = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else 1.0
+        self.cos = (angles.cos() * factor).to(device=device, dtype=dtype)
+        self.sin = (angles.sin_() * factor).to(device=device, dtype=dtype)
+
+    def lookup(self, positions: torch.Tensor) -> CosSin:
+        """What `rotate` needs for the tokens at `positions` [T]: two tensors [T, 1, head_dim].
+
+        The sign of the half rotation is folded into sin: x * cos + swap_halves(x) * [-sin, sin].
+        """
+        cos, sin = self.cos[positions], self.sin[positions]
+        return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+
+
+def rotate(x: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
+    """Rotate x [T, heads, head_dim], in place; the second half of a head is paired with the first."""
+    cos, sin = cos_sin
+    first, second = x.chunk(2, -1)
+    swapped = torch.cat((second, first), -1).mul_(sin)
+    return x.mul_(cos).add_(swapped)
+
+
+def inverse_frequencies(spec: RopeSpec, head_dim: int) -> torch.Tensor:
+    """[head_dim / 2] float32, radians per position."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    plain = 1.0 / (spec.theta**exponents)
+    match spec.scaling:
+        case None:
+            return plain
+        case LinearScaling(factor):
+            return plain / factor
+        case Llama3Scaling() as scaling:
+            return _llama3(plain, scaling)
+        case YarnScaling() as scaling:
+            return _yarn(plain, spec.theta, head_dim, scaling)
+
+
+def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
+    """Long wavelengths slowed by the factor, short ones kept, between them a blend (Llama 3.1, section 3.4)."""
+    original, low, high = scaling.original_max_position, scaling.low_freq_factor, scaling.high_freq_factor
+    wavelengths = 2 * math.pi / plain
+    slowed = plain / scaling.factor
+    # 0 at the long end of the ramp (wavelength original / low), 1 at its short end (original / high).
+    kept = (original / wavelengths - low) / (high - low)
+    blend = (1 - kept) * slowed + kept * plain
+    result = torch.where(wavelengths > original / low, slowed, blend)
+    return torch.where(wavelengths < original / high, plain, result)
+
+
+def _yarn(plain: torch.Tensor, theta: float, head_dim: int, scaling: YarnScaling) -> torch.Tensor:
+    """Dimensions that turn often are kept, those that turn seldom are slowed (YaRN, section 3.2)."""
+
+    def dimension_of(rotations: float) -> float:
+        """The dimension that makes so many rotations over the original context."""
+        turns = scaling.original_max_position / (rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(theta))
+
+    low, high = dimension_of(scaling.beta_fast), dimension_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    # A ramp of no length would divide by zero.
+    width = high - low if high != low else 0.001
+    slowed_share = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return plain / scaling.factor * slowed_share + plain * (1 - slowed_share)

@@ -1,0 +1,104 @@
+"""The CPU platform: memory and cores as the kernel grants them to this process, containers included."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+UNLIMITED = 1 << 60
+
+
+class CpuPlatform:
+    """Memory from /proc/meminfo and cgroup limits (v1 and v2), cores from the affinity mask and cgroup quota.
+
+    Args:
+        root: where /proc and /sys are looked for; tests give a folder of their own.
+    """
+
+    name = "cpu"
+    device = "cpu"
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def available_bytes(self) -> int:
+        """Free and reclaimable memory of the machine, or what the tightest cgroup around this process leaves of it."""
+        machine = self._meminfo("MemAvailable:")
+        rooms = [limit - used for limit, used in self._memory_limits()]
+        return max(0, min([machine, *rooms]))
+
+    def num_threads(self) -> int:
+        """Cores this process may run on, at most what its cgroup's CPU quota pays for, at least 1."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        quotas = [int(quota) for quota in self._cpu_quotas()]
+        return max(1, min([cores, *quotas]))
+
+    def set_num_threads(self) -> int:
+        """Tell torch how many threads to use; returns the number."""
+        threads = self.num_threads()
+        torch.set_num_threads(threads)
+        return threads
+
+    def _meminfo(self, key: str) -> int:
+        for line in self._lines("proc/meminfo"):
+            if line.startswith(key):
+                return int(line.split()[1]) * 1024
+        # No /proc (macOS): the POSIX view, which does not know reclaimable memory.
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def _memory_limits(self) -> Iterator[tuple[int, int]]:
+        """(limit, bytes in use that cannot be reclaimed) of every cgroup around this process that has a limit."""
+        for folder in self._cgroups("memory"):
+            version2 = self._number(folder / "memory.max")
+            limit = version2 or self._number(folder / "memory.limit_in_bytes")
+            used = self._number(folder / ("memory.current" if version2 else "memory.usage_in_bytes"))
+            # The kernel's "no limit" of version 1 is a number near 2^63.
+            if limit is not None and used is not None and limit < UNLIMITED:
+                yield limit, max(0, used - self._reclaimable(folder))
+
+    def _reclaimable(self, folder: Path) -> int:
+        for line in self._lines(folder / "memory.stat"):
+            key, _, value = line.partition(" ")
+            if key in ("inactive_file", "total_inactive_file"):
+                return int(value)
+        return 0
+
+    def _cpu_quotas(self) -> Iterator[float]:
+        """Cores that the quota of each cgroup around this process pays for."""
+        for folder in self._cgroups("cpu"):
+            words = " ".join(self._lines(folder / "cpu.max")).split()
+            if len(words) == 2 and words[0].isdigit() and int(words[1]):
+                yield max(1.0, int(words[0]) / int(words[1]))
+            quota, period = self._number(folder / "cpu.cfs_quota_us"), self._number(folder / "cpu.cfs_period_us")
+            if quota and period:
+                yield max(1.0, quota / period)
+
+    def _cgroups(self, controller: str) -> Iterator[Path]:
+        """Folders of this process's cgroup and of those around it, for one controller.
+
+        Lines of /proc/self/cgroup are `id:controllers:path`; version 2 has no controllers. Inside a container the
+        path may not exist below the mount, whose top is then the container's own group.
+        """
+        for line in self._lines("proc/self/cgroup"):
+            _, controllers, path = line.split(":", 2)
+            if controllers and controller not in controllers.split(","):
+                continue
+            top = self._root / "sys/fs/cgroup" / (controller if controllers else "")
+            folder = top / path.strip().lstrip("/")
+            for level in (folder, *folder.parents):
+                yield level
+                if level == top:
+                    break
+
+    def _number(self, path: Path) -> int | None:
+        words = " ".join(self._lines(path)).split()
+        return int(words[0]) if words and words[0].isdigit() else None
+
+    def _lines(self, path: Path | str) -> list[str]:
+        try:
+            return (self._root / path).read_text().splitlines()
+        except OSError:
+            return []

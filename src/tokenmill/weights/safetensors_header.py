@@ -1,0 +1,107 @@
+"""Reading and checking the header of a safetensors file, without reading its tensors.
+
+A file is an 8-byte little-endian length, a JSON object of that length and the data; the object maps each tensor's
+name to its dtype, shape and `data_offsets` (https://github.com/huggingface/safetensors). Knows no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill.errors import InvalidCheckpoint
+
+# The limit of the format's own reader: a longer header is an attack or garbage.
+MAX_HEADER_BYTES = 100_000_000
+
+BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F64", "I64", "U64"), 64),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies.
+
+    Attributes:
+        dtype: as safetensors says it, e.g. `BF16`.
+        begin, end: bytes within the file's data.
+    """
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its data."""
+        return self.end - self.begin
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a file by name, each checked to lie inside it.
+
+    Raises:
+        InvalidCheckpoint: the file is missing, truncated or no safetensors; names the file and, if it can, the tensor.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > MAX_HEADER_BYTES:
+                raise InvalidCheckpoint(f"{path} is not a safetensors file")
+            if 8 + length > size:
+                raise InvalidCheckpoint(
+                    f"{path} is truncated: its header takes {8 + length} bytes, the file has {size}"
+                )
+            header = msgspec.json.decode(file.read(length), type=dict[str, Any])
+    except OSError as error:
+        raise InvalidCheckpoint(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InvalidCheckpoint):
+            raise
+        raise InvalidCheckpoint(f"{path} is not a safetensors file: its header is not a JSON object") from error
+    header.pop("__metadata__", None)
+    tensors = {name: _tensor(name, entry, path) for name, entry in header.items()}
+    _check_extent(path, tensors, size - 8 - length)
+    return tensors
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def _tensor(name: str, raw: object, path: Path) -> StoredTensor:
+    try:
+        entry = msgspec.convert(raw, _Entry)
+    except msgspec.ValidationError as error:
+        raise InvalidCheckpoint(f"{path}: the header's entry for tensor {name} is malformed: {error}") from error
+    begin, end = entry.data_offsets
+    bits = BITS.get(entry.dtype)
+    # A dtype this table lacks is refused later, if the model wants the tensor at all.
+    right_size = bits is None or 8 * (end - begin) == math.prod(entry.shape) * bits
+    if begin < 0 or end < begin or min(entry.shape, default=0) < 0 or not right_size:
+        raise InvalidCheckpoint(
+            f"{path}: tensor {name} of shape {entry.shape} and dtype {entry.dtype} cannot lie at bytes {begin} to {end}"
+        )
+    return StoredTensor(name, path, entry.dtype, tuple(entry.shape), begin, end)
+
+
+def _check_extent(path: Path, tensors: dict[str, StoredTensor], data_bytes: int) -> None:
+    last = max(tensors.values(), key=lambda tensor: tensor.end, default=None)
+    if last is not None and last.end > data_bytes:
+        raise InvalidCheckpoint(
+            f"{path} is truncated: tensor {last.name} ends at byte {last.end} of the data, the file has {data_bytes}"
+        )
