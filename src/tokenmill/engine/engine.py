@@ -142,6 +142,12 @@ class Engine:
             generation_tokens=self._generation_tokens,
         )
 
+    def forget_history(self) -> None:
+        """Start afresh after a warm-up: an empty prefix cache and counters at zero."""
+        assert not self.has_work, "forgetting while requests run"
+        self.scheduler.kv.clear_cache()
+        self._num_arrived = self._prompt_tokens = self._generation_tokens = 0
+
     def close(self) -> None:
         """Wait for launched steps and let the runner's thread go."""
         self.runner.close()

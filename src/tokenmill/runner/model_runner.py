@@ -80,7 +80,9 @@ class ModelRunner:
             sampled.token_ids,
         )
         token_ids[plan.samples] = sampled.token_ids.cpu().numpy()
-        return StepResult(plan.step, token_ids, to_messages(sampled, np.flatnonzero(plan.samples)))
+        if sampled.logprobs is None:
+            return StepResult(plan.step, token_ids, {})
+        return StepResult(plan.step, token_ids, to_messages(sampled.logprobs, np.flatnonzero(plan.samples).tolist()))
 
     def close(self) -> None:
         """Wait for launched steps and end the worker thread."""

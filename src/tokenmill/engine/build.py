@@ -1,0 +1,153 @@
+"""From a config to a running engine: finds the model, reads it, sizes the KV cache and puts the parts together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from tokenmill.attention.select import select
+from tokenmill.config import EngineConfig
+from tokenmill.engine.engine import Engine, ModelLimits
+from tokenmill.engine.kv_size import KVSize, decide_kv_size
+from tokenmill.errors import InvalidConfig
+from tokenmill.frontend.model_files import eos_token_ids
+from tokenmill.kv.kv_manager import KVManager
+from tokenmill.kv.page_pool import PagePool
+from tokenmill.kv.prefix_cache import NullCache
+from tokenmill.kv.radix_tree import RadixTree
+from tokenmill.messages import AddRequest, EngineReady
+from tokenmill.platform.select import select_platform
+from tokenmill.runner.model_runner import ModelRunner
+from tokenmill.runner.row_tables import RowTables
+from tokenmill.sampling.table import SamplingTable
+from tokenmill.sampling_params import SamplingParams
+from tokenmill.scheduler.scheduler import Scheduler, SchedulerConfig
+from tokenmill.weights.checkpoint import read_architecture
+from tokenmill.weights.hub import fetch
+from tokenmill.weights.loader import load_model
+
+Progress = Callable[[str, int, int], None]
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine, and the description of it that the other processes get."""
+
+    engine: Engine
+    ready: EngineReady
+
+
+class Phases:
+    """Seconds of each start-up phase, and the way to tell how far one is."""
+
+    def __init__(self, report: Progress) -> None:
+        self.seconds: dict[str, float] = {}
+        self._report = report
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Callable[[int, int], None]]:
+        """Time a phase; yields the function that reports `done, total` within it."""
+        start = time.perf_counter()
+        self._report(name, 0, 0)
+        yield lambda done, total: self._report(name, done, total)
+        self.seconds[name] = time.perf_counter() - start
+
+
+def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> BuiltEngine:
+    """Load a model and make an engine for it.
+
+    Args:
+        config: resolved.
+        report: called with (phase, done, total) while it goes on.
+
+    Raises:
+        InvalidCheckpoint, InvalidConfig: what is wrong and what to change, in one sentence.
+    """
+    phases = Phases(report)
+    platform = select_platform(config.device)
+    num_threads = platform.set_num_threads()
+    with phases.phase("finding the model") as progress:
+        folder = fetch(config.model, config.revision, config.download_dir, progress)
+        architecture = read_architecture(folder)
+    dtype = DTYPES[config.dtype]
+    with phases.phase("loading weights") as progress:
+        model = load_model(folder, architecture, dtype, platform.device, config.load_format, progress)
+    with phases.phase("allocating KV"):
+        bytes_per_page = architecture.kv_bytes_per_page(config.page_size, dtype.itemsize)
+        size = decide_kv_size(config, architecture.max_position, bytes_per_page, platform.available_bytes())
+        attention, reason = select(
+            config.attention_backend,
+            platform.device,
+            model.attention_spec,
+            size.num_pages + 1,  # page 0 is for padding
+            config.page_size,
+            dtype,
+        )
+        device = torch.device(platform.device)
+        tables = RowTables(config.max_num_seqs, size.max_model_len, config.page_size, device)
+        sampling = SamplingTable(config.max_num_seqs, architecture.vocab_size, device)
+    runner = ModelRunner(model, attention, tables, sampling, overlap=bool(config.async_scheduling))
+    limits = ModelLimits(size.max_model_len, architecture.vocab_size, eos_token_ids(folder))
+    engine = Engine(make_scheduler(config, size), runner, limits, depth=2 if config.async_scheduling else 1)
+    with phases.phase("warming up"):
+        warm_up(engine)
+    ready = EngineReady(
+        model=str(folder),
+        architecture=architecture.name,
+        num_parameters=architecture.num_parameters(),
+        dtype=config.dtype,
+        device=platform.name,
+        attention_backend=attention.name,
+        attention_reason=reason,
+        max_model_len=size.max_model_len,
+        vocab_size=architecture.vocab_size,
+        page_size=config.page_size,
+        num_pages=size.num_pages,
+        kv_bytes=(size.num_pages + 1) * bytes_per_page,
+        weight_bytes=architecture.num_parameters() * dtype.itemsize,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_threads=num_threads,
+        seconds=phases.seconds,
+    )
+    return BuiltEngine(engine, ready)
+
+
+def make_scheduler(config: EngineConfig, size: KVSize) -> Scheduler:
+    """The scheduler with its KV bookkeeping.
+
+    Raises:
+        InvalidConfig: without chunked prefill a step must hold the longest prompt.
+    """
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < size.max_model_len:
+        raise InvalidConfig(
+            f"--no-enable-chunked-prefill needs --max-num-batched-tokens of at least the context ({size.max_model_len})"
+        )
+    cache = RadixTree(config.page_size) if config.enable_prefix_caching else NullCache(config.page_size)
+    kv = KVManager(PagePool(size.num_pages + 1), cache, config.page_size)
+    return Scheduler(
+        SchedulerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            policy=config.scheduling_policy,
+            seed=config.seed,
+        ),
+        kv,
+    )
+
+
+def warm_up(engine: Engine) -> None:
+    """Run one small request, so that the first client does not pay for what torch sets up on first use."""
+    params = SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
+    engine.add(AddRequest(id="warm-up", prompt_token_ids=[0] * min(8, engine.limits.max_model_len - 2), params=params))
+    while engine.has_work:
+        engine.step()
+    engine.forget_history()

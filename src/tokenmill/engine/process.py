@@ -1,0 +1,188 @@
+"""The engine process: `python -m tokenmill.engine.process FOLDER`. Sockets around an `Engine`.
+
+One inbox (`engine.ipc`), one outbox per text worker and one to the API process, all unix sockets in the private
+folder, all msgpack structs. It ends when it is told to (SIGTERM) or when its parent is gone (end of stdin).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine.engine import Engine
+from tokenmill.errors import TokenMillError
+from tokenmill.messages import (
+    AbortRequests,
+    EngineFailed,
+    EngineProgress,
+    StepOutputs,
+    ToApi,
+    ToEngine,
+    TokenOutput,
+)
+
+logger = logging.getLogger(__name__)
+
+# How often counters are sent while steps run, in seconds.
+STATS_INTERVAL = 0.25
+# How long an idle engine sleeps at most before it looks whether it should end, in milliseconds.
+IDLE_POLL_MS = 200
+LINGER_MS = 1000
+
+
+class LaunchFile(msgspec.Struct):
+    """The part of FOLDER/launch.json that the engine reads."""
+
+    engine: EngineConfig
+
+
+class EngineSockets:
+    """The inbox and the outboxes of the engine process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._context = zmq.Context()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._inbox = self._context.socket(zmq.PULL)
+        self._inbox.set_hwm(0)
+        self._inbox.bind(f"ipc://{folder}/engine.ipc")
+        self._api = self._outbox("api.ipc")
+        self._workers: dict[int, zmq.Socket[bytes]] = {}
+
+    def receive(self, wait_ms: int) -> list[ToEngine]:
+        """All messages that are there; waits up to `wait_ms` for the first."""
+        messages: list[ToEngine] = []
+        if wait_ms and not self._inbox.poll(wait_ms):
+            return messages
+        while True:
+            try:
+                messages.append(self._decoder.decode(self._inbox.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return messages
+
+    def send_to_api(self, message: ToApi) -> None:
+        """Send a message to the API process."""
+        self._api.send(self._encoder.encode(message))
+
+    def send_to_worker(self, worker: int, message: StepOutputs) -> None:
+        """Send a step's outputs to the text worker whose requests they belong to."""
+        if worker not in self._workers:
+            self._workers[worker] = self._outbox(f"worker-{worker}.ipc")
+        self._workers[worker].send(self._encoder.encode(message))
+
+    def close(self) -> None:
+        """Deliver what is on its way, at most a second of it, and let go."""
+        self._context.destroy(linger=LINGER_MS)
+
+    def _outbox(self, name: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PUSH)
+        socket.set_hwm(0)
+        socket.connect(f"ipc://{self._folder}/{name}")
+        return socket
+
+
+class EngineLoop:
+    """Receive, step, publish, until told to stop."""
+
+    def __init__(self, engine: Engine, sockets: EngineSockets) -> None:
+        self._engine = engine
+        self._sockets = sockets
+        self._worker_of: dict[str, int] = {}
+        self._stopping = False
+        self._last_stats = 0.0
+
+    def stop(self) -> None:
+        """End the loop after the current step."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        while not self._stopping:
+            for message in self._sockets.receive(0 if self._engine.has_work else IDLE_POLL_MS):
+                self._publish(self._accept(message))
+            if self._engine.has_work:
+                self._publish(self._engine.step())
+                self._send_stats(now=not self._engine.has_work)
+
+    def _accept(self, message: ToEngine) -> list[TokenOutput]:
+        if isinstance(message, AbortRequests):
+            outputs = self._engine.abort(message.ids)
+            self._send_stats(now=True)
+            return outputs
+        self._worker_of[message.id] = message.worker
+        return self._engine.add(message)
+
+    def _publish(self, outputs: list[TokenOutput]) -> None:
+        by_worker: dict[int, list[TokenOutput]] = {}
+        for output in outputs:
+            by_worker.setdefault(self._worker_of[output.id], []).append(output)
+            if output.finish_reason is not None:
+                del self._worker_of[output.id]
+        for worker, own in by_worker.items():
+            self._sockets.send_to_worker(worker, StepOutputs(self._engine.scheduler.step, own))
+
+    def _send_stats(self, now: bool) -> None:
+        moment = time.monotonic()
+        if now or moment - self._last_stats >= STATS_INTERVAL:
+            self._last_stats = moment
+            self._sockets.send_to_api(self._engine.stats())
+
+
+def serve(folder: Path) -> int:
+    """Build the engine that FOLDER/launch.json describes and serve; returns the exit code."""
+    sockets = EngineSockets(folder)
+    try:
+        config = msgspec.json.decode((folder / "launch.json").read_bytes(), type=LaunchFile).engine
+        # Here and not above: torch takes a second to load, and the start-up screen should say so.
+        sockets.send_to_api(EngineProgress("loading torch", 0, 0))
+        from tokenmill.engine.build import build_engine
+
+        built = build_engine(config, lambda *step: sockets.send_to_api(EngineProgress(*step)))
+        loop = EngineLoop(built.engine, sockets)
+        signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+        sockets.send_to_api(built.ready)
+        loop.run()
+        built.engine.close()
+    except TokenMillError as error:
+        sockets.send_to_api(EngineFailed(str(error), error.exit_code))
+        return error.exit_code
+    except Exception as error:
+        logger.exception("the engine ends")
+        sockets.send_to_api(EngineFailed(f"the engine failed: {type(error).__name__}: {error}", 1))
+        return 1
+    finally:
+        sockets.close()
+    return 0
+
+
+def end_with_parent() -> None:
+    """End this process when the parent is gone: its end of our stdin closes then, however it died."""
+
+    def watch() -> None:
+        while sys.stdin.buffer.read(1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def main() -> int:
+    """Entry point of the process."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    end_with_parent()
+    return serve(Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
