@@ -1,0 +1,50 @@
+"""Questions about TokenMill: many phrasings of a bounded set of facts, one answer each.
+
+A phrasing is (fact, subject, frame); whole phrasings are held out, so a held-out question asks for a known fact
+in words never seen together.
+"""
+
+from __future__ import annotations
+
+import random
+
+from .base import Sample, Split, assistant, casual, draw_until, user
+from .faq_facts import FACTS
+
+FRAMES: dict[str, tuple[str, ...]] = {
+    "what": ("What is {x}?", "Explain {x}.", "What does {x} mean?", "Can you explain {x}?", "Tell me about {x}.",
+             "What do you know about {x}?", "Describe {x}.", "What's {x}?", "Please explain {x} to me.", "{x}?",
+             "I want to know about {x}.", "How would you describe {x}?", "Define {x}.", "What is {x} for?",
+             "Could you tell me what {x} is?", "What exactly is {x}?", "Give me a short explanation of {x}.",
+             "In one or two sentences, what is {x}?", "I do not understand {x}.", "What is meant by {x}?",
+             "What is {x} in TokenMill?", "How does {x} work?", "Explain {x} in simple words."),
+    "flag": ("What does {x} do?", "What is {x}?", "Explain {x}.", "What is the flag {x} for?", "What does {x} set?",
+             "Tell me about {x}.", "How do I use {x}?", "What is the meaning of {x}?", "What is the option {x}?",
+             "Can you explain the flag {x}?", "When should I use {x}?", "What happens with {x}?", "{x}?",
+             "Describe the flag {x}.", "What can I set with {x}?", "I do not understand {x}."),
+    "route": ("What does {x} do?", "What is {x}?", "Explain {x}.", "What is {x} for?", "What does {x} return?",
+              "Tell me about {x}.", "How do I use {x}?", "What do I get from {x}?", "What is {x} good for?",
+              "Can you explain {x}?", "When should I call {x}?", "{x}?", "Describe {x}."),
+    "how": ("How do I {x}?", "How can I {x}?", "How to {x}?", "Tell me how to {x}.", "What is the way to {x}?",
+            "I want to {x}.", "How would I {x}?", "What must I do to {x}?", "Can you tell me how to {x}?",
+            "Please explain how to {x}.", "What do I type to {x}?", "Is there a way to {x}?", "How does one {x}?",
+            "Which command do I need to {x}?"),
+    "can": ("Can TokenMill {x}?", "Does TokenMill {x}?", "Is TokenMill able to {x}?", "Can it {x}?", "Could it {x}?",
+            "Will TokenMill {x}?", "I want to know if TokenMill can {x}.", "Tell me, can TokenMill {x}?"),
+    "free": ("{x}",),
+}  # fmt: skip
+
+
+def ask(rng: random.Random, split: Split) -> Sample:
+    """One question about TokenMill and its answer."""
+
+    def draw() -> tuple[str, tuple[str, str]]:
+        index = rng.randrange(len(FACTS))
+        kind, subjects, answer = FACTS[index]
+        subject, frame = rng.choice(subjects), rng.choice(FRAMES[kind])
+        text = frame.replace("{x}", subject)
+        return f"faq:{index}:{text}", (text, answer)
+
+    key, (text, answer) = draw_until(split, draw)
+    text = text[0].upper() + text[1:] if text[0] != "-" and rng.random() < 0.9 else text
+    return Sample("FAQ", key, (user(casual(rng, text)), assistant(answer)))

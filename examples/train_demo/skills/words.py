@@ -1,0 +1,70 @@
+"""Word lists and made-up names that the other generators draw from. Invented or ordinary words only."""
+
+from __future__ import annotations
+
+import random
+
+NAMES = (
+    "Mira Tobin Lena Orin Pia Jarek Selma Nils Tamsin Odo Ruta Bram Ilse Kato Wren Dorin Yara Fenn Anouk Piet "
+    "Sanna Ravi Noor Emil Greta Hugo Ines Jonas Kira Luca Maya Nadia Oscar Petra Quinn Rosa Sami Tessa Uma "
+    "Viktor Wanda Xenia Yusuf Zoe Alma Basil Clara Dante Elsa Felix"
+).split()
+
+CITIES = (
+    "Oslo Lisbon Kyoto Quito Tallinn Porto Bergen Nairobi Lima Hanoi Graz Turin Ghent Malmo Cork Basel Dakar "
+    "Izmir Perth Sofia Tunis Vienna Zagreb Riga Cairo Delhi Paris London Berlin Madrid Rome Boston Tokyo Seoul"
+).split()
+
+NOUNS = (
+    "apple river stone lamp bread chair cloud table garden window bottle basket candle pencil ladder button "
+    "kettle carpet hammer feather blanket mirror pillow rocket saddle ticket violin wagon acorn bell coin drum "
+    "engine flag glove hat island jar key leaf map nest onion paper quilt rope spoon tent umbrella vase wheel "
+    "yarn zipper book cup door egg fork guitar honey ink jacket kite lemon mountain needle orange pear queen ring "
+    "shell tree unit valley water box cake desk field gate house iron juice"
+).split()
+
+ANIMALS = "cat dog fox owl goat hen mouse pony rabbit turtle duck goose otter badger heron crow hamster lamb".split()
+
+COLOURS = "red green blue yellow purple orange brown black white grey pink silver".split()
+
+FOODS = "soup bread rice cheese pasta salad curry cake noodles stew beans pears olives".split()
+
+JOBS = "baker nurse pilot teacher farmer painter singer builder driver doctor writer tailor gardener".split()
+
+DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+
+_ONSETS = "B D F G H J K L M N P R S T V W Z Br Dr Kl Tr Sh".split()
+_RIMES = "a e i o u an el in or us ara eli ino omi una ek il osh".split()
+_ENDS = "na ra lo vi ko ten lin dor mar sa ti bel".split()
+
+
+def made_up_name(rng: random.Random) -> str:
+    """A pronounceable invented name, so that copying a name never depends on having seen it."""
+    return rng.choice(_ONSETS) + rng.choice(_RIMES) + rng.choice(_ENDS)
+
+
+def person(rng: random.Random) -> str:
+    """A first name: from the list, or made up."""
+    return rng.choice(NAMES) if rng.random() < 0.6 else made_up_name(rng)
+
+
+def place(rng: random.Random) -> str:
+    """A city: from the list, or made up."""
+    return rng.choice(CITIES) if rng.random() < 0.7 else made_up_name(rng)
+
+
+def thing(rng: random.Random) -> str:
+    """A noun with or without a colour."""
+    noun = rng.choice(NOUNS)
+    return f"{rng.choice(COLOURS)} {noun}" if rng.random() < 0.3 else noun
+
+
+def article(noun: str) -> str:
+    """The noun with ``a`` or ``an``."""
+    return f"{'an' if noun[0] in 'aeiou' and not noun.startswith('uni') else 'a'} {noun}"
+
+
+def number(rng: random.Random, digits: int) -> int:
+    """A number with up to ``digits`` digits, its length drawn first so that short ones are not rare."""
+    length = rng.randint(1, digits)
+    return rng.randint(0 if length == 1 else 10 ** (length - 1), 10**length - 1)
