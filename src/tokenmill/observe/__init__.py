@@ -1,0 +1,1 @@
+"""What operators see: Prometheus metrics. Knows counters and clocks, not requests' contents."""

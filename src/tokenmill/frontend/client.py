@@ -1,0 +1,226 @@
+"""The API process's end of the line to the text workers and, through them, to the engine.
+
+One asyncio loop owns it. Ids are random and made here, so no client can name another's request. Does not know HTTP or
+sockets: it sends through `send` functions and is handed messages by `dispatch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from tokenmill.errors import InvalidRequest, TokenMillError
+from tokenmill.frontend.generation import Generation
+from tokenmill.messages import (
+    AbortRequests,
+    Decoded,
+    DecodeTokens,
+    Encoded,
+    EncodeText,
+    EngineReady,
+    GenerateText,
+    RequestRejected,
+    TextOutput,
+    TextOutputs,
+    ToWorker,
+)
+from tokenmill.request import FinishReason
+
+Send = Callable[[ToWorker], None]
+
+
+class RequestObserver(Protocol):
+    """Told what clients experience, in seconds of a monotonic clock."""
+
+    def first_token(self, seconds: float) -> None:
+        """The first token came this long after the request."""
+        ...
+
+    def next_tokens(self, num_tokens: int, seconds: float) -> None:
+        """Further tokens came this long after the ones before."""
+        ...
+
+    def finished(self, reason: FinishReason, seconds: float, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """The request ended."""
+        ...
+
+
+class RejectedRequest(InvalidRequest):
+    """A text worker's refusal, with the status it chose."""
+
+    def __init__(self, message: str, param: str | None, status: int) -> None:
+        super().__init__(message, param)
+        self.status = status
+        if status >= 500:
+            self.type = TokenMillError.type
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    generation: Generation
+    arrived: float
+    last_output: float
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+class EngineClient:
+    """Starts, follows and aborts requests; spreads API calls over the text workers in turn."""
+
+    def __init__(self, workers: Sequence[Send], observer: RequestObserver | None = None) -> None:
+        self._workers = list(workers)
+        self._turn = itertools.cycle(range(len(self._workers)))
+        self._observer = observer
+        self._open: dict[str, _OpenRequest] = {}
+        self._calls: dict[str, asyncio.Future[Encoded | Decoded]] = {}
+        self._failure: Exception | None = None
+
+    @property
+    def num_open(self) -> int:
+        """Requests without a terminal output."""
+        return len(self._open)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why nothing is accepted any more, or None."""
+        return self._failure
+
+    async def start(self, ready: EngineReady) -> None:
+        """Tell every text worker that the engine is ready, and return when all have loaded their tokenizer."""
+        for send in self._workers:
+            send(ready)
+        # The reply to a decode of nothing shows that a worker has loaded: messages are handled in order.
+        await asyncio.gather(*(self._call(DecodeTokens(_new_id(), []), worker) for worker in range(len(self._workers))))
+
+    def generate(self, prompts: Sequence[GenerateText]) -> Generation:
+        """Start `params.n` requests for each prompt; indices run over the prompts, then over n.
+
+        Raises:
+            EngineDead: the engine is gone.
+        """
+        self._raise_failure()
+        worker = next(self._turn)
+        prompts = [msgspec.structs.replace(p, ids=[_new_id() for _ in range(p.params.n)]) for p in prompts]
+        ids = [request_id for prompt in prompts for request_id in prompt.ids]
+        generation = Generation(ids, lambda generation: self._leave(generation, worker))
+        now = time.monotonic()
+        for request_id in ids:
+            self._open[request_id] = _OpenRequest(generation, now, now)
+        for prompt in prompts:
+            self._workers[worker](prompt)
+        return generation
+
+    async def encode(self, message: EncodeText) -> Encoded:
+        """Tokenize without generating.
+
+        Raises:
+            InvalidRequest: the text or the chat cannot be encoded.
+        """
+        reply = await self._call(msgspec.structs.replace(message, id=_new_id()), next(self._turn))
+        assert isinstance(reply, Encoded)
+        return reply
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """Text of token ids.
+
+        Raises:
+            InvalidRequest: an id outside the vocabulary.
+        """
+        reply = await self._call(DecodeTokens(_new_id(), token_ids), next(self._turn))
+        assert isinstance(reply, Decoded)
+        return reply.text
+
+    def dispatch(self, message: TextOutputs | RequestRejected | Encoded | Decoded) -> None:
+        """Hand a worker's message to whoever waits for it; nobody may: an abort crosses outputs on their way."""
+        match message:
+            case TextOutputs():
+                now = time.monotonic()
+                for output in message.outputs:
+                    self._deliver(output, now)
+            case RequestRejected():
+                self._reject(message)
+            case Encoded() | Decoded():
+                future = self._calls.pop(message.id, None)
+                if future is not None and not future.done():
+                    future.set_result(message)
+
+    def fail(self, error: Exception) -> None:
+        """End every open request with this error, and refuse new ones."""
+        self._failure = error
+        for request in list(self._open.values()):
+            request.generation.fail(error)
+        self._open.clear()
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(error)
+        self._calls.clear()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    async def _call(self, message: EncodeText | DecodeTokens, worker: int) -> Encoded | Decoded:
+        self._raise_failure()
+        future: asyncio.Future[Encoded | Decoded] = asyncio.get_running_loop().create_future()
+        self._calls[message.id] = future
+        self._workers[worker](message)
+        try:
+            return await future
+        finally:
+            self._calls.pop(message.id, None)
+
+    def _deliver(self, output: TextOutput, now: float) -> None:
+        request = self._open.get(output.id)
+        if request is None:
+            return
+        num_tokens = len(output.token_ids)
+        if self._observer is not None and num_tokens:
+            if request.num_output_tokens == 0:
+                self._observer.first_token(now - request.arrived)
+            else:
+                self._observer.next_tokens(num_tokens, now - request.last_output)
+        request.last_output = now
+        request.num_prompt_tokens = output.num_prompt_tokens
+        request.num_output_tokens += num_tokens
+        if output.finish_reason is not None:
+            self._forget(output.id, output.finish_reason)
+        request.generation.deliver(output)
+
+    def _reject(self, message: RequestRejected) -> None:
+        error = RejectedRequest(message.error, message.param, message.status)
+        for request_id in message.ids:
+            request = self._open.get(request_id)
+            if request is not None:
+                self._forget(request_id, FinishReason.ERROR)
+                # The call as a whole is refused: its reader leaves and so aborts what its other prompts started.
+                request.generation.fail(error)
+            future = self._calls.pop(request_id, None)
+            if future is not None and not future.done():
+                future.set_exception(error)
+
+    def _leave(self, generation: Generation, worker: int) -> None:
+        """The reader is gone: abort what it left open."""
+        ids = [request_id for request_id in generation.open_ids if request_id in self._open]
+        if ids:
+            for request_id in ids:
+                self._forget(request_id, FinishReason.ABORT)
+            self._workers[worker](AbortRequests(ids))
+
+    def _forget(self, request_id: str, reason: FinishReason) -> None:
+        request = self._open.pop(request_id)
+        if self._observer is not None:
+            seconds = time.monotonic() - request.arrived
+            self._observer.finished(reason, seconds, request.num_prompt_tokens, request.num_output_tokens)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _new_id() -> str:
+    return secrets.token_hex(12)

@@ -1,0 +1,80 @@
+"""The FastAPI application: which route is whose, and what surrounds them all.
+
+Bodies are read and checked by msgspec inside the routes; FastAPI routes, and shows them at /docs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+import tokenmill
+import tokenmill.errors
+from tokenmill.config import ServerConfig
+from tokenmill.server.chat import ChatBody, ChatRoute
+from tokenmill.server.completions import TextBody, TextRoute
+from tokenmill.server.context import ServerContext
+from tokenmill.server.errors import handle_error, handle_http_exception
+from tokenmill.server.info import InfoRoutes
+from tokenmill.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
+from tokenmill.server.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
+
+_BODIES = (ChatBody, TextBody, TokenizeBody, DetokenizeBody)
+
+
+def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
+    """Build the application around a running engine."""
+    app = FastAPI(title="TokenMill", version=tokenmill.__version__, root_path=config.root_path)
+    _add_routes(app, context)
+    _describe_bodies(app)
+    app.add_exception_handler(HTTPException, handle_http_exception)
+    app.add_exception_handler(Exception, handle_error)
+    app.add_exception_handler(tokenmill.errors.TokenMillError, handle_error)
+    # The last one added is the outermost: CORS preflights carry no key, so CORS surrounds the key check.
+    if config.api_key:
+        app.add_middleware(ApiKeyMiddleware, api_keys=config.api_key, root_path=config.root_path)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    app.add_middleware(RequestIdMiddleware)
+    return app
+
+
+def _add_routes(app: FastAPI, context: ServerContext) -> None:
+    chat, text, tokens, info = ChatRoute(context), TextRoute(context), TokenRoutes(context), InfoRoutes(context)
+    for path, post, body in (
+        ("/v1/chat/completions", chat.post, ChatBody),
+        ("/v1/completions", text.post, TextBody),
+        ("/tokenize", tokens.tokenize, TokenizeBody),
+        ("/detokenize", tokens.detokenize, DetokenizeBody),
+    ):
+        schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+        extra = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+        app.add_api_route(path, post, methods=["POST"], response_model=None, openapi_extra=extra)
+    for path, get in (
+        ("/v1/models", info.models),
+        ("/v1/models/{model:path}", info.model),
+        ("/health", info.health),
+        ("/ping", info.ping),
+        ("/version", info.version),
+        ("/metrics", info.metrics),
+    ):
+        app.add_api_route(path, get, methods=["GET"], response_model=None)
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Add the schemas of the bodies, which FastAPI does not see, to /openapi.json."""
+    openapi = app.openapi
+
+    def with_bodies() -> dict[str, Any]:
+        document = openapi()
+        _, schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+        return document
+
+    app.openapi = with_bodies  # type: ignore[method-assign]

@@ -1,0 +1,100 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.errors import InvalidRequest
+from tokenmill.frontend.chat_messages import check_depth, normalize_messages
+from tokenmill.messages import GenerateText
+from tokenmill.server.body import read_body
+from tokenmill.server.chat_format import CHAT, CHAT_CHUNK, ChatFormat
+from tokenmill.server.context import ServerContext
+from tokenmill.server.fields import GenerationFields, Int32, check_logprobs, refuse_unsupported, sampling_params
+from tokenmill.server.reply import GenerationReply, StreamPlan
+from tokenmill.server.reply_format import ReplyHead
+
+
+class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
+    """The body of /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: Int32 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int32 | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+
+class ChatRoute:
+    """Answers chat requests."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def post(self, request: Request) -> Response:
+        """Complete a conversation."""
+        context = self._context
+        body = await read_body(request, ChatBody)
+        context.check_model(body.model)
+        refuse_unsupported(body)
+        prompt = GenerateText(
+            ids=[],
+            params=sampling_params(body, context.default_sampling, _max_tokens(body), self._logprobs(body)),
+            messages=normalize_messages(body.messages),
+            tools=_tools(body),
+            template_kwargs=template_kwargs(body),
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+        )
+        plan = StreamPlan.of(body)
+        head = ReplyHead(
+            id=f"chatcmpl-{body.request_id or request.state.request_id}",
+            object=CHAT_CHUNK if plan.stream else CHAT,
+            created=int(time.time()),
+            model=context.model_name,
+            system_fingerprint=context.fingerprint,
+        )
+        format = ChatFormat(return_token_ids=bool(body.return_token_ids))
+        return GenerationReply(context.client, [prompt], format, head, plan)
+
+    def _logprobs(self, body: ChatBody) -> int | None:
+        if body.top_logprobs is not None and not body.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+        if not body.logprobs:
+            return None
+        check_logprobs(body.top_logprobs or 0, "top_logprobs", self._context.max_logprobs)
+        return body.top_logprobs or 0
+
+
+def template_kwargs(body: ChatBody) -> dict[str, Any]:
+    """The variables a chat template gets besides the messages."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    check_depth(kwargs, "chat_template_kwargs")
+    for name in ("add_generation_prompt", "continue_final_message", "reasoning_effort"):
+        if getattr(body, name) is not None:
+            kwargs[name] = getattr(body, name)
+    return kwargs
+
+
+def _max_tokens(body: ChatBody) -> int | None:
+    return body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+
+
+def _tools(body: ChatBody) -> list[dict[str, Any]] | None:
+    """The tools to show the model. What it answers stays text: calls are not parsed, so none can be demanded."""
+    if body.tool_choice not in (None, "none", "auto"):
+        raise InvalidRequest("tool_choice: only none and auto are supported", "tool_choice")
+    if not body.tools or body.tool_choice == "none":
+        return None
+    check_depth(body.tools, "tools")
+    return body.tools

@@ -1,0 +1,92 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.errors import InvalidRequest
+from tokenmill.messages import GenerateText
+from tokenmill.sampling_params import SamplingParams
+from tokenmill.server.body import read_body
+from tokenmill.server.context import ServerContext
+from tokenmill.server.fields import (
+    GenerationFields,
+    Int32,
+    TokenId,
+    check_logprobs,
+    refuse_unsupported,
+    sampling_params,
+)
+from tokenmill.server.reply import GenerationReply, StreamPlan
+from tokenmill.server.reply_format import ReplyHead
+from tokenmill.server.text_format import TEXT, TextFormat
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 256
+MAX_CHOICES = 1024
+
+
+class TextBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
+    """The body of /v1/completions."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    logprobs: Int32 | None = None
+
+
+class TextRoute:
+    """Answers text completion requests."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def post(self, request: Request) -> Response:
+        """Complete one prompt or several."""
+        context = self._context
+        body = await read_body(request, TextBody)
+        context.check_model(body.model)
+        refuse_unsupported(body)
+        if body.logprobs is not None:
+            check_logprobs(body.logprobs, "logprobs", context.max_logprobs)
+        max_tokens = body.max_tokens
+        if max_tokens is None:
+            max_tokens = context.default_sampling.get("max_tokens", DEFAULT_MAX_TOKENS)
+        params = sampling_params(body, context.default_sampling, max_tokens, body.logprobs)
+        prompts = [self._prompt(body, params, prompt) for prompt in _split_prompts(body.prompt)]
+        if len(prompts) * params.n > MAX_CHOICES:
+            raise InvalidRequest(f"{len(prompts)} prompts with n={params.n} exceed {MAX_CHOICES} choices", "n")
+        plan = StreamPlan.of(body)
+        head = ReplyHead(
+            id=f"cmpl-{body.request_id or request.state.request_id}",
+            object=TEXT,
+            created=int(time.time()),
+            model=context.model_name,
+            system_fingerprint=context.fingerprint,
+        )
+        return GenerationReply(context.client, prompts, TextFormat(bool(body.return_token_ids)), head, plan)
+
+    def _prompt(self, body: TextBody, params: SamplingParams, prompt: str | list[int]) -> GenerateText:
+        return GenerateText(
+            ids=[],
+            params=params,
+            text=prompt if isinstance(prompt, str) else None,
+            token_ids=None if isinstance(prompt, str) else prompt,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+        )
+
+
+def _split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """A prompt is a string, token ids, or a list of either."""
+    if isinstance(prompt, str):
+        return [prompt]
+    token_ids = [item for item in prompt if isinstance(item, int)]
+    if token_ids and len(token_ids) == len(prompt):
+        return [token_ids]
+    if token_ids or not prompt:
+        raise InvalidRequest("prompt must be a string, a list of token ids, or a list of those, not empty", "prompt")
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"{len(prompt)} prompts in one request; at most {MAX_PROMPTS}", "prompt")
+    return [item for item in prompt if not isinstance(item, int)]

@@ -1,0 +1,57 @@
+"""What the routes share: the engine's client, the model's name and limits, and how the server is doing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tokenmill
+from tokenmill.frontend.client import EngineClient
+from tokenmill.messages import EngineReady
+from tokenmill.observe.metrics import Metrics
+from tokenmill.server.errors import ModelNotFound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerContext:
+    """One per server.
+
+    Attributes:
+        ready: what the engine said of itself when it became ready.
+        model_name: the model's id in the API.
+        default_sampling: sampling parameters where a request gives none.
+        started: Unix time of the start.
+        trouble: why the server is not healthy now; None when it is.
+    """
+
+    client: EngineClient
+    ready: EngineReady
+    metrics: Metrics
+    model_name: str
+    default_sampling: dict[str, Any]
+    max_logprobs: int
+    started: int
+    trouble: Callable[[], str | None]
+
+    @property
+    def fingerprint(self) -> str:
+        """OpenAI's `system_fingerprint`: changes when the software or the way the model is served does."""
+        parts = (
+            tokenmill.__version__,
+            self.model_name,
+            self.ready.dtype,
+            self.ready.device,
+            self.ready.attention_backend,
+        )
+        return "fp_" + hashlib.sha256("|".join(parts).encode()).hexdigest()[:10]
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse another model's name; no name means the one that is served.
+
+        Raises:
+            ModelNotFound: naming the model.
+        """
+        if name is not None and name != self.model_name:
+            raise ModelNotFound(f"the model `{name}` does not exist; this server has `{self.model_name}`", "model")

@@ -1,0 +1,103 @@
+"""Every error body the server sends, in OpenAI's form, in this one place. No body carries a path or a traceback."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.errors import InvalidRequest, TokenMillError
+
+_logger = logging.getLogger(__name__)
+
+
+class ModelNotFound(InvalidRequest):
+    """The request names a model that is not served here."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class Unauthorized(TokenMillError):
+    """No API key, or a wrong one."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body exceeds what is read."""
+
+    status = 413
+
+
+class HeadersTooLarge(InvalidRequest):
+    """The headers exceed what is accepted."""
+
+    status = 431
+
+
+class RequestTimedOut(TokenMillError):
+    """The request's own `timeout` has passed."""
+
+    status = 408
+    type = "timeout_error"
+
+
+class ServerStopping(TokenMillError):
+    """The server ends before the request did."""
+
+    status = 503
+    type = "server_stopping"
+
+
+class ErrorInfo(msgspec.Struct):
+    """The `error` object of OpenAI's error bodies."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """OpenAI's error body."""
+
+    error: ErrorInfo
+
+
+def error_body(error: Exception) -> ErrorBody:
+    """What a client may know of an error. Only our own errors carry sentences meant for clients."""
+    if not isinstance(error, TokenMillError):
+        return ErrorBody(ErrorInfo("internal error", TokenMillError.type, None, None))
+    param, code = getattr(error, "param", None), getattr(error, "code", None)
+    return ErrorBody(ErrorInfo(str(error), error.type, param, code))
+
+
+def error_status(error: Exception) -> int:
+    """The HTTP status of an error."""
+    return error.status if isinstance(error, TokenMillError) else TokenMillError.status
+
+
+def error_response(error: Exception) -> Response:
+    """The whole response to a request that failed."""
+    headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthorized) else None
+    return Response(msgspec.json.encode(error_body(error)), error_status(error), headers, media_type="application/json")
+
+
+async def handle_error(_request: Request, error: Exception) -> Response:
+    """Answer an exception that a route raised."""
+    if not isinstance(error, TokenMillError):
+        _logger.error("a request failed", exc_info=error)
+    return error_response(error)
+
+
+async def handle_http_exception(_request: Request, error: Exception) -> Response:
+    """Answer what the router refuses: unknown routes (404) and methods (405)."""
+    assert isinstance(error, HTTPException)
+    body = ErrorBody(ErrorInfo(str(error.detail), InvalidRequest.type, None, None))
+    return Response(msgspec.json.encode(body), error.status_code, error.headers, media_type="application/json")

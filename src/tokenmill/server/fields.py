@@ -1,0 +1,193 @@
+"""The request fields that /v1/chat/completions and /v1/completions share, and what becomes of them.
+
+A field is supported, accepted because it changes nothing here (`user`, `metadata` ...), or refused by name unless it
+holds the value that asks for nothing special. Unknown fields are refused by name too: none is silently ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from tokenmill.errors import InvalidRequest
+from tokenmill.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Label = Annotated[str, Meta(max_length=256)]
+
+_SAME_NAME = (
+    "n",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+)
+
+# Known fields that are not supported, each with the values that ask for nothing special.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "truncate_prompt_tokens": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's `stream_options`, and vLLM's `continuous_usage_stats`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields of both routes. `None` stands for a field that was not given."""
+
+    model: str | None = None
+    n: Int32 | None = None
+    max_tokens: Int32 | None = None
+    min_tokens: Int32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int32 | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: Int64 | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Int32 | None = None
+    cache_salt: Label | None = None
+    request_id: Label | None = None
+    return_token_ids: bool | None = None
+    timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
+
+    # Accepted without effect: they concern OpenAI's own bookkeeping.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    # Refused by name, see _UNSUPPORTED.
+    allowed_token_ids: Any = None
+    audio: Any = None
+    bad_words: Any = None
+    best_of: Any = None
+    echo: Any = None
+    function_call: Any = None
+    functions: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    modalities: Any = None
+    prediction: Any = None
+    prompt_logprobs: Any = None
+    response_format: Any = None
+    spaces_between_special_tokens: Any = None
+    store: Any = None
+    structured_outputs: Any = None
+    suffix: Any = None
+    truncate_prompt_tokens: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+def refuse_unsupported(body: GenerationFields) -> None:
+    """Refuse what would otherwise be silently ignored.
+
+    Raises:
+        InvalidRequest: naming the field.
+    """
+    for name, neutral in _UNSUPPORTED.items():
+        value = getattr(body, name)
+        if value is not None and not any(value == other and type(value) is type(other) for other in neutral):
+            raise InvalidRequest(f"{name} is not supported by this server", name)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream to be true", "stream_options")
+
+
+def sampling_params(
+    body: GenerationFields, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    """The sampling parameters of a request: its own fields over the model's `defaults`.
+
+    Args:
+        max_tokens: the route's own reading of its max_tokens fields; None leaves the model's default, if any.
+        logprobs: likewise of its logprobs fields.
+
+    Raises:
+        InvalidRequest: a value outside its range; `param` names the field.
+    """
+    fields = dict(defaults)
+    fields.update((name, value) for name in _SAME_NAME if (value := getattr(body, name)) is not None)
+    if max_tokens is not None:
+        fields["max_tokens"] = max_tokens
+    if logprobs is not None:
+        fields["logprobs"] = logprobs
+    if body.stop is not None:
+        fields["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    if body.stop_token_ids is not None:
+        fields["stop_token_ids"] = tuple(body.stop_token_ids)
+    if body.logit_bias is not None:
+        fields["logit_bias"] = _logit_bias(body.logit_bias)
+    return SamplingParams(**fields)
+
+
+def check_logprobs(num_logprobs: int, field: str, max_logprobs: int) -> None:
+    """Refuse more alternatives than the server allows.
+
+    Raises:
+        InvalidRequest: naming `field`.
+    """
+    if not 0 <= num_logprobs <= max_logprobs:
+        raise InvalidRequest(f"{field} must be between 0 and {max_logprobs}, got {num_logprobs}", field)
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
+    for key in bias:
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+            raise InvalidRequest(f"logit_bias: {key[:20]!r} is not a token id", "logit_bias")
+    return {int(key): max(-100.0, min(100.0, value)) for key, value in bias.items()}

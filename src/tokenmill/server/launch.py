@@ -1,0 +1,99 @@
+"""`run`: from two configs to a serving process, and back to nothing.
+
+    take the port -> private folder -> start engine and text workers -> engine is ready -> tokenizers are loaded
+        -> accept requests -> Ctrl-C, SIGTERM or a dead child -> end streams, end children, remove the folder
+
+Whatever ends the server, one sentence says why, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import uvloop
+
+from tokenmill.config import EngineConfig, ServerConfig
+from tokenmill.errors import TokenMillError
+from tokenmill.frontend.channels import LaunchFile
+from tokenmill.messages import EngineProgress, EngineReady
+from tokenmill.server.listener import bind
+from tokenmill.server.supervisor import Events, Supervisor
+
+ENGINE_MODULE = "tokenmill.engine.process"
+
+
+def run(
+    engine: EngineConfig,
+    server: ServerConfig,
+    on_progress: Callable[[EngineProgress], None] | None = None,
+    on_ready: Callable[[EngineReady], None] | None = None,
+    on_error: Callable[[str], None] | None = None,
+    on_line: Callable[[str], None] | None = None,
+    engine_module: str = ENGINE_MODULE,
+) -> int:
+    """Serve until stopped; return the exit code. Must be called in the main thread.
+
+    Args:
+        on_progress: told of each phase of the start.
+        on_ready: told when the server accepts requests.
+        on_error: told the one sentence that explains an exit code other than 0; default: standard error.
+        on_line: given what children write to standard error; default: standard error.
+        engine_module: the module that runs as the engine process.
+    """
+    events = Events(
+        progress=on_progress or (lambda _: None),
+        ready=on_ready or (lambda _: None),
+        error=on_error or _to_stderr,
+        line=on_line or _to_stderr,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    folder = None
+    try:
+        engine, server = _with_names(engine, server)
+        engine, server = engine.resolve(), server.resolve()
+        listener = bind(server)
+        folder = Path(tempfile.mkdtemp(prefix="tokenmill-"))
+        LaunchFile(engine, server).write(folder)
+        supervisor = Supervisor(folder, server, listener, events, engine_module)
+        exit_code: int = uvloop.run(supervisor.run())
+        return exit_code
+    except TokenMillError as error:
+        events.error(str(error))
+        return error.exit_code
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if server.uds is not None:
+            Path(server.uds).unlink(missing_ok=True)
+
+
+def served_name(engine: EngineConfig, server: ServerConfig) -> str:
+    """The model's id in the API: as told, else the folder's name, else the hub id."""
+    if server.served_model_name is not None:
+        return server.served_model_name
+    if engine.model in ("", str(_demo_model())):
+        return "tokenmill-demo"
+    folder = Path(engine.model)
+    return folder.resolve().name if folder.is_dir() else engine.model
+
+
+def _with_names(engine: EngineConfig, server: ServerConfig) -> tuple[EngineConfig, ServerConfig]:
+    """Fill in the demo model where none is given, and the name under which the model is served."""
+    server = replace(server, served_model_name=served_name(engine, server))
+    return (engine if engine.model else replace(engine, model=str(_demo_model()))), server
+
+
+def _demo_model() -> Path:
+    from tokenmill.demo import demo_model_path
+
+    return demo_model_path()
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

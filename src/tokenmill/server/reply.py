@@ -1,0 +1,162 @@
+"""The reply to a generating call: streamed or whole, and over as soon as the client is gone.
+
+Exactly one outcome reaches the client: a complete reply, or an error body, or (once a stream has begun) an error
+event. Leaving early, for whatever reason, aborts the call's requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokenmill.errors import TokenMillError
+from tokenmill.frontend.client import EngineClient
+from tokenmill.frontend.generation import Generation, merge
+from tokenmill.messages import GenerateText, TextOutput
+from tokenmill.request import FinishReason
+from tokenmill.server.errors import RequestTimedOut, error_body, error_response
+from tokenmill.server.fields import GenerationFields
+from tokenmill.server.reply_format import ChunkWriter, ReplyFormat, ReplyHead, UsageCounter, document
+
+_logger = logging.getLogger(__name__)
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class GenerationFailed(TokenMillError):
+    """The engine gave up on a request."""
+
+
+class StreamPlan(msgspec.Struct, frozen=True):
+    """How a reply is to be sent."""
+
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    timeout: float | None
+
+    @classmethod
+    def of(cls, body: GenerationFields) -> StreamPlan:
+        """Read it from a request's fields."""
+        options = body.stream_options
+        return cls(
+            stream=bool(body.stream),
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+            timeout=body.timeout,
+        )
+
+
+class GenerationReply(Response):
+    """An ASGI response that generates while it is sent."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        prompts: Sequence[GenerateText],
+        format: ReplyFormat,
+        head: ReplyHead,
+        plan: StreamPlan,
+    ) -> None:
+        super().__init__()
+        self._client = client
+        self._prompts = prompts
+        self._format = format
+        self._head = head
+        self._plan = plan
+        self._started = False
+        self._usage = UsageCounter(prompts[0].params.n)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Generate and send until done or until the client disconnects, whichever is first."""
+        work = asyncio.ensure_future(self._answer(scope, receive, send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+        if not work.cancelled():
+            work.result()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._plan.timeout), self._client.generate(self._prompts) as generation:
+                await (self._stream(generation, send) if self._plan.stream else self._whole(generation, send))
+        except TimeoutError:
+            error = RequestTimedOut(f"the request's timeout of {self._plan.timeout:g} seconds has passed")
+            await self._fail(error, scope, receive, send)
+        except TokenMillError as error:
+            await self._fail(error, scope, receive, send)
+        except Exception as error:
+            _logger.exception("a reply failed")
+            await self._fail(error, scope, receive, send)
+
+    async def _whole(self, generation: Generation, send: Send) -> None:
+        outputs: dict[int, list[TextOutput]] = {}
+        async for index, output in generation:
+            _check(output)
+            self._usage.add(index, output)
+            outputs.setdefault(index, []).append(output)
+        choices = [self._format.choice(index, merge(outputs[index])) for index in sorted(outputs)]
+        body = document(self._head, choices, self._usage.usage())
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await self._start(send, headers)
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _stream(self, generation: Generation, send: Send) -> None:
+        # The headers leave with the first delta: until then a refusal can still have its proper status.
+        writer = ChunkWriter(self._head, self._plan.include_usage)
+        async for index, output in generation:
+            _check(output)
+            self._usage.add(index, output)
+            choices = self._format.chunk_choices(index, output)
+            if choices:
+                await self._start(send, _STREAM_HEADERS)
+                usage = self._usage.usage() if self._plan.continuous_usage else None
+                await _send_part(send, writer.chunk(choices, usage))
+        if self._plan.include_usage:
+            await _send_part(send, writer.chunk([], self._usage.usage()))
+        await _end_stream(send)
+
+    async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._started:
+            await error_response(error)(scope, receive, send)
+            return
+        await _send_part(send, b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n")
+        await _end_stream(send)
+
+
+def _check(output: TextOutput) -> None:
+    if output.finish_reason is FinishReason.ERROR:
+        raise GenerationFailed(output.error or "the engine could not complete this request")
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+async def _end_stream(send: Send) -> None:
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has gone. The body was read before, so nothing else can come."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,258 @@
+"""The API process while it runs: it starts the children, serves HTTP, and ends it all for whichever reason is first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+import zmq
+
+from tokenmill.config import ServerConfig
+from tokenmill.errors import EngineDead, InvalidCheckpoint, InvalidRequest
+from tokenmill.frontend.channels import API, Inbox, Outbox, worker_name
+from tokenmill.frontend.client import EngineClient
+from tokenmill.frontend.model_files import default_sampling
+from tokenmill.messages import EngineFailed, EngineProgress, EngineReady, EngineStats, ToApi
+from tokenmill.observe.metrics import Metrics
+from tokenmill.sampling_params import SamplingParams
+from tokenmill.server.app import build_app
+from tokenmill.server.children import Child, ChildProcess, WorkerThread
+from tokenmill.server.context import ServerContext
+from tokenmill.server.errors import ServerStopping
+from tokenmill.server.inbox_reader import InboxReader
+from tokenmill.server.listener import explain
+
+# Longer than a stopped machine's nap, shorter than a client's patience.
+SILENCE_SECONDS = 60.0
+# What streams get to send their last event after they have been told to end.
+_LAST_EVENT_SECONDS = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Whom to tell what; see `launch.run`."""
+
+    progress: Callable[[EngineProgress], None]
+    ready: Callable[[EngineReady], None]
+    error: Callable[[str], None]
+    line: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why the server ends: a request to stop has no `error`."""
+
+    exit_code: int = 0
+    error: str | None = None
+
+
+class Supervisor:
+    """Runs one server in the current event loop."""
+
+    def __init__(
+        self,
+        folder: Path,
+        server: ServerConfig,
+        listener: socket.socket,
+        events: Events,
+        engine_module: str,
+    ) -> None:
+        """`folder` holds the launch file; `engine_module` runs as the engine process."""
+        self._folder = folder
+        self._server = server
+        self._engine_module = engine_module
+        self._listener = listener
+        self._events = events
+        self._children: list[Child] = []
+        self._watchers: list[asyncio.Task[None]] = []
+        self._metrics = Metrics()
+        self._http: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._last_news = time.monotonic()
+
+    async def run(self) -> int:
+        """Serve until something ends it; return the exit code."""
+        loop = asyncio.get_running_loop()
+        self._ending: asyncio.Future[Ending] = loop.create_future()
+        self._ready: asyncio.Future[EngineReady] = loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop_asked)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        num_workers = max(1, self._server.tokenizer_workers)
+        workers = [Outbox(context, self._folder, worker_name(index)) for index in range(num_workers)]
+        inbox: Inbox[ToApi] = Inbox(context, self._folder, API, ToApi)
+        reader = InboxReader(inbox, self._handle)
+        self._client = EngineClient([worker.send for worker in workers], self._metrics)
+        reader.start()
+        starting = asyncio.ensure_future(self._start())
+        try:
+            ending = await self._ending
+            await self._close(ending)
+            if ending.error is not None:
+                self._events.error(ending.error)
+            return ending.exit_code
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            for watcher in self._watchers:
+                watcher.cancel()
+            await asyncio.gather(*(child.stop() for child in self._children), return_exceptions=True)
+            reader.stop()
+            inbox.close()
+            for worker in workers:
+                worker.close()
+            context.destroy(linger=0)
+            self._listener.close()
+
+    # --- start ------------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        try:
+            await self._start_children()
+            ready = await self._ready
+            self._metrics.engine_ready(ready)
+            await self._client.start(ready)
+            await self._listen(ready)
+            self._events.ready(ready)
+        except (InvalidCheckpoint, InvalidRequest) as error:
+            self._end(Ending(InvalidCheckpoint.exit_code, str(error)))
+        except OSError as error:
+            explained = explain(error, self._server)
+            self._end(Ending(explained.exit_code, str(explained)))
+        except EngineDead:
+            assert self._ending.done(), "whatever fails the client ends the server"
+
+    async def _start_children(self) -> None:
+        folder, on_line = str(self._folder), self._events.line
+        self._watch(await ChildProcess.start("engine", self._engine_module, [folder], on_line))
+        if self._server.tokenizer_workers == 0:
+            self._watch(WorkerThread(self._folder))
+        for index in range(self._server.tokenizer_workers):
+            name, arguments = f"text worker {index}", [folder, str(index)]
+            self._watch(await ChildProcess.start(name, "tokenmill.frontend.worker", arguments, on_line))
+
+    def _watch(self, child: Child) -> None:
+        self._children.append(child)
+        self._watchers.append(asyncio.ensure_future(self._end_with(child)))
+
+    async def _end_with(self, child: Child) -> None:
+        how = await child.ended()
+        # A child that can still say why sends it before it ends; let that arrive first.
+        await asyncio.sleep(0.1)
+        self._end(Ending(1, how))
+
+    async def _listen(self, ready: EngineReady) -> None:
+        config = self._server
+        assert config.served_model_name is not None, "launch gives it a name"
+        context = ServerContext(
+            client=self._client,
+            ready=ready,
+            metrics=self._metrics,
+            model_name=config.served_model_name,
+            default_sampling=_checked_defaults(Path(ready.model)),
+            max_logprobs=config.max_logprobs,
+            started=int(time.time()),
+            trouble=self._trouble,
+        )
+        self._http = _HttpServer(
+            uvicorn.Config(
+                build_app(context, config),
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=3600,  # `_close` keeps the time
+                ssl_keyfile=config.ssl_keyfile,
+                ssl_certfile=config.ssl_certfile,
+            )
+        )
+        # Listening here, and not in uvicorn, lets a port that was taken meanwhile be told from other errors.
+        self._listener.listen(2048)
+        self._serving = asyncio.ensure_future(self._http.serve(sockets=[self._listener]))
+        while not self._http.started and not self._serving.done():
+            await asyncio.sleep(0.005)
+
+    # --- while it runs ----------------------------------------------------------------------------------------------
+
+    def _handle(self, message: ToApi) -> None:
+        self._last_news = time.monotonic()
+        match message:
+            case EngineStats():
+                self._metrics.engine_stats(message)
+            case EngineProgress():
+                self._events.progress(message)
+            case EngineReady():
+                if not self._ready.done():
+                    self._ready.set_result(message)
+            case EngineFailed():
+                self._end(Ending(message.exit_code, message.error))
+            case _:
+                self._client.dispatch(message)
+
+    def _trouble(self) -> str | None:
+        """Why /health should say no."""
+        if self._client.failure is not None:
+            return str(self._client.failure)
+        silence = time.monotonic() - self._last_news
+        if self._client.num_open and silence > SILENCE_SECONDS:
+            return f"requests are open, but nothing was heard from the engine for {silence:.0f} seconds"
+        return None
+
+    # --- end --------------------------------------------------------------------------------------------------------
+
+    def _stop_asked(self) -> None:
+        if self._ending.done():
+            # The second Ctrl-C: do not wait for streams.
+            self._client.fail(ServerStopping("the server is stopping"))
+        self._end(Ending())
+
+    def _end(self, ending: Ending) -> None:
+        if self._ending.done():
+            return
+        self._ending.set_result(ending)
+        if ending.error is not None:
+            self._client.fail(EngineDead("the engine is not available; the server is stopping"))
+
+    async def _close(self, ending: Ending) -> None:
+        """Accept nothing new; give open replies their time to end, then an error, then nothing."""
+        if self._http is None or self._serving is None:
+            return
+        self._http.should_exit = True
+        patience = self._server.shutdown_timeout if ending.error is None else 0.0
+        await asyncio.wait([self._serving], timeout=patience)
+        self._client.fail(ServerStopping("the server is stopping"))
+        await asyncio.wait([self._serving], timeout=_LAST_EVENT_SECONDS)
+        self._http.force_exit = True
+        await asyncio.wait([self._serving], timeout=_LAST_EVENT_SECONDS)
+        self._serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._serving
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: the supervisor decides when to end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _checked_defaults(folder: Path) -> dict[str, object]:
+    """The model's default sampling parameters, refused now rather than with every request."""
+    defaults = default_sampling(folder)
+    try:
+        SamplingParams(**defaults)
+    except InvalidRequest as error:
+        raise InvalidCheckpoint(f"{folder / 'generation_config.json'}: {error}") from error
+    return defaults
