@@ -57,7 +57,10 @@ def make_parser() -> Parser:
         "e.g. TOKENMILL_PORT=8001, or as a key of the --config file.",
     )
     parser.add_argument(
-        "positional_model", nargs="?", metavar="MODEL", help="checkpoint folder or hub id (none: the bundled demo model)"
+        "positional_model",
+        nargs="?",
+        metavar="MODEL",
+        help="checkpoint folder or hub id (none: the bundled demo model)",
     )
     add_config_file_flag(parser)
     add_flags(parser, EngineConfig, "engine")

@@ -1,4 +1,4 @@
-"""Text to the value of a config field: numbers, sizes, switches, lists; one reading for flags, environment and files."""
+"""Text to the value of a config field: numbers, sizes, switches, lists; the same for flag, environment and file."""
 
 from __future__ import annotations
 

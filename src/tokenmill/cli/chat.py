@@ -1,0 +1,134 @@
+"""`tokenmill chat`: a conversation in the terminal, or line by line from a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from tokenmill.cli.model_access import Messages, ModelAccess, add_access_flags, open_access, write_delta
+from tokenmill.cli.parser import Parser, did_you_mean
+from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
+from tokenmill.errors import TokenMillError
+
+_COMMAND = re.compile(r"/[a-z]+")
+_COMMANDS = {
+    "/reset": "forget the conversation, keep the system message",
+    "/system": "set the system message: /system You answer in one word.",
+    "/help": "this list",
+    "/exit": "end (also Ctrl-D); Ctrl-C stops an answer",
+}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Talk until /exit or the end of input; 1 if an answer failed.
+
+    Raises:
+        TokenMillError: the local model cannot be loaded.
+    """
+    parser = Parser("chat", "Talk to a running server, or with --local to a model in this process.")
+    add_access_flags(parser)
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    add_sampling_flags(parser)
+    namespace = parser.parse(arguments)
+    chat = Chat(open_access(namespace), sampling_fields(namespace), namespace.system)
+    chat.talk()
+    return int(chat.failed)
+
+
+class Chat:
+    """One conversation: what was said, and the loop that reads and answers."""
+
+    def __init__(
+        self,
+        model: ModelAccess,
+        fields: Mapping[str, Any],
+        system: str | None = None,
+        streams: tuple[IO[str], IO[str]] | None = None,
+    ) -> None:
+        """`streams` are where lines come from and answers go to; None: the process's own."""
+        self._model = model
+        self._fields = fields
+        self._system = system
+        self._input: IO[str] = streams[0] if streams else sys.stdin
+        self._output: IO[str] = streams[1] if streams else sys.stdout
+        self._said: Messages = []
+        self._interactive = self._input.isatty() and self._output.isatty()
+        self.failed = False
+
+    @property
+    def messages(self) -> Messages:
+        """The conversation as it is sent: the system message, if any, and all turns."""
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return [*system, *self._said]
+
+    def talk(self) -> None:
+        """Answer lines until /exit or the end of input."""
+        if self._interactive:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401  importing it gives input() history and editing
+            print("Type a message; /help lists the commands.")
+        for line in self._lines():
+            if _COMMAND.fullmatch(line.split(maxsplit=1)[0]):
+                if line.split()[0] == "/exit":
+                    return
+                self._obey(line)
+            else:
+                self._answer(line)
+
+    def _lines(self) -> Iterator[str]:
+        while True:
+            try:
+                line = input("> ") if self._interactive else self._input.readline()
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:
+                if not self._interactive:
+                    raise
+                print("\n(/exit or Ctrl-D ends)")
+                continue
+            if not self._interactive and not line:
+                return
+            if line.strip():
+                yield line.strip()
+
+    def _obey(self, line: str) -> None:
+        command, _, rest = line.partition(" ")
+        match command:
+            case "/reset":
+                self._said.clear()
+            case "/system":
+                self._system = rest.strip() or None
+            case "/help":
+                for name, purpose in _COMMANDS.items():
+                    self._say(f"{name:<9}{purpose}\n")
+            case _:
+                self._say(f"there is no {command}{did_you_mean(command, _COMMANDS)}; /help lists the commands\n")
+
+    def _answer(self, line: str) -> None:
+        self._said.append({"role": "user", "content": line})
+        text, reason = "", None
+        try:
+            # Closed at once when Ctrl-C ends the loop: the close is what stops the generation.
+            with contextlib.closing(self._model.chat(self.messages, self._fields)) as deltas:
+                for delta in deltas:
+                    text += delta.text
+                    reason = delta.finish_reason or reason
+                    self._say(delta.text)
+        except KeyboardInterrupt:
+            reason = "stopped"
+        except TokenMillError as error:
+            self.failed = True
+            self._said.pop()
+            print(f"{'' if text == '' else chr(10)}tokenmill: {error}", file=sys.stderr)
+            return
+        self._say("\n")
+        if self._interactive and reason in ("stopped", "length"):
+            self._say("(stopped)\n" if reason == "stopped" else "(the answer reached its length limit)\n")
+        self._said.append({"role": "assistant", "content": text})
+
+    def _say(self, text: str) -> None:
+        write_delta(self._output, text)

@@ -1,0 +1,32 @@
+"""`tokenmill complete PROMPT`: one continuation, streamed to stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from tokenmill.cli.model_access import add_access_flags, open_access, write_delta
+from tokenmill.cli.parser import Parser
+from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Complete and return 0.
+
+    Raises:
+        TokenMillError: the server refuses, or the local model cannot be loaded.
+    """
+    parser = Parser("complete", "Continue a text, streamed to stdout.")
+    parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads it from stdin")
+    parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")
+    add_access_flags(parser)
+    add_sampling_flags(parser)
+    namespace = parser.parse(arguments)
+    prompt = sys.stdin.read() if namespace.prompt == "-" else namespace.prompt
+    model = open_access(namespace)
+    if namespace.echo:
+        write_delta(sys.stdout, prompt)
+    for delta in model.complete(prompt, sampling_fields(namespace)):
+        write_delta(sys.stdout, delta.text)
+    print()
+    return 0

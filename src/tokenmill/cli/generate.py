@@ -1,0 +1,180 @@
+"""`tokenmill generate`: a JSONL file of prompts to a JSONL file of answers, offline, and resumable at any point."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_names, read_given
+from tokenmill.cli.parser import Parser
+from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
+from tokenmill.config import EngineConfig
+from tokenmill.errors import InvalidConfig, InvalidRequest
+
+if TYPE_CHECKING:
+    from tokenmill.cli.jobs import Job
+    from tokenmill.cli.journal import Journal
+    from tokenmill.llm import LLM
+    from tokenmill.request_output import RequestOutput
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Answer every line of the input and return 0; lines that cannot be answered get an error line.
+
+    Raises:
+        InvalidConfig: a flag or a file that cannot be used.
+        TokenMillError: the model cannot be loaded.
+    """
+    namespace = make_parser().parse(arguments)
+    given = read_given(namespace, os.environ)
+    check_names(given, (EngineConfig,))
+    config = build(EngineConfig, given).resolve()
+    source = Path(namespace.input)
+    if not source.is_file():
+        raise InvalidConfig(f"there is no input file {source}")
+
+    from tokenmill.cli.journal import Journal
+
+    with Journal(Path(namespace.output), namespace.overwrite) as journal:
+        num_lines = check_answered(source, journal)
+        if num_lines > len(journal.done):
+            try:
+                _answer_all(source, journal, config, sampling_fields(namespace), num_lines)
+            except KeyboardInterrupt:
+                print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+                raise
+        journal.sort()
+    print(f"{namespace.output}: {num_lines} lines", file=sys.stderr)
+    return 0
+
+
+def make_parser() -> Parser:
+    """The parser of `generate`: files, sampling defaults, and the engine's flags."""
+    parser = Parser(
+        "generate",
+        'Answer a JSONL file offline. A line is {"prompt": ...} or {"messages": ...} with sampling fields, or '
+        '{"custom_id": ..., "body": {...}} as in the batches of OpenAI. An interrupted run goes on where it was '
+        "when it is started again.",
+    )
+    parser.add_argument("--input", "-i", required=True, metavar="FILE", help="JSONL file with a prompt in each line")
+    parser.add_argument("--output", "-o", required=True, metavar="FILE", help="JSONL file for the answers")
+    parser.add_argument("--overwrite", action="store_true", help="forget what the output file already holds")
+    add_sampling_flags(parser)
+    add_config_file_flag(parser)
+    add_flags(parser, EngineConfig, "engine")
+    return parser
+
+
+def numbered_lines(source: Path) -> Iterator[tuple[int, bytes]]:
+    """Number (from 1) and bytes of each line that is not blank."""
+    with open(source, "rb") as file:
+        for number, raw in enumerate(file, 1):
+            if raw.strip():
+                yield number, raw
+
+
+def check_answered(source: Path, journal: Journal) -> int:
+    """Count the input's lines, comparing those that have an answer with what was answered.
+
+    Raises:
+        InvalidConfig: the output file belongs to another input.
+    """
+    from tokenmill.cli.jobs import digest
+
+    count, answered = 0, 0
+    for number, raw in numbered_lines(source):
+        count += 1
+        if number in journal.done:
+            answered += 1
+            if journal.done[number] != digest(raw):
+                raise InvalidConfig(f"line {number} of {source} has changed since it was answered; give --overwrite")
+    if answered < len(journal.done):
+        raise InvalidConfig(f"the output file answers lines that {source} does not have; give --overwrite")
+    return count
+
+
+def _answer_all(source: Path, journal: Journal, config: EngineConfig, fields: dict[str, Any], num_lines: int) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from tokenmill.cli.local import load_llm
+    from tokenmill.frontend.model_files import default_sampling
+
+    with load_llm(config) as llm:
+        defaults = {**default_sampling(Path(llm.info.model)), **fields}
+        if "stop" in defaults:
+            defaults["stop"] = tuple(defaults["stop"])
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[tokens]} tokens"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        ) as progress:
+            task = progress.add_task("answering", total=num_lines, completed=len(journal.done), tokens=0)
+            batch = Batch(llm, journal, defaults)
+            for number, raw in numbered_lines(source):
+                if number not in journal.done:
+                    batch.add(number, raw)
+                while batch.is_full:
+                    batch.step()
+                progress.update(task, completed=len(journal.done), tokens=batch.num_tokens)
+            while batch.is_open:
+                batch.step()
+                progress.update(task, completed=len(journal.done), tokens=batch.num_tokens)
+
+
+class Batch:
+    """The jobs that are being answered: enough of them to keep the engine full, never the whole file."""
+
+    def __init__(self, llm: LLM, journal: Journal, defaults: dict[str, Any]) -> None:
+        self._llm = llm
+        self._journal = journal
+        self._defaults = defaults
+        self._open: list[tuple[Job, RequestOutput]] = []
+        # Twice what can run: a request that ends is followed by one that is already tokenized.
+        self._size = 2 * llm.info.max_num_seqs
+        self.num_tokens = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True while no further job should be added."""
+        return len(self._open) >= self._size
+
+    @property
+    def is_open(self) -> bool:
+        """True while a job is not answered."""
+        return bool(self._open)
+
+    def add(self, number: int, raw: bytes) -> None:
+        """Start the job of an input line; a line that is none is answered with its error at once."""
+        from tokenmill.cli.jobs import read_job, refused_line
+
+        try:
+            job = read_job(number, raw, self._defaults)
+            output = self._llm.submit(job.prompt, job.params, job.template_options)
+        except InvalidRequest as error:
+            self._journal.append(refused_line(number, raw, str(error)))
+            return
+        self._open.append((job, output))
+        self._write_finished()
+
+    def step(self) -> None:
+        """Run one step of the engine and write what it finished."""
+        deltas = self._llm.step()
+        self.num_tokens += sum(len(delta.token_ids) for delta in deltas)
+        if any(delta.finish_reason is not None for delta in deltas):
+            self._write_finished()
+
+    def _write_finished(self) -> None:
+        unfinished = []
+        for job, output in self._open:
+            if output.is_finished:
+                self._journal.append(job.answer(output, Path(self._llm.info.model).name))
+            else:
+                unfinished.append((job, output))
+        self._open = unfinished

@@ -1,0 +1,70 @@
+"""How `chat` and `complete` reach a model: a running server or this process, behind one protocol."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import unicodedata
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+from tokenmill.cli.parser import Parser
+from tokenmill.config import DEFAULT_PORT
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of an answer; the last one says why it ended."""
+
+    text: str
+    finish_reason: str | None = None
+
+
+Deltas = Generator[Delta, None, None]
+
+
+class ModelAccess(Protocol):
+    """Answers as streams of deltas. Closing a stream early stops the generation. `fields` are sampling parameters."""
+
+    def chat(self, messages: Messages, fields: Mapping[str, Any]) -> Deltas:
+        """The assistant's next message."""
+
+    def complete(self, prompt: str, fields: Mapping[str, Any]) -> Deltas:
+        """The continuation of a text."""
+
+
+def add_access_flags(parser: Parser) -> None:
+    """Add the flags that choose a server or a model in this process."""
+    group = parser.add_argument_group("which model")
+    url = os.environ.get("TOKENMILL_URL", f"http://127.0.0.1:{DEFAULT_PORT}")
+    group.add_argument("--url", default=url, help=f"server to talk to, also as TOKENMILL_URL (default: {url})")
+    group.add_argument("--api-key", default=None, help="its key, also as TOKENMILL_API_KEY")
+    group.add_argument("--model", default=None, help="name of the model at the server (default: the one it serves)")
+    group.add_argument("--local", metavar="MODEL", help="folder or hub id of a model to run in this process instead")
+
+
+def open_access(namespace: argparse.Namespace) -> ModelAccess:
+    """What the flags ask for.
+
+    Raises:
+        TokenMillError: the model cannot be loaded.
+    """
+    if namespace.local is not None:
+        from tokenmill.cli.local import LocalModel
+
+        return LocalModel(namespace.local)
+    from tokenmill.cli.remote import RemoteModel
+
+    key = namespace.api_key or os.environ.get("TOKENMILL_API_KEY")
+    return RemoteModel(namespace.url, key, namespace.model)
+
+
+def write_delta(stream: IO[str], text: str) -> None:
+    """Write a piece of an answer at once; to a terminal without the control characters that could steer it."""
+    if stream.isatty():
+        text = "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")
+    stream.write(text)
+    stream.flush()
