@@ -128,3 +128,13 @@ def test_a_tail_of_many_unlikely_tokens_keeps_its_weight():
     drawn = draw_plain(logits.expand(401, -1), torch.ones(401), uniforms)
     assert int((drawn > 0).sum()) == pytest.approx(401 * 0.01 / 1.01, abs=1.5)
     assert int(drawn[-1]) == 100_000
+
+
+def test_min_p_of_one_leaves_every_token_that_ties_with_the_largest():
+    logits = torch.zeros((100, 300))
+    logits[:, 5] = logits[:, 200] = 2.0
+    uniform = torch.linspace(0.0, NEARLY_ONE, 100, dtype=torch.float64)
+    group = group_of(SamplingParams(min_p=1.0), 300, uniform.numpy())
+    assert draw_filtered(logits, group, within_candidates=False)[0].tolist() == [5] * 50 + [200] * 50
+    drawn = [int(draw_wide(logits[0], WideDraw(1.0, 300, 1.0, 1.0, float(u)))) for u in uniform]
+    assert drawn == [5] * 50 + [200] * 50
