@@ -73,6 +73,7 @@ class EngineConfig:
     scheduling_policy: str = flag("fcfs", "order of the waiting queue", choices=("fcfs", "priority"))
     async_scheduling: bool | None = flag(None, "schedule the next step while one runs (auto: off on CPU)")
     attention_backend: str = flag("auto", "attention implementation", choices=("auto", "reference", "cpu"))
+    num_threads: int | None = flag(None, "CPU threads of a step (auto: the cores this process may use)")
     seed: int = flag(0, "seed of requests that bring none")
 
     def resolve(self) -> EngineConfig:
@@ -94,7 +95,7 @@ class EngineConfig:
             raise InvalidConfig(f"--gpu-memory-utilization must be in (0, 1], got {utilization}")
         if self.long_prefill_token_threshold < 0:
             raise InvalidConfig("--long-prefill-token-threshold must be 0 (off) or more")
-        for name in ("max_model_len", "num_pages", "kv_cache_memory_bytes"):
+        for name in ("max_model_len", "num_pages", "kv_cache_memory_bytes", "num_threads"):
             if getattr(self, name) is not None:
                 _check_positive(self, name)
         return dataclasses.replace(

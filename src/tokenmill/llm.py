@@ -21,6 +21,7 @@ from tokenmill.frontend.text_processor import Routed, load_text_processor
 from tokenmill.messages import (
     AbortRequests,
     AddRequest,
+    EngineStats,
     GenerateText,
     RequestRejected,
     StepOutputs,
@@ -143,6 +144,10 @@ class LLM:
     def step(self) -> list[TextOutput]:
         """Run one step of the engine; returns the deltas it brought."""
         return self._publish(self._engine.step())
+
+    def stats(self) -> EngineStats:
+        """Counters since start and what is in use now: rows, pages, cache hits, preemptions."""
+        return self._engine.stats()
 
     def close(self) -> None:
         """End what runs and free the engine's thread."""

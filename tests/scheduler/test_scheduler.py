@@ -10,9 +10,7 @@ from tokenmill.request import FinishReason
 
 def plans(harness: Harness) -> list[dict[str, int]]:
     """Each launched step as {request id: tokens}."""
-    return [
-        dict(zip(plan.request_ids, plan.num_scheduled.tolist(), strict=True)) for plan in harness.runner.plans
-    ]
+    return [dict(zip(plan.request_ids, plan.num_scheduled.tolist(), strict=True)) for plan in harness.runner.plans]
 
 
 def test_a_request_alone_prefills_then_decodes_until_its_length() -> None:

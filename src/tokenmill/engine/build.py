@@ -71,7 +71,7 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
     """
     phases = Phases(report)
     platform = select_platform(config.device)
-    num_threads = platform.set_num_threads()
+    num_threads = platform.set_num_threads(config.num_threads)
     with phases.phase("finding the model") as progress:
         folder = fetch(config.model, config.revision, config.download_dir, progress)
         architecture = read_architecture(folder)

@@ -22,5 +22,5 @@ class Platform(Protocol):
     def num_threads(self) -> int:
         """Host threads that a step should use."""
 
-    def set_num_threads(self) -> int:
-        """Tell torch how many threads to use; returns the number."""
+    def set_num_threads(self, wanted: int | None = None) -> int:
+        """Tell torch how many threads to use, `num_threads()` if it is left to us; returns the number."""

@@ -1,0 +1,101 @@
+"""Every family through the whole engine: 64 greedy tokens equal transformers', however the steps are cut.
+
+Alone and in a mixed batch, whole and chunked, cold and from the prefix cache, with preemptions, and for both attention
+backends. Checkpoints and prompts are drawn afresh each run.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import FAMILIES, load_oracle, make_checkpoint
+from tokenmill import LLM, SamplingParams
+
+SEED = random.randrange(10**6)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+NUM_PROMPTS = 5
+
+# GQA ratios 1, 2, 4, 8; tied and untied embeddings; odd vocabulary sizes; scaled rotary positions; a short window.
+SHAPES: dict[str, dict[str, object]] = {
+    "qwen3": {"num_attention_heads": 8, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 277},
+    "llama": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "mistral": {"num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 24, "vocab_size": 301},
+    "qwen3_moe": {"num_attention_heads": 4, "num_key_value_heads": 2, "norm_topk_prob": True},
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list, list]:
+    """A checkpoint, prompts (two of which share a prefix), and transformers' greedy continuations."""
+    family = request.param
+    shape = SHAPES[family]
+    folder = make_checkpoint(tmp_path_factory.mktemp(family), family, seed=SEED, **shape)
+    generator = random.Random(SEED)
+    prompts = [[generator.randrange(250) for _ in range(generator.randint(1, 90))] for _ in range(NUM_PROMPTS - 1)]
+    prompts.append(max(prompts, key=len)[:40] + [7, 8, 9])
+    oracle = load_oracle(folder)
+    expected = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        answer = oracle.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=64,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        expected.append(answer[0, len(prompt) :].tolist())
+    return folder, prompts, expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("whole prompts in one batch", {}),
+        ("chunked prompts mixed with decodes", {"max_num_batched_tokens": 16, "max_num_seqs": 4, "page_size": 4}),
+        (
+            "so few pages that requests are preempted",
+            {"num_pages": 20, "max_num_seqs": 3, "max_model_len": 160, "page_size": 8},
+        ),
+        ("the reference attention", {"attention_backend": "reference", "page_size": 1}),
+        ("overlapping steps", {"async_scheduling": True, "max_num_batched_tokens": 32, "max_num_seqs": 4}),
+    ],
+)
+def test_64_greedy_tokens_equal_transformers(
+    case: tuple[Path, list, list], name: str, options: dict[str, object]
+) -> None:
+    folder, prompts, expected = case
+    with LLM(folder, dtype="float32", num_threads=1, **options) as llm:
+        alone = [llm.generate(prompt, GREEDY, use_progress_bar=False)[0] for prompt in prompts]
+        again = llm.generate(prompts, GREEDY, use_progress_bar=False)
+        preemptions = llm.stats().num_preemptions
+    assert [o.outputs[0].token_ids for o in alone] == expected, f"alone, seed {SEED}"
+    assert [o.outputs[0].token_ids for o in again] == expected, f"in a batch, from the cache, seed {SEED}"
+    assert any(output.num_cached_tokens for output in again), "nothing came from the cache"
+    if "num_pages" in options:
+        assert preemptions > 0, "this case is meant to preempt"
+
+
+def test_a_cold_batch_equals_transformers_without_a_cache(case: tuple[Path, list, list]) -> None:
+    folder, prompts, expected = case
+    with LLM(folder, dtype="float32", num_threads=1, enable_prefix_caching=False) as llm:
+        outputs = llm.generate(prompts, GREEDY, use_progress_bar=False)
+    assert [o.outputs[0].token_ids for o in outputs] == expected, f"seed {SEED}"
+    assert not any(output.num_cached_tokens for output in outputs)
