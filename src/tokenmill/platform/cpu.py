@@ -31,14 +31,17 @@ class CpuPlatform:
         return max(0, min([machine, *rooms]))
 
     def num_threads(self) -> int:
-        """Cores this process may run on, at most what its cgroup's CPU quota pays for, at least 1."""
+        """Cores this process may run on, at most what its cgroup's CPU quota pays for, at least 1.
+
+        torch's own number is a further limit: it follows OMP_NUM_THREADS, and counts physical cores where it can.
+        """
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         quotas = [int(quota) for quota in self._cpu_quotas()]
-        return max(1, min([cores, *quotas]))
+        return max(1, min([cores, torch.get_num_threads(), *quotas]))
 
-    def set_num_threads(self) -> int:
-        """Tell torch how many threads to use; returns the number."""
-        threads = self.num_threads()
+    def set_num_threads(self, wanted: int | None = None) -> int:
+        """Tell torch how many threads to use, `num_threads()` if it is left to us; returns the number."""
+        threads = wanted or self.num_threads()
         torch.set_num_threads(threads)
         return threads
 
