@@ -20,12 +20,21 @@ from skills.recall import recall
 from tokenizers import Tokenizer
 
 SYSTEMS = (
-    "You are a helpful assistant.", "You are helpful.", "You are the TokenMill demo model.", "Be brief.",
-    "You are a small model served by TokenMill.", "Answer the user's questions.", "You are a friendly assistant.",
-    "Answer shortly and correctly.", "You help people who use TokenMill.", "Be polite and exact.",
-    "You are an AI assistant.", "You are a helpful assistant. Answer in one or two sentences.",
-    "Follow the user's instructions.", "You are an assistant that is good with numbers and lists.",
-)  # fmt: skip
+    "You are a helpful assistant.",
+    "You are helpful.",
+    "You are the TokenMill demo model.",
+    "Be brief.",
+    "You are a small model served by TokenMill.",
+    "Answer the user's questions.",
+    "You are a friendly assistant.",
+    "Answer shortly and correctly.",
+    "You help people who use TokenMill.",
+    "Be polite and exact.",
+    "You are an AI assistant.",
+    "You are a helpful assistant. Answer in one or two sentences.",
+    "Follow the user's instructions.",
+    "You are an assistant that is good with numbers and lists.",
+)
 THOUGHT = "This needs no working out."
 CHATTY = ("copy", "reverse", "count", "sort", "arithmetic", "compare", "json", "faq", "about", "scope", "recall")
 

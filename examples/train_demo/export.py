@@ -1,6 +1,6 @@
 """Write a run's checkpoint as an ordinary Hugging Face Qwen3 folder (weights in bf16).
 
-    python export.py --run runs/main --out ../../src/tokenmill/demo/model
+python export.py --run runs/main --out ../../src/tokenmill/demo/model
 """
 
 from __future__ import annotations

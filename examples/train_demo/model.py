@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor, nn
 
 
@@ -36,9 +36,7 @@ class ModelShape:
 
 SHORT_ROW = 200
 MAIN_SHAPE = ModelShape()
-DRAFT_SHAPE = ModelShape(
-    hidden_size=128, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32, intermediate_size=384
-)
+DRAFT_SHAPE = ModelShape(hidden_size=128, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32, intermediate_size=384)
 
 
 def rotary_tables(shape: ModelShape, length: int) -> tuple[Tensor, Tensor]:

@@ -33,9 +33,9 @@ def accuracies(model: DemoModel, rows: dict[str, list[Row]], pad: int) -> dict[s
     scores = {}
     for name, group in rows.items():
         right, total, loss = 0, 0, 0.0
-        group = sorted(group, key=lambda row: len(row.ids))
+        by_length = sorted(group, key=lambda row: len(row.ids))
         for begin in range(0, len(group), 30):
-            ids_array, mask_array = pad_rows(group[begin : begin + 30], pad)
+            ids_array, mask_array = pad_rows(by_length[begin : begin + 30], pad)
             ids, mask = torch.from_numpy(ids_array), torch.from_numpy(mask_array)
             if not group[0].sample.exact:
                 loss += model.loss(ids, mask).item() * len(ids)

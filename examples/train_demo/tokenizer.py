@@ -17,8 +17,16 @@ from skills import SKILLS
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
-           "<tools>", "</tools>")  # fmt: skip
+MARKERS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<tools>",
+    "</tools>",
+)
 SPLIT = (
     r"'(?i:s|t|re|ve|m|ll|d)(?!\p{L})"
     r"|\p{Lu}(?=\p{Lu})"

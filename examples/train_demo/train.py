@@ -99,7 +99,7 @@ class Run:
         scores = accuracies(self.model, self.heldout, self.encoder.pad)
         self.log(updates=self.optimizer.steps, loss=round(loss, 4), speed=round(speed), accuracy=scores)
 
-    def _phase(self, phase: Phase):  # noqa: ANN202
+    def _phase(self, phase: Phase):
         place, average = self.place, None
         while place.step < phase.steps:
             seed = f"{self.schedule.seed}-{place.phase}-{place.pool}"

@@ -13,12 +13,30 @@ from .words import NAMES, NOUNS
 
 ADD = ("{a} + {b}", "{a}+{b}", "{a} plus {b}", "the sum of {a} and {b}")
 SUBTRACT = ("{a} - {b}", "{a}-{b}", "{a} minus {b}")
-ASK = ("{e}?", "{e} =", "What is {e}?", "Compute {e}.", "Calculate {e}.", "How much is {e}?", "{e}", "Solve {e}.",
-       "Can you work out {e}?", "What's {e}?", "Tell me {e}.", "What does {e} equal?")  # fmt: skip
+ASK = (
+    "{e}?",
+    "{e} =",
+    "What is {e}?",
+    "Compute {e}.",
+    "Calculate {e}.",
+    "How much is {e}?",
+    "{e}",
+    "Solve {e}.",
+    "Can you work out {e}?",
+    "What's {e}?",
+    "Tell me {e}.",
+    "What does {e} equal?",
+)
 ADD_DIRECT = ("Add {a} and {b}.", "Add {b} to {a}.", "What do you get when you add {a} and {b}?")
 SUBTRACT_DIRECT = ("Subtract {b} from {a}.", "Take {b} away from {a}.", "What is left when you take {b} from {a}?")
-THINK = ("Think first: {q}", "{q} Think step by step.", "{q} Think before you answer.", "Show your thinking. {q}",
-         "Please think about it: {q}", "{q} Work it out step by step.")  # fmt: skip
+THINK = (
+    "Think first: {q}",
+    "{q} Think step by step.",
+    "{q} Think before you answer.",
+    "Show your thinking. {q}",
+    "Please think about it: {q}",
+    "{q} Work it out step by step.",
+)
 
 
 def column_thought(a: int, op: str, b: int) -> str:
@@ -96,8 +114,12 @@ def thinking(rng: random.Random, split: Split) -> Sample:
     return Sample("arithmetic (thinking)", f"arithmetic:{a}{op}{b}", (user(question), answer), (), switch or None)
 
 
-LARGER = ("Which is larger, {a} or {b}?", "Which number is bigger: {a} or {b}?", "What is greater, {a} or {b}?",
-          "Pick the larger of {a} and {b}.")  # fmt: skip
+LARGER = (
+    "Which is larger, {a} or {b}?",
+    "Which number is bigger: {a} or {b}?",
+    "What is greater, {a} or {b}?",
+    "Pick the larger of {a} and {b}.",
+)
 SMALLER = ("Which is smaller, {a} or {b}?", "Which number is less: {a} or {b}?", "Pick the smaller of {a} and {b}.")
 YES_NO = ("Is {a} {word} than {b}?", "Tell me, is {a} {word} than {b}?", "Would you say {a} is {word} than {b}?")
 

@@ -31,56 +31,128 @@ def _choice(options: list[str]) -> Callable[[random.Random], str]:
 
 
 MEMORIES = (
-    Memory("name", person,
-           ("My name is {v}.", "I am {v}.", "I'm {v}, nice to meet you.", "Hello, my name is {v}.", "Call me {v}.",
-            "Hi, I am {v}.", "People call me {v}."),
-           "Nice to meet you, {v}.",
-           ("What is my name?", "Who am I?", "Do you remember my name?", "What was my name?", "Tell me my name.",
-            "What's my name?", "Which name did I give you?"),
-           "Your name is {v}."),
-    Memory("number", _code,
-           ("Remember the number {v}.", "My lucky number is {v}.", "The number is {v}.", "Keep the number {v} in mind.",
-            "Please remember this number: {v}"),
-           "I will remember the number {v}.",
-           ("What was the number?", "Which number did I tell you?", "What is my lucky number?", "What number was it?",
-            "Do you remember the number?", "Tell me the number again."),
-           "The number is {v}."),
-    Memory("code", _code,
-           ("My locker code is {v}.", "The code for the door is {v}.", "The code is {v}.", "Remember the code {v}.",
-            "Note this code: {v}"),
-           "I will remember the code {v}.",
-           ("What is the code?", "What was my locker code?", "Which code did I give you?", "Tell me the code.",
-            "Do you remember the code?"),
-           "The code is {v}."),
-    Memory("city", place,
-           ("I live in {v}.", "My home is {v}.", "I come from {v}.", "I am from the city of {v}."),
-           "I will remember that you live in {v}.",
-           ("Where do I live?", "What city do I live in?", "Where am I from?", "Do you know where I live?",
-            "Which city is my home?"),
-           "You live in {v}."),
-    Memory("colour", _choice(COLOURS),
-           ("My favourite colour is {v}.", "I like the colour {v} best.", "The colour I love is {v}."),
-           "I will remember that you like {v}.",
-           ("What is my favourite colour?", "Which colour do I like?", "What colour do I like best?",
-            "Do you remember my favourite colour?"),
-           "Your favourite colour is {v}."),
-    Memory("pet", lambda rng: f"{person(rng)} the {rng.choice(ANIMALS)}",
-           ("My pet is {v}.", "I have a pet: {v}.", "At home waits my pet, {v}."),
-           "I will remember {v}.",
-           ("Who is my pet?", "What pet do I have?", "Do you remember my pet?", "Tell me about my pet."),
-           "Your pet is {v}."),
-    Memory("food", _choice(FOODS),
-           ("My favourite food is {v}.", "I love to eat {v}.", "The food I like most is {v}."),
-           "I will remember that you like to eat {v}.",
-           ("What is my favourite food?", "What do I like to eat?", "Which food do I love?",
-            "Do you remember my favourite food?"),
-           "Your favourite food is {v}."),
-    Memory("job", _choice(JOBS),
-           ("I work as a {v}.", "My job is {v}.", "I am a {v} by trade."),
-           "I will remember that you are a {v}.",
-           ("What is my job?", "What do I do for work?", "What is my trade?", "Do you remember my job?"),
-           "You are a {v}."),
-)  # fmt: skip
+    Memory(
+        "name",
+        person,
+        (
+            "My name is {v}.",
+            "I am {v}.",
+            "I'm {v}, nice to meet you.",
+            "Hello, my name is {v}.",
+            "Call me {v}.",
+            "Hi, I am {v}.",
+            "People call me {v}.",
+        ),
+        "Nice to meet you, {v}.",
+        (
+            "What is my name?",
+            "Who am I?",
+            "Do you remember my name?",
+            "What was my name?",
+            "Tell me my name.",
+            "What's my name?",
+            "Which name did I give you?",
+        ),
+        "Your name is {v}.",
+    ),
+    Memory(
+        "number",
+        _code,
+        (
+            "Remember the number {v}.",
+            "My lucky number is {v}.",
+            "The number is {v}.",
+            "Keep the number {v} in mind.",
+            "Please remember this number: {v}",
+        ),
+        "I will remember the number {v}.",
+        (
+            "What was the number?",
+            "Which number did I tell you?",
+            "What is my lucky number?",
+            "What number was it?",
+            "Do you remember the number?",
+            "Tell me the number again.",
+        ),
+        "The number is {v}.",
+    ),
+    Memory(
+        "code",
+        _code,
+        (
+            "My locker code is {v}.",
+            "The code for the door is {v}.",
+            "The code is {v}.",
+            "Remember the code {v}.",
+            "Note this code: {v}",
+        ),
+        "I will remember the code {v}.",
+        (
+            "What is the code?",
+            "What was my locker code?",
+            "Which code did I give you?",
+            "Tell me the code.",
+            "Do you remember the code?",
+        ),
+        "The code is {v}.",
+    ),
+    Memory(
+        "city",
+        place,
+        ("I live in {v}.", "My home is {v}.", "I come from {v}.", "I am from the city of {v}."),
+        "I will remember that you live in {v}.",
+        (
+            "Where do I live?",
+            "What city do I live in?",
+            "Where am I from?",
+            "Do you know where I live?",
+            "Which city is my home?",
+        ),
+        "You live in {v}.",
+    ),
+    Memory(
+        "colour",
+        _choice(COLOURS),
+        ("My favourite colour is {v}.", "I like the colour {v} best.", "The colour I love is {v}."),
+        "I will remember that you like {v}.",
+        (
+            "What is my favourite colour?",
+            "Which colour do I like?",
+            "What colour do I like best?",
+            "Do you remember my favourite colour?",
+        ),
+        "Your favourite colour is {v}.",
+    ),
+    Memory(
+        "pet",
+        lambda rng: f"{person(rng)} the {rng.choice(ANIMALS)}",
+        ("My pet is {v}.", "I have a pet: {v}.", "At home waits my pet, {v}."),
+        "I will remember {v}.",
+        ("Who is my pet?", "What pet do I have?", "Do you remember my pet?", "Tell me about my pet."),
+        "Your pet is {v}.",
+    ),
+    Memory(
+        "food",
+        _choice(FOODS),
+        ("My favourite food is {v}.", "I love to eat {v}.", "The food I like most is {v}."),
+        "I will remember that you like to eat {v}.",
+        (
+            "What is my favourite food?",
+            "What do I like to eat?",
+            "Which food do I love?",
+            "Do you remember my favourite food?",
+        ),
+        "Your favourite food is {v}.",
+    ),
+    Memory(
+        "job",
+        _choice(JOBS),
+        ("I work as a {v}.", "My job is {v}.", "I am a {v} by trade."),
+        "I will remember that you are a {v}.",
+        ("What is my job?", "What do I do for work?", "What is my trade?", "Do you remember my job?"),
+        "You are a {v}.",
+    ),
+)
 
 Filler = Callable[[random.Random, Split], list[Message]]
 
@@ -96,9 +168,10 @@ def recall(rng: random.Random, split: Split, filler: Filler | None = None, fille
         key = f"recall:{memories[0].kind}:{values[0]}"
         short = memories[0].kind in ("colour", "food", "job")
         keys = [f"{key}:{other}" for other in values[1:]] if short and len(values) > 1 else [key]
-        if all(split_of(k) == split for k in keys) or (short and len(values) == 1 and split == "train"):
+        single = short and len(values) == 1  # a dozen colours alone are too few to hold any out
+        if (split == "train") if single else all(split_of(k) == split for k in keys):
             break
-        if short and len(values) == 1:
+        if single:
             memories = rng.sample(MEMORIES, k=2)
     told = list(zip(memories, values, strict=True))
     rng.shuffle(told)

@@ -7,51 +7,152 @@ that stories differ while every sentence is grammatical.
 from __future__ import annotations
 
 import random
+import re
 
 from .base import Sample, Split, assistant, casual, split_of, user
 from .words import ANIMALS, COLOURS, NOUNS, article, person
 
-PLACES = ("a small village", "a quiet valley", "a house by the river", "a town on a hill", "a wide green field",
-          "a cottage near the woods", "a busy harbour", "an old mill")  # fmt: skip
-TIMES = ("One morning", "One evening", "On a rainy day", "One sunny day", "Late one night", "On a cold winter day",
-         "Early one spring")  # fmt: skip
-BEGIN = ("Once there lived {who} in {place}.", "There was once {who} who lived in {place}.",
-         "In {place} there lived {who}.", "Long ago, {who} lived in {place}.")  # fmt: skip
-WISH = ("More than anything, {name} loved {a_object}.", "{name} had {a_object} and carried it everywhere.",
-        "{name} dreamed of finding {a_object}.", "Every day {name} looked after {a_object}.")  # fmt: skip
-TROUBLE = ("{time}, the {object} was gone.", "{time}, the {object} broke in two.", "{time}, a strong wind took the {object} away.",
-           "{time}, the {object} fell into the water.", "{time}, a sly {animal} ran off with the {object}.")  # fmt: skip
-FEELING = ("{name} was very sad.", "{name} sat down and cried.", "{name} did not know what to do.",
-           "\"Oh no!\" said {name}.", "{name} took a deep breath and did not give up.")  # fmt: skip
-SEARCH = ("{name} looked under the bed, behind the door and in the garden.", "{name} walked along the path until the sun was low.",
-          "{name} asked everyone in the market.", "{name} followed the small tracks in the mud.")  # fmt: skip
-MEET = ("Then {friend} came by and offered to help.", "At the bridge {name} met {friend}.",
-        "Just then {friend} called out from the other side of the road.", "Soon {friend} heard about it and came at once.")  # fmt: skip
-HELP = ("\"Two can do more than one,\" said {friend}.", "\"I know what to do,\" said {friend} with a smile.",
-        "\"Let us try together,\" said {friend}.", "\"Do not worry,\" said {friend}.")  # fmt: skip
-RESCUE = ("Together they worked until the {object} was safe again.", "They pulled with all their strength, and there was the {object}.",
-          "After a long search they found the {object} in the tall grass.", "With a rope and some patience they brought the {object} back.",
-          "Step by step they put everything right, and the {object} was as good as new.")  # fmt: skip
-THANK = ("{name} thanked {friend} and shared some {colour} apples.", "{name} laughed and danced with {friend}.",
-         "{name} gave {friend} a warm hug.", "That night they ate hot soup by the fire.")  # fmt: skip
-END = ("From that day on, {name} and {friend} were the best of friends.", "And {name} never lost the {object} again.",
-       "After that, {name} was never afraid to ask for help.", "And so the day ended well for everyone.")  # fmt: skip
-ASKS = ("Tell me a short story about {list}.", "Write a short story with {list}.", "Tell a story about {list}.",
-        "Make up a story with {list}.", "Can you tell me a story about {list}?", "I would like a story about {list}.",
-        "Please write a little story about {list}.", "Story about {list}, please.")  # fmt: skip
+PLACES = (
+    "a small village",
+    "a quiet valley",
+    "a house by the river",
+    "a town on a hill",
+    "a wide green field",
+    "a cottage near the woods",
+    "a busy harbour",
+    "an old mill",
+)
+TIMES = (
+    "One morning",
+    "One evening",
+    "On a rainy day",
+    "One sunny day",
+    "Late one night",
+    "On a cold winter day",
+    "Early one spring",
+)
+BEGIN = (
+    "Once there lived {who} in {place}.",
+    "There was once {who} who lived in {place}.",
+    "In {place} there lived {who}.",
+    "Long ago, {who} lived in {place}.",
+)
+WISH = (
+    "More than anything, {name} loved {a_object}.",
+    "{name} had {a_object} and carried it everywhere.",
+    "{name} dreamed of finding {a_object}.",
+    "Every day {name} looked after {a_object}.",
+)
+TROUBLE = (
+    "{time}, the {object} was gone.",
+    "{time}, the {object} broke in two.",
+    "{time}, a strong wind took the {object} away.",
+    "{time}, the {object} fell into the water.",
+    "{time}, a sly {animal} ran off with the {object}.",
+)
+FEELING = (
+    "{name} was very sad.",
+    "{name} sat down and cried.",
+    "{name} did not know what to do.",
+    '"Oh no!" said {name}.',
+    "{name} took a deep breath and did not give up.",
+)
+SEARCH = (
+    "{name} looked under the bed, behind the door and in the garden.",
+    "{name} walked along the path until the sun was low.",
+    "{name} asked everyone in the market.",
+    "{name} followed the small tracks in the mud.",
+)
+MEET = (
+    "Then {friend} came by and offered to help.",
+    "At the bridge {name} met {friend}.",
+    "Just then {friend} called out from the other side of the road.",
+    "Soon {friend} heard about it and came at once.",
+)
+HELP = (
+    '"Two can do more than one," said {friend}.',
+    '"I know what to do," said {friend} with a smile.',
+    '"Let us try together," said {friend}.',
+    '"Do not worry," said {friend}.',
+)
+RESCUE = (
+    "Together they worked until the {object} was safe again.",
+    "They pulled with all their strength, and there was the {object}.",
+    "After a long search they found the {object} in the tall grass.",
+    "With a rope and some patience they brought the {object} back.",
+    "Step by step they put everything right, and the {object} was as good as new.",
+)
+THANK = (
+    "{name} thanked {friend} and shared some {colour} apples.",
+    "{name} laughed and danced with {friend}.",
+    "{name} gave {friend} a warm hug.",
+    "That night they ate hot soup by the fire.",
+)
+END = (
+    "From that day on, {name} and {friend} were the best of friends.",
+    "And {name} never lost the {object} again.",
+    "After that, {name} was never afraid to ask for help.",
+    "And so the day ended well for everyone.",
+)
+ASKS = (
+    "Tell me a short story about {list}.",
+    "Write a short story with {list}.",
+    "Tell a story about {list}.",
+    "Make up a story with {list}.",
+    "Can you tell me a story about {list}?",
+    "I would like a story about {list}.",
+    "Please write a little story about {list}.",
+    "Story about {list}, please.",
+)
 
 
 def tell(rng: random.Random, name: str, friend: str, item: str) -> str:
     """A story of eight to eleven sentences about ``name``, ``friend`` and the object ``item``."""
-    kind = rng.choice((f"a young {rng.choice(('baker', 'sailor', 'farmer', 'painter'))} named {name}",
-                       f"a girl named {name}", f"a boy named {name}", f"a little {rng.choice(ANIMALS)} named {name}"))  # fmt: skip
-    slots = {"name": name, "friend": friend, "object": item, "a_object": article(item), "who": kind,
-             "place": rng.choice(PLACES), "time": rng.choice(TIMES), "animal": rng.choice(ANIMALS),
-             "colour": rng.choice(COLOURS)}  # fmt: skip
+    kind = rng.choice(
+        (
+            f"a young {rng.choice(('baker', 'sailor', 'farmer', 'painter'))} named {name}",
+            f"a girl named {name}",
+            f"a boy named {name}",
+            f"a little {rng.choice(ANIMALS)} named {name}",
+        )
+    )
+    slots = {
+        "name": name,
+        "friend": friend,
+        "object": item,
+        "a_object": article(item),
+        "who": kind,
+        "place": rng.choice(PLACES),
+        "time": rng.choice(TIMES),
+        "animal": rng.choice(ANIMALS),
+        "colour": rng.choice(COLOURS),
+    }
     parts = [BEGIN, WISH, TROUBLE, FEELING, SEARCH, MEET, HELP, RESCUE, THANK, END]
     if rng.random() < 0.4:
         parts.remove(rng.choice((FEELING, SEARCH, HELP, THANK)))
     return " ".join(rng.choice(part).format(**slots) for part in parts)
+
+
+def _pattern() -> re.Pattern[str]:
+    """Every story that the grammar can tell: a name is any capitalized word, a thing any words in small letters."""
+    parts = []
+    for options in (BEGIN, WISH, TROUBLE, FEELING, SEARCH, MEET, HELP, RESCUE, THANK, END):
+        alternatives = []
+        for option in options:
+            text = re.escape(option).replace(r"\{who\}", r"an? (?:[a-z]+ ){1,2}named \{name\}")
+            text = text.replace(r"\{place\}", f"(?:{'|'.join(PLACES)})").replace(r"\{time\}", f"(?:{'|'.join(TIMES)})")
+            text = re.sub(r"\\\{(name|friend)\\\}", "[A-Z][a-z]+", text)
+            alternatives.append(re.sub(r"\\\{[a-z_]+\\\}", "[a-z ]+", text).replace(r"\{name\}", "[A-Z][a-z]+"))
+        parts.append(f"(?:(?:{'|'.join(alternatives)}) )" + ("?" if options in (FEELING, SEARCH, HELP, THANK) else ""))
+    return re.compile("".join(parts))
+
+
+GRAMMAR = _pattern()
+
+
+def is_grammatical(text: str) -> bool:
+    """True if ``text`` is a whole story of the grammar, from its beginning to its end."""
+    return GRAMMAR.fullmatch(f"{text.strip()} ") is not None
 
 
 def story(rng: random.Random, split: Split) -> Sample:

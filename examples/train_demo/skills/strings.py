@@ -12,18 +12,51 @@ import string
 from .base import Sample, Split, assistant, casual, split_of, user
 from .words import NOUNS
 
-COPY = ("Repeat exactly: {x}", "Copy this: {x}", "Say this back to me: {x}", "Repeat after me: {x}", "Echo: {x}",
-        "Write this again: {x}", "Copy the following text: {x}", "Please repeat {x}")  # fmt: skip
-REVERSE = ("Reverse: {x}", "Reverse the {k} {x}", "Write {x} backwards.", "What is {x} in reverse order?",
-           "Turn this {k} around: {x}", "Give me {x} from back to front.", "Reverse this {k}: {x}")  # fmt: skip
-COUNT = ("How many {i}s are in {x}?", "Count the {i}s: {x}", "How many {i}s does this {k} have: {x}",
-         "Count the {i}s in {x}.", "What is the number of {i}s in {x}?")  # fmt: skip
-COUNT_ONE = ("How many times does {c} appear in {x}?", "Count the {c} in {x}.", "How often is {c} in {x}?",
-             "How many {c} are in {x}?")  # fmt: skip
-SORT = ("Sort: {x}", "Sort this {k}: {x}", "Put these in order: {x}", "Sort {x} in ascending order.",
-        "Order these {i}s: {x}", "Sort these from smallest to largest: {x}")  # fmt: skip
-SORT_DOWN = ("Sort {x} in descending order.", "Sort from largest to smallest: {x}",
-             "Put these in descending order: {x}")  # fmt: skip
+COPY = (
+    "Repeat exactly: {x}",
+    "Copy this: {x}",
+    "Say this back to me: {x}",
+    "Repeat after me: {x}",
+    "Echo: {x}",
+    "Write this again: {x}",
+    "Copy the following text: {x}",
+    "Please repeat {x}",
+)
+REVERSE = (
+    "Reverse: {x}",
+    "Reverse the {k} {x}",
+    "Write {x} backwards.",
+    "What is {x} in reverse order?",
+    "Turn this {k} around: {x}",
+    "Give me {x} from back to front.",
+    "Reverse this {k}: {x}",
+)
+COUNT = (
+    "How many {i}s are in {x}?",
+    "Count the {i}s: {x}",
+    "How many {i}s does this {k} have: {x}",
+    "Count the {i}s in {x}.",
+    "What is the number of {i}s in {x}?",
+)
+COUNT_ONE = (
+    "How many times does {c} appear in {x}?",
+    "Count the {c} in {x}.",
+    "How often is {c} in {x}?",
+    "How many {c} are in {x}?",
+)
+SORT = (
+    "Sort: {x}",
+    "Sort this {k}: {x}",
+    "Put these in order: {x}",
+    "Sort {x} in ascending order.",
+    "Order these {i}s: {x}",
+    "Sort these from smallest to largest: {x}",
+)
+SORT_DOWN = (
+    "Sort {x} in descending order.",
+    "Sort from largest to smallest: {x}",
+    "Put these in descending order: {x}",
+)
 
 
 def digits_text(rng: random.Random, length: int) -> tuple[str, str, list[str], str]:
@@ -96,9 +129,7 @@ def _count_one(rng: random.Random, split: Split) -> Sample:
         total += x == wanted
         parts.append(f"{x} {total}")
     times = f"{total} time{'' if total == 1 else 's'}"
-    return Sample(
-        "counting", key, (user(question), assistant(f"{', '.join(parts)}. {wanted} appears {times}."))
-    )
+    return Sample("counting", key, (user(question), assistant(f"{', '.join(parts)}. {wanted} appears {times}.")))
 
 
 def sort(rng: random.Random, split: Split) -> Sample:

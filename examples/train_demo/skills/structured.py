@@ -50,24 +50,31 @@ DOMAINS = (
         ),
     ),
     Domain(
-        {"name": ("string", person), "job": ("string", _choice(JOBS)), "city": ("string", place),
-         "years": ("integer", _whole(1, 40))},
+        {
+            "name": ("string", person),
+            "job": ("string", _choice(JOBS)),
+            "city": ("string", place),
+            "years": ("integer", _whole(1, 40)),
+        },
         (
             "{name} has worked as a {job} in {city} for {years} years.",
             "For {years} years {name} has been a {job} in {city}.",
             "{name} from {city} is a {job} with {years} years of practice.",
         ),
-    ),  # fmt: skip
+    ),
     Domain(
-        {"item": ("string", _choice(NOUNS)), "colour": ("string", _choice(COLOURS)),
-         "count": ("integer", _whole(2, 500))},
+        {
+            "item": ("string", _choice(NOUNS)),
+            "colour": ("string", _choice(COLOURS)),
+            "count": ("integer", _whole(2, 500)),
+        },
         (
             "There are {count} {colour} pieces of the item {item} in the box.",
             "The shop ordered the {item} in {colour}, {count} pieces.",
             "We have {count} of the {colour} {item} left.",
             "Please pack {count} times the {colour} {item}.",
         ),
-    ),  # fmt: skip
+    ),
     Domain(
         {"product": ("string", _choice(NOUNS)), "price": ("number", _price), "count": ("integer", _whole(1, 300))},
         (
@@ -77,40 +84,56 @@ DOMAINS = (
         ),
     ),
     Domain(
-        {"name": ("string", person), "animal": ("string", _choice(ANIMALS)), "age": ("integer", _whole(1, 20)),
-         "owner": ("string", person)},
+        {
+            "name": ("string", person),
+            "animal": ("string", _choice(ANIMALS)),
+            "age": ("integer", _whole(1, 20)),
+            "owner": ("string", person),
+        },
         (
             "{owner} has a {animal} called {name} that is {age} years old.",
             "{name} is the {age} year old {animal} of {owner}.",
             "The {animal} {name}, {age} years old, belongs to {owner}.",
         ),
-    ),  # fmt: skip
+    ),
     Domain(
-        {"title": ("string", _choice(("meeting", "lunch", "concert", "lesson", "interview", "party", "dinner"))),
-         "day": ("string", _choice(DAYS)), "time": ("string", _clock), "city": ("string", place)},
+        {
+            "title": ("string", _choice(("meeting", "lunch", "concert", "lesson", "interview", "party", "dinner"))),
+            "day": ("string", _choice(DAYS)),
+            "time": ("string", _clock),
+            "city": ("string", place),
+        },
         (
             "The {title} is on {day} at {time} in {city}.",
             "On {day} at {time} there is a {title} in {city}.",
             "We planned the {title} in {city} for {day}, {time}.",
         ),
-    ),  # fmt: skip
+    ),
     Domain(
-        {"guest": ("string", person), "food": ("string", _choice(FOODS)), "table": ("integer", _whole(1, 60)),
-         "vegetarian": ("boolean", lambda rng: rng.random() < 0.5)},
+        {
+            "guest": ("string", person),
+            "food": ("string", _choice(FOODS)),
+            "table": ("integer", _whole(1, 60)),
+            "vegetarian": ("boolean", lambda rng: rng.random() < 0.5),
+        },
         (
             "{guest} at table {table} ordered {food} and is {vegetarian}.",
             "Table {table}: {guest} would like the {food}; the guest is {vegetarian}.",
         ),
-    ),  # fmt: skip
+    ),
     Domain(
-        {"from": ("string", place), "to": ("string", place), "day": ("string", _choice(DAYS)),
-         "seats": ("integer", _whole(1, 9))},
+        {
+            "from": ("string", place),
+            "to": ("string", place),
+            "day": ("string", _choice(DAYS)),
+            "seats": ("integer", _whole(1, 9)),
+        },
         (
             "Book {seats} seats from {from} to {to} on {day}.",
             "On {day} I travel from {from} to {to} and need {seats} seats.",
             "I need {seats} seats for {day}, going to {to}, starting in {from}.",
         ),
-    ),  # fmt: skip
+    ),
 )
 
 ASKS = (

@@ -39,13 +39,20 @@ def _weather(rng: random.Random) -> Use:
     key = rng.choice(("city", "location", "place"))
     name = rng.choice(("get_weather", "weather", "get_current_weather", "current_weather"))
     tool = define(
-        name, rng.choice(("Get the weather of a city", "Current weather", "Get the current weather")),
+        name,
+        rng.choice(("Get the weather of a city", "Current weather", "Get the current weather")),
         {key: {"type": "string"}},
-    )  # fmt: skip
+    )
     question = rng.choice(
-        ("What is the weather in {c}?", "How is the weather in {c} today?", "Is it raining in {c}?",
-         "Tell me the weather in {c}.", "What's the weather like in {c}?", "Weather in {c}?")
-    )  # fmt: skip
+        (
+            "What is the weather in {c}?",
+            "How is the weather in {c} today?",
+            "Is it raining in {c}?",
+            "Tell me the weather in {c}.",
+            "What's the weather like in {c}?",
+            "Weather in {c}?",
+        )
+    )
     degrees_key = rng.choice(("temperature", "degrees"))
     result = {degrees_key: degrees, "sky": sky}
     answer = f"It is {sky} in {city}, with {degrees} degrees."
@@ -60,9 +67,7 @@ def _calculator(rng: random.Random) -> Use:
     tool = define(name, "Evaluate an arithmetic expression", {"expression": {"type": "string"}})
     question = rng.choice(("What is {a} {w} {b}?", "Compute {a} {o} {b}.", "Use the tool: {a} {o} {b}?"))
     text = question.format(a=a, b=b, w=word, o=op)
-    return Use(
-        tool, text, {"expression": f"{a} {op} {b}"}, {"result": value}, f"{a} {op} {b} = {value}"
-    )
+    return Use(tool, text, {"expression": f"{a} {op} {b}"}, {"result": value}, f"{a} {op} {b} = {value}")
 
 
 def _time(rng: random.Random) -> Use:
@@ -77,24 +82,51 @@ def _timer(rng: random.Random) -> Use:
     minutes = rng.randint(1, 120)
     tool = define(rng.choice(("set_timer", "start_timer")), "Start a timer", {"minutes": {"type": "integer"}})
     question = rng.choice(("Set a timer for {m} minutes.", "Start a timer of {m} minutes.", "Timer: {m} minutes"))
-    return Use(tool, question.format(m=minutes), {"minutes": minutes}, {"status": "started"},
-               f"The timer of {minutes} minutes is started.")  # fmt: skip
+    return Use(
+        tool,
+        question.format(m=minutes),
+        {"minutes": minutes},
+        {"status": "started"},
+        f"The timer of {minutes} minutes is started.",
+    )
 
 
 def _message(rng: random.Random) -> Use:
     name, noun, day = person(rng), rng.choice(NOUNS), rng.choice(DAYS)
     text = rng.choice((f"bring the {noun} on {day}", f"the {noun} is ready", f"see you on {day}"))
     tool = define(
-        rng.choice(("send_message", "send_text")), "Send a message to a person",
+        rng.choice(("send_message", "send_text")),
+        "Send a message to a person",
         {"to": {"type": "string"}, "text": {"type": "string"}},
-    )  # fmt: skip
+    )
     question = rng.choice(("Send {n} this message: {t}", "Write to {n}: {t}", "Tell {n} by message: {t}"))
-    return Use(tool, question.format(n=name, t=text), {"to": name, "text": text}, {"status": "sent"},
-               f"The message to {name} is sent.")  # fmt: skip
+    return Use(
+        tool,
+        question.format(n=name, t=text),
+        {"to": name, "text": text},
+        {"status": "sent"},
+        f"The message to {name} is sent.",
+    )
 
 
-LOOKUPS = ("price", "stock", "weight", "rating", "status", "height", "distance", "balance", "population", "size",
-           "age", "level", "speed", "length", "value", "score")  # fmt: skip
+LOOKUPS = (
+    "price",
+    "stock",
+    "weight",
+    "rating",
+    "status",
+    "height",
+    "distance",
+    "balance",
+    "population",
+    "size",
+    "age",
+    "level",
+    "speed",
+    "length",
+    "value",
+    "score",
+)
 SUBJECTS = ("item", "product", "order", "account", "city", "person", "user", "package", "book", "name")
 
 
@@ -120,20 +152,35 @@ def _lookup(rng: random.Random) -> Use:
     key = rng.choice((kind, kind, f"{kind}_id")) if kind_type == "integer" else kind
     tool = define(
         rng.choice((f"{verb}_{what}", f"{kind}_{what}", f"{verb}_{kind}_{what}")),
-        f"{verb.capitalize()} the {what} of {article(kind)}", {key: {"type": kind_type}},
-    )  # fmt: skip
+        f"{verb.capitalize()} the {what} of {article(kind)}",
+        {key: {"type": kind_type}},
+    )
     question = rng.choice(
-        ("What is the {w} of {x}?", "Tell me the {w} of {x}.", "I need the {w} of {x}.", "Find the {w} of {x}.",
-         "Can you check the {w} of {x}?")
-    )  # fmt: skip
+        (
+            "What is the {w} of {x}?",
+            "Tell me the {w} of {x}.",
+            "I need the {w} of {x}.",
+            "Find the {w} of {x}.",
+            "Can you check the {w} of {x}?",
+        )
+    )
     found: Any = number(rng, 4) if what != "status" else rng.choice(("open", "closed", "shipped", "ready", "lost"))
-    return Use(tool, question.format(w=what, x=words), {key: value}, {what: found},
-               f"The {what} of {words} is {found}.")  # fmt: skip
+    return Use(
+        tool, question.format(w=what, x=words), {key: value}, {what: found}, f"The {what} of {words} is {found}."
+    )
 
 
 USES: tuple[Callable[[random.Random], Use], ...] = (
-    _weather, _calculator, _time, _timer, _message, _lookup, _lookup, _lookup, _lookup,
-)  # fmt: skip
+    _weather,
+    _calculator,
+    _time,
+    _timer,
+    _message,
+    _lookup,
+    _lookup,
+    _lookup,
+    _lookup,
+)
 
 
 def _others(rng: random.Random, use: Use, count: int) -> list[dict[str, Any]]:
@@ -143,7 +190,11 @@ def _others(rng: random.Random, use: Use, count: int) -> list[dict[str, Any]]:
     while len(tools) < count:
         tool = rng.choice(USES)(rng).tool["function"]
         about = set(tool["description"].lower().split())
-        if tool["name"] not in taken and not (words & about) and tool["description"][:12] != use.tool["function"]["description"][:12]:  # noqa: E501
+        if (
+            tool["name"] not in taken
+            and not (words & about)
+            and tool["description"][:12] != use.tool["function"]["description"][:12]
+        ):
             taken.add(tool["name"])
             tools.append({"type": "function", "function": tool})
     return tools

@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import random
 
-NAMES = (
-    "Mira Tobin Lena Orin Pia Jarek Selma Nils Tamsin Odo Ruta Bram Ilse Kato Wren Dorin Yara Fenn Anouk Piet "
-    "Sanna Ravi Noor Emil Greta Hugo Ines Jonas Kira Luca Maya Nadia Oscar Petra Quinn Rosa Sami Tessa Uma "
-    "Viktor Wanda Xenia Yusuf Zoe Alma Basil Clara Dante Elsa Felix"
-).split()
 
-CITIES = (
+def _list(words: str) -> list[str]:
+    return words.split()
+
+
+NAMES = _list(
+    "Mira Tobin Lena Orin Pia Jarek Selma Nils Tamsin Odo Ruta Bram Ilse Kato Wren Dorin Yara Fenn Anouk Piet "
+    "Sanna Ravi Noor Emil Greta Hugo Ines Jonas Kira Luca Maya Nadia Oscar Petra Quinn Rosa Sami Tessa Uma Viktor "
+    "Wanda Xenia Yusuf Zoe Alma Basil Clara Dante Elsa Felix"
+)
+
+CITIES = _list(
     "Oslo Lisbon Kyoto Quito Tallinn Porto Bergen Nairobi Lima Hanoi Graz Turin Ghent Malmo Cork Basel Dakar "
     "Izmir Perth Sofia Tunis Vienna Zagreb Riga Cairo Delhi Paris London Berlin Madrid Rome Boston Tokyo Seoul"
-).split()
+)
 
-NOUNS = (
+NOUNS = _list(
     "apple river stone lamp bread chair cloud table garden window bottle basket candle pencil ladder button "
     "kettle carpet hammer feather blanket mirror pillow rocket saddle ticket violin wagon acorn bell coin drum "
     "engine flag glove hat island jar key leaf map nest onion paper quilt rope spoon tent umbrella vase wheel "
     "yarn zipper book cup door egg fork guitar honey ink jacket kite lemon mountain needle orange pear queen ring "
     "shell tree unit valley water box cake desk field gate house iron juice"
-).split()
+)
 
-ANIMALS = "cat dog fox owl goat hen mouse pony rabbit turtle duck goose otter badger heron crow hamster lamb".split()
+ANIMALS = _list("cat dog fox owl goat hen mouse pony rabbit turtle duck goose otter badger heron crow hamster lamb")
 
-COLOURS = "red green blue yellow purple orange brown black white grey pink silver".split()
+COLOURS = _list("red green blue yellow purple orange brown black white grey pink silver")
 
-FOODS = "soup bread rice cheese pasta salad curry cake noodles stew beans pears olives".split()
+FOODS = _list("soup bread rice cheese pasta salad curry cake noodles stew beans pears olives")
 
-JOBS = "baker nurse pilot teacher farmer painter singer builder driver doctor writer tailor gardener".split()
+JOBS = _list("baker nurse pilot teacher farmer painter singer builder driver doctor writer tailor gardener")
 
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+DAYS = _list("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 
-_ONSETS = "B D F G H J K L M N P R S T V W Z Br Dr Kl Tr Sh".split()
-_RIMES = "a e i o u an el in or us ara eli ino omi una ek il osh".split()
-_ENDS = "na ra lo vi ko ten lin dor mar sa ti bel".split()
+_ONSETS = _list("B D F G H J K L M N P R S T V W Z Br Dr Kl Tr Sh")
+_RIMES = _list("a e i o u an el in or us ara eli ino omi una ek il osh")
+_ENDS = _list("na ra lo vi ko ten lin dor mar sa ti bel")
 
 
 def made_up_name(rng: random.Random) -> str:

@@ -1,0 +1,117 @@
+"""The generators: seeded, with parts that never overlap, and answers that their own grading accepts."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+NAMES = """
+copy reverse count sort arithmetic arithmetic_thinking compare json tool_call tool_answer tool_declined faq
+about scope recall story
+""".split()  # noqa: SIM905
+
+
+def samples(name, split, count=200, seed=5):
+    """Samples of one skill."""
+    from skills import SKILLS
+
+    rng = random.Random(f"{seed}-{name}-{split}")
+    return [SKILLS[name](rng, split) for _ in range(count)]
+
+
+def test_names_are_all_skills():
+    from skills import SKILLS
+
+    assert list(SKILLS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_gives_same_samples(name):
+    assert samples(name, "train", 50) == samples(name, "train", 50)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heldout_problems_never_occur_in_training(name):
+    train = {sample.key for sample in samples(name, "train", 1500)}
+    heldout = {sample.key for sample in samples(name, "heldout")}
+    assert not train & heldout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_split_is_a_function_of_the_key(name):
+    from skills import split_of
+
+    for sample in samples(name, "heldout", 100):
+        assert split_of(sample.key) == "heldout"
+
+
+def test_every_turn_of_a_training_arithmetic_chat_is_a_training_problem():
+    from skills import split_of
+
+    for sample in samples("arithmetic", "train", 300):
+        for message in sample.messages:
+            if message["role"] == "assistant":
+                a, op, b = message["content"].split(" = ")[0].split(" ")
+                assert (int(a) < 20 and int(b) < 20) or split_of(f"arithmetic:{a}{op}{b}") == "train"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_conversations_end_in_an_answer_and_alternate(name):
+    for sample in samples(name, "train", 100):
+        roles = [message["role"] for message in sample.messages]
+        assert roles[-1] == "assistant" and roles[-2] in ("user", "tool")
+        assert "system" not in roles[1:]
+        json.dumps(sample.messages), json.dumps(sample.tools)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_expected_answers_are_graded_right_and_others_wrong(name):
+    from grading import is_right
+
+    for sample in samples(name, "heldout", 30):
+        message = sample.messages[-1]
+        text = message["content"]
+        if "reasoning_content" in message:
+            text = f"<think>\n{message['reasoning_content']}\n</think>\n\n{text}"
+        for call in message.get("tool_calls", ()):
+            text = f"<tool_call>\n{json.dumps(call['function'])}\n</tool_call>"
+        assert is_right(sample, text, ended=True)
+        assert not is_right(sample, text, ended=False)
+        assert not is_right(sample, f"{text} and more", ended=True)
+
+
+def test_arithmetic_answers_and_thoughts_are_correct():
+    for name in ("arithmetic", "arithmetic_thinking"):
+        for sample in samples(name, "train", 400):
+            question, result = sample.messages[-1]["content"].split(" = ")
+            a, op, b = question.split(" ")
+            right = int(a) + int(b) if op == "+" else int(a) - int(b)
+            assert int(result) == right
+            assert sample.messages[-1].get("reasoning_content", f"so {right}").splitlines()[-1] == f"so {right}"
+
+
+def test_a_needed_tool_is_among_the_given_ones_with_all_its_arguments():
+    for sample in samples("tool_call", "train", 300):
+        call = sample.messages[-1]["tool_calls"][0]["function"]
+        tools = {tool["function"]["name"]: tool["function"] for tool in sample.tools}
+        assert len(tools) == len(sample.tools)
+        assert set(tools[call["name"]]["parameters"]["properties"]) == set(call["arguments"])
+
+
+def test_a_recalled_value_was_told_before():
+    for sample in samples("recall", "heldout", 200):
+        value = sample.messages[-1]["content"].rstrip(".").split(" is ")[-1].split(" in ")[-1].split(" eat ")[-1]
+        value = value.removeprefix("You are a ")
+        assert any(value in message["content"] for message in sample.messages[:-2])
+
+
+def test_no_line_of_a_story_is_outside_the_grammar():
+    from skills.stories import is_grammatical
+
+    for sample in samples("story", "train", 100):
+        text = sample.messages[-1]["content"]
+        assert is_grammatical(text)
+        assert not is_grammatical(text + " Then")
+        assert not is_grammatical(text.replace("the ", "the the ", 1).replace("lived", "live", 1))
