@@ -135,7 +135,7 @@ class StubEngine:
                 prefix_hits=0,
                 prompt_tokens=0,
                 generation_tokens=self.num_generated,
-            )  # fmt: skip
+            )
         )
 
 

@@ -104,17 +104,22 @@ class EngineClient:
 
         Raises:
             EngineDead: the engine is gone.
+            InvalidRequest: a value in a message or a template variable cannot be sent.
         """
         self._raise_failure()
         worker = next(self._turn)
         prompts = [msgspec.structs.replace(p, ids=[_new_id() for _ in range(p.params.n)]) for p in prompts]
         ids = [request_id for prompt in prompts for request_id in prompt.ids]
         generation = Generation(ids, lambda generation: self._leave(generation, worker))
+        try:
+            for prompt in prompts:
+                self._send(worker, prompt)
+        except InvalidRequest:
+            self._send(worker, AbortRequests(ids))
+            raise
         now = time.monotonic()
         for request_id in ids:
             self._open[request_id] = _OpenRequest(generation, now, now)
-        for prompt in prompts:
-            self._workers[worker](prompt)
         return generation
 
     async def encode(self, message: EncodeText) -> Encoded:
@@ -168,11 +173,18 @@ class EngineClient:
         self._raise_failure()
         future: asyncio.Future[Encoded | Decoded] = asyncio.get_running_loop().create_future()
         self._calls[message.id] = future
-        self._workers[worker](message)
         try:
+            self._send(worker, message)
             return await future
         finally:
             self._calls.pop(message.id, None)
+
+    def _send(self, worker: int, message: ToWorker) -> None:
+        try:
+            self._workers[worker](message)
+        except (OverflowError, UnicodeEncodeError, RecursionError) as error:
+            # JSON knows integers of any size and lone surrogates; msgpack does not.
+            raise InvalidRequest("a number or a string in the request cannot be represented") from error
 
     def _deliver(self, output: TextOutput, now: float) -> None:
         request = self._open.get(output.id)

@@ -11,6 +11,7 @@ import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 import tokenmill
 import tokenmill.errors
@@ -18,7 +19,7 @@ from tokenmill.config import ServerConfig
 from tokenmill.server.chat import ChatBody, ChatRoute
 from tokenmill.server.completions import TextBody, TextRoute
 from tokenmill.server.context import ServerContext
-from tokenmill.server.errors import handle_error, handle_http_exception
+from tokenmill.server.errors import handle_disconnect, handle_error, handle_http_exception
 from tokenmill.server.info import InfoRoutes
 from tokenmill.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
 from tokenmill.server.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
@@ -32,6 +33,7 @@ def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
     _add_routes(app, context)
     _describe_bodies(app)
     app.add_exception_handler(HTTPException, handle_http_exception)
+    app.add_exception_handler(ClientDisconnect, handle_disconnect)
     app.add_exception_handler(Exception, handle_error)
     app.add_exception_handler(tokenmill.errors.TokenMillError, handle_error)
     # The last one added is the outermost: CORS preflights carry no key, so CORS surrounds the key check.

@@ -65,7 +65,7 @@ class ChatRoute:
             system_fingerprint=context.fingerprint,
         )
         format = ChatFormat(return_token_ids=bool(body.return_token_ids))
-        return GenerationReply(context.client, [prompt], format, head, plan)
+        return GenerationReply(context, [prompt], format, head, plan)
 
     def _logprobs(self, body: ChatBody) -> int | None:
         if body.top_logprobs is not None and not body.logprobs:

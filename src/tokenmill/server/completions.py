@@ -65,7 +65,7 @@ class TextRoute:
             model=context.model_name,
             system_fingerprint=context.fingerprint,
         )
-        return GenerationReply(context.client, prompts, TextFormat(bool(body.return_token_ids)), head, plan)
+        return GenerationReply(context, prompts, TextFormat(bool(body.return_token_ids)), head, plan)
 
     def _prompt(self, body: TextBody, params: SamplingParams, prompt: str | list[int]) -> GenerateText:
         return GenerateText(

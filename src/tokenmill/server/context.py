@@ -24,6 +24,7 @@ class ServerContext:
         default_sampling: sampling parameters where a request gives none.
         started: Unix time of the start.
         trouble: why the server is not healthy now; None when it is.
+        log: where a line about each request goes; None: nowhere.
     """
 
     client: EngineClient
@@ -34,6 +35,7 @@ class ServerContext:
     max_logprobs: int
     started: int
     trouble: Callable[[], str | None]
+    log: Callable[[str], None] | None = None
 
     @property
     def fingerprint(self) -> str:

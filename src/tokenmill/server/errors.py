@@ -13,6 +13,8 @@ from tokenmill.errors import InvalidRequest, TokenMillError
 
 _logger = logging.getLogger(__name__)
 
+CLIENT_GONE = 499
+
 
 class ModelNotFound(InvalidRequest):
     """The request names a model that is not served here."""
@@ -94,6 +96,11 @@ async def handle_error(_request: Request, error: Exception) -> Response:
     if not isinstance(error, TokenMillError):
         _logger.error("a request failed", exc_info=error)
     return error_response(error)
+
+
+async def handle_disconnect(_request: Request, _error: Exception) -> Response:
+    """A client that left while it sent its body: nobody reads this."""
+    return Response(status_code=CLIENT_GONE)
 
 
 async def handle_http_exception(_request: Request, error: Exception) -> Response:

@@ -39,9 +39,14 @@ class InboxReader(Generic[T]):
     def _drain(self) -> None:
         # ZeroMQ's descriptor tells of the first message only, so each callback must read to the end; after a while it
         # lets other callbacks run first.
-        for _ in range(_AT_ONCE):
-            message = self._inbox.receive() if self._running else None
-            if message is None:
-                return
-            self._handle(message)
-        asyncio.get_running_loop().call_soon(self._drain)
+        drained = False
+        try:
+            for _ in range(_AT_ONCE):
+                message = self._inbox.receive() if self._running else None
+                if message is None:
+                    drained = True
+                    return
+                self._handle(message)
+        finally:
+            if not drained:
+                asyncio.get_running_loop().call_soon(self._drain)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.errors import TokenMillError
 from tokenmill.frontend.channels import LaunchFile
 from tokenmill.messages import EngineProgress, EngineReady
-from tokenmill.server.listener import bind
+from tokenmill.server.listener import bind, check_tls
 from tokenmill.server.supervisor import Events, Supervisor
 
 ENGINE_MODULE = "tokenmill.engine.process"
@@ -57,12 +58,12 @@ def run(
     try:
         engine, server = _with_names(engine, server)
         engine, server = engine.resolve(), server.resolve()
+        check_tls(server)
         listener = bind(server)
         folder = Path(tempfile.mkdtemp(prefix="tokenmill-"))
-        LaunchFile(engine, server).write(folder)
-        supervisor = Supervisor(folder, server, listener, events, engine_module)
-        exit_code: int = uvloop.run(supervisor.run())
-        return exit_code
+        # The children have no use for the keys.
+        LaunchFile(engine, replace(server, api_key=())).write(folder)
+        return _run_supervisor(folder, server, listener, events, engine_module)
     except TokenMillError as error:
         events.error(str(error))
         return error.exit_code
@@ -71,6 +72,16 @@ def run(
             shutil.rmtree(folder, ignore_errors=True)
         if server.uds is not None:
             Path(server.uds).unlink(missing_ok=True)
+
+
+def _run_supervisor(
+    folder: Path, server: ServerConfig, listener: socket.socket, events: Events, engine_module: str
+) -> int:
+    async def supervise() -> int:
+        return await Supervisor(folder, server, listener, events, engine_module).run()
+
+    exit_code: int = uvloop.run(supervise())
+    return exit_code
 
 
 def served_name(engine: EngineConfig, server: ServerConfig) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 import stat
 from pathlib import Path
 
@@ -34,6 +35,23 @@ def bind(config: ServerConfig) -> socket.socket:
         listener.close()
         raise explain(error, config) from error
     return listener
+
+
+def check_tls(config: ServerConfig) -> None:
+    """Read the certificate and its key, if there are any, before anything expensive starts.
+
+    Raises:
+        InvalidConfig: they cannot be read or do not fit.
+    """
+    if config.ssl_certfile is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except OSError as error:  # ssl.SSLError is one
+        reason = error.strerror or error
+        raise InvalidConfig(
+            f"--ssl-certfile {config.ssl_certfile}, --ssl-keyfile {config.ssl_keyfile}: {reason}"
+        ) from error
 
 
 def explain(error: OSError, config: ServerConfig) -> InvalidConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -15,10 +16,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tokenmill.errors import TokenMillError
-from tokenmill.frontend.client import EngineClient
 from tokenmill.frontend.generation import Generation, merge
 from tokenmill.messages import GenerateText, TextOutput
 from tokenmill.request import FinishReason
+from tokenmill.server.context import ServerContext
 from tokenmill.server.errors import RequestTimedOut, error_body, error_response
 from tokenmill.server.fields import GenerationFields
 from tokenmill.server.reply_format import ChunkWriter, ReplyFormat, ReplyHead, UsageCounter, document
@@ -61,39 +62,47 @@ class GenerationReply(Response):
 
     def __init__(
         self,
-        client: EngineClient,
+        context: ServerContext,
         prompts: Sequence[GenerateText],
         format: ReplyFormat,
         head: ReplyHead,
         plan: StreamPlan,
     ) -> None:
         super().__init__()
-        self._client = client
+        self._client = context.client
+        self._log = context.log
         self._prompts = prompts
         self._format = format
         self._head = head
         self._plan = plan
         self._started = False
+        self._outcome = ""
         self._usage = UsageCounter(prompts[0].params.n)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send until done or until the client disconnects, whichever is first."""
+        began = time.monotonic()
         work = asyncio.ensure_future(self._answer(scope, receive, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
-            if not work.done():
-                work.cancel()
+            for task in (work, gone):
+                task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
-        if not work.cancelled():
-            work.result()
+            if self._log is not None:
+                usage, seconds = self._usage.usage(), time.monotonic() - began
+                outcome = "client gone" if work.cancelled() else self._outcome
+                self._log(
+                    f"{self._head.id}: {outcome}, {usage.prompt_tokens} prompt tokens, "
+                    f"{usage.completion_tokens} output tokens, {seconds:.2f} s"
+                )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with asyncio.timeout(self._plan.timeout), self._client.generate(self._prompts) as generation:
                 await (self._stream(generation, send) if self._plan.stream else self._whole(generation, send))
+            self._outcome = "done"
         except TimeoutError:
             error = RequestTimedOut(f"the request's timeout of {self._plan.timeout:g} seconds has passed")
             await self._fail(error, scope, receive, send)
@@ -136,6 +145,7 @@ class GenerationReply(Response):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        self._outcome = f"failed: {error}"
         if not self._started:
             await error_response(error)(scope, receive, send)
             return

@@ -21,6 +21,7 @@ from tokenmill.frontend.client import EngineClient
 from tokenmill.frontend.model_files import default_sampling
 from tokenmill.messages import EngineFailed, EngineProgress, EngineReady, EngineStats, ToApi
 from tokenmill.observe.metrics import Metrics
+from tokenmill.observe.throughput import ThroughputLog
 from tokenmill.sampling_params import SamplingParams
 from tokenmill.server.app import build_app
 from tokenmill.server.children import Child, ChildProcess, WorkerThread
@@ -31,6 +32,7 @@ from tokenmill.server.listener import explain
 
 # Longer than a stopped machine's nap, shorter than a client's patience.
 SILENCE_SECONDS = 60.0
+THROUGHPUT_SECONDS = 10.0
 # What streams get to send their last event after they have been told to end.
 _LAST_EVENT_SECONDS = 0.3
 
@@ -65,33 +67,33 @@ class Supervisor:
         engine_module: str,
     ) -> None:
         """`folder` holds the launch file; `engine_module` runs as the engine process."""
+        loop = asyncio.get_running_loop()
         self._folder = folder
         self._server = server
-        self._engine_module = engine_module
         self._listener = listener
         self._events = events
+        self._engine_module = engine_module
+        self._ending: asyncio.Future[Ending] = loop.create_future()
+        self._ready: asyncio.Future[EngineReady] = loop.create_future()
         self._children: list[Child] = []
         self._watchers: list[asyncio.Task[None]] = []
-        self._metrics = Metrics()
         self._http: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._last_news = time.monotonic()
+        self._metrics = Metrics()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        inbox: Inbox[ToApi] = Inbox(self._context, folder, API, ToApi)
+        self._reader = InboxReader(inbox, self._handle)
+        num_workers = max(1, server.tokenizer_workers)
+        outboxes = [Outbox(self._context, folder, worker_name(index)) for index in range(num_workers)]
+        self._client = EngineClient([outbox.send for outbox in outboxes], self._metrics)
 
     async def run(self) -> int:
         """Serve until something ends it; return the exit code."""
-        loop = asyncio.get_running_loop()
-        self._ending: asyncio.Future[Ending] = loop.create_future()
-        self._ready: asyncio.Future[EngineReady] = loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop_asked)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        num_workers = max(1, self._server.tokenizer_workers)
-        workers = [Outbox(context, self._folder, worker_name(index)) for index in range(num_workers)]
-        inbox: Inbox[ToApi] = Inbox(context, self._folder, API, ToApi)
-        reader = InboxReader(inbox, self._handle)
-        self._client = EngineClient([worker.send for worker in workers], self._metrics)
-        reader.start()
-        starting = asyncio.ensure_future(self._start())
+            asyncio.get_running_loop().add_signal_handler(number, self._stop_asked)
+        self._reader.start()
+        tasks = [asyncio.ensure_future(self._start()), asyncio.ensure_future(self._log_throughput())]
         try:
             ending = await self._ending
             await self._close(ending)
@@ -99,16 +101,12 @@ class Supervisor:
                 self._events.error(ending.error)
             return ending.exit_code
         finally:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-            for watcher in self._watchers:
-                watcher.cancel()
-            await asyncio.gather(*(child.stop() for child in self._children), return_exceptions=True)
-            reader.stop()
-            inbox.close()
-            for worker in workers:
-                worker.close()
-            context.destroy(linger=0)
+            for task in (*tasks, *self._watchers):
+                task.cancel()
+            await asyncio.gather(*tasks, *self._watchers, return_exceptions=True)
+            await asyncio.gather(*(child.stop() for child in self._children))
+            self._reader.stop()
+            self._context.destroy(linger=0)
             self._listener.close()
 
     # --- start ------------------------------------------------------------------------------------------------------
@@ -127,7 +125,7 @@ class Supervisor:
             explained = explain(error, self._server)
             self._end(Ending(explained.exit_code, str(explained)))
         except EngineDead:
-            assert self._ending.done(), "whatever fails the client ends the server"
+            assert self._ending.done(), "whatever fails the client also ends the server"
 
     async def _start_children(self) -> None:
         folder, on_line = str(self._folder), self._events.line
@@ -160,6 +158,7 @@ class Supervisor:
             max_logprobs=config.max_logprobs,
             started=int(time.time()),
             trouble=self._trouble,
+            log=self._events.line if config.enable_log_requests else None,
         )
         self._http = _HttpServer(
             uvicorn.Config(
@@ -208,6 +207,14 @@ class Supervisor:
         if self._client.num_open and silence > SILENCE_SECONDS:
             return f"requests are open, but nothing was heard from the engine for {silence:.0f} seconds"
         return None
+
+    async def _log_throughput(self) -> None:
+        log = ThroughputLog()
+        while not self._server.disable_log_stats:
+            await asyncio.sleep(THROUGHPUT_SECONDS)
+            line = log.line(self._metrics.stats, THROUGHPUT_SECONDS)
+            if line is not None:
+                self._events.line(line)
 
     # --- end --------------------------------------------------------------------------------------------------------
 

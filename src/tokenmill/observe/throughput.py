@@ -1,0 +1,29 @@
+"""The line about throughput that an operator sees every few seconds while there is work."""
+
+from __future__ import annotations
+
+from tokenmill.messages import EngineStats
+
+
+class ThroughputLog:
+    """Turns the engine's counters into rates."""
+
+    def __init__(self) -> None:
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    def line(self, stats: EngineStats | None, seconds: float) -> str | None:
+        """The line for the last `seconds`; None when nothing happened in them."""
+        if stats is None:
+            return None
+        prompt = stats.prompt_tokens - self._prompt_tokens
+        generation = stats.generation_tokens - self._generation_tokens
+        self._prompt_tokens, self._generation_tokens = stats.prompt_tokens, stats.generation_tokens
+        if not (prompt or generation):
+            return None
+        pinned = stats.num_pages_pinned / max(1, stats.num_pages)
+        hits = stats.prefix_hits / max(1, stats.prefix_queries)
+        return (
+            f"running {stats.num_running}, waiting {stats.num_waiting}, prompt {prompt / seconds:.1f} tok/s, "
+            f"output {generation / seconds:.1f} tok/s, KV {pinned:.1%}, prefix cache hits {hits:.1%}"
+        )

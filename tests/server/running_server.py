@@ -1,0 +1,129 @@
+"""A server as its own process, for tests that talk to it as clients do."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import openai
+
+from tests.server.run_server import Spec
+from tokenmill.config import EngineConfig, ServerConfig
+
+REPOSITORY = Path(__file__).parents[2]
+STUB = "tests.server.stub_engine"
+START_SECONDS = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclasses.dataclass
+class RunningServer:
+    process: subprocess.Popen
+    url: str
+    log: Path
+    private: Path
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+
+    @property
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def post(self, path: str, body=None, **how) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=30, **how)
+
+    def metric(self, name: str) -> float:
+        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
+            if line.startswith(f"tokenmill:{name} "):
+                return float(line.split()[-1])
+        raise KeyError(name)
+
+    def wait_for(self, condition, seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {seconds} s in vain; log:\n{self.output()}"
+            time.sleep(0.02)
+
+    def wait_until_unused(self) -> None:
+        """Until no request, row or pinned page is left: what an aborted request must lead to."""
+        for name in ("num_requests_running", "num_requests_waiting", "num_rows_used", "num_pages_pinned"):
+            self.wait_for(lambda name=name: self.metric(name) == 0)
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def children(self) -> dict[str, int]:
+        """Process ids of the children by module."""
+        found = {}
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == self.process.pid:
+                    arguments = (folder / "cmdline").read_text().split("\0")
+                    found[arguments[2] + " " + " ".join(arguments[4:-1])] = int(folder.name)
+        return {name.strip(): pid for name, pid in found.items()}
+
+    def wait_for_end(self, seconds: float) -> int:
+        """Exit code; also checks that no process and no folder is left behind."""
+        pids = list(self.children().values())
+        code = self.process.wait(timeout=seconds)
+        self.wait_for(lambda: not any(is_alive(pid) for pid in pids), 1.0)
+        assert list(self.private.iterdir()) == []
+        return code
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def spawn(engine: EngineConfig, engine_module: str = STUB, **server) -> RunningServer:
+    """Start a server and do not wait for it."""
+    port = server.pop("port", None) or free_port()
+    spec = Spec(engine, ServerConfig(port=port, **server), engine_module)
+    private = Path(tempfile.mkdtemp(prefix="tm-test-"))
+    log = private.with_suffix(".log")
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.run_server", msgspec.json.encode(spec).decode()],
+            cwd=REPOSITORY,
+            stdout=output,
+            stderr=output,
+            env=os.environ | {"TMPDIR": str(private)},
+        )
+    return RunningServer(process, f"http://127.0.0.1:{port}", log, private)
+
+
+@contextlib.contextmanager
+def start_server(engine: EngineConfig, engine_module: str = STUB, **server) -> Iterator[RunningServer]:
+    """A server that accepts requests; ended with SIGINT at the end if it still runs."""
+    running = spawn(engine, engine_module, **server)
+    try:
+        running.wait_for(lambda: "READY" in running.output() or running.process.poll() is not None, START_SECONDS)
+        assert running.process.poll() is None, running.output()
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.send_signal(signal.SIGINT)
+            try:
+                running.process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                running.process.kill()
+        running.log.unlink(missing_ok=True)
