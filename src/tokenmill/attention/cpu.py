@@ -42,9 +42,9 @@ class CpuAttention:
 
     name = "cpu"
 
-    def __init__(self, spec: AttentionSpec, pool: KVPool) -> None:
+    def __init__(self, spec: AttentionSpec, kv: KVPool) -> None:
         self.spec = spec
-        self.pool = pool
+        self.kv = kv
         self._group = spec.num_heads // spec.num_kv_heads
         self._future = torch.ones(QUERY_CHUNK, QUERY_CHUNK, dtype=torch.bool).triu_(1)
 
@@ -63,9 +63,9 @@ class CpuAttention:
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
         batch = plan.batch
-        self.pool.write(layer, batch.slots, k, v)
+        self.kv.write(layer, batch.slots, k, v)
         if window not in plan.buckets:
-            plan.buckets[window] = decode_buckets(batch, self.pool.page_size, window)
+            plan.buckets[window] = decode_buckets(batch, self.kv.page_size, window)
         output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for bucket in plan.buckets[window]:
             output.index_copy_(0, bucket.tokens, self._decode(q.index_select(0, bucket.tokens), layer, bucket))
@@ -77,7 +77,7 @@ class CpuAttention:
     def _decode(self, q: torch.Tensor, layer: int, bucket: DecodeBucket) -> torch.Tensor:
         """One token each of n requests: q [n, heads, head_dim] -> the same shape."""
         n, kv_heads, head_dim = q.shape[0], self.spec.num_kv_heads, self.spec.head_dim
-        keys, values = self.pool.gather(layer, bucket.pages)
+        keys, values = self.kv.gather(layer, bucket.pages)
         # Weights of 0 do not hide a NaN or an infinity that an earlier owner left in a slot.
         values.index_fill_(1, bucket.stale, 0)
         keys, values = keys.view(kv_heads * n, -1, head_dim), values.view(kv_heads * n, -1, head_dim)
@@ -92,8 +92,8 @@ class CpuAttention:
     ) -> None:
         """The last n tokens of one request, q [n, heads, head_dim], into output of the same shape."""
         context_len = int(plan.batch.context_lens[request])
-        num_pages = -(-context_len // self.pool.page_size)
-        keys, values = self.pool.gather(layer, plan.batch.page_table[request, :num_pages])
+        num_pages = -(-context_len // self.kv.page_size)
+        keys, values = self.kv.gather(layer, plan.batch.page_table[request, :num_pages])
         n, kv_heads, head_dim = q.shape[0], self.spec.num_kv_heads, self.spec.head_dim
         packed = q.view(n, kv_heads, self._group, head_dim).permute(1, 2, 0, 3)
         unpacked = output.view(n, kv_heads, self._group, head_dim).permute(1, 2, 0, 3)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from tokenmill.attention.protocol import AttentionSpec
+from tokenmill.platform.memory import zeros
 
 PADDING_PAGE = 0
 
@@ -25,8 +26,8 @@ class KVPool:
     def __init__(self, spec: AttentionSpec, num_pages: int, page_size: int, dtype: torch.dtype, device: str) -> None:
         """Allocate and zero `num_pages` pages, page 0 among them."""
         shape = (spec.num_layers, spec.num_kv_heads, num_pages, page_size, spec.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys = zeros(shape, dtype, device)
+        self.values = zeros(shape, dtype, device)
         self.num_pages = num_pages
         self.page_size = page_size
 

@@ -14,9 +14,9 @@ class ReferenceAttention:
 
     name = "reference"
 
-    def __init__(self, spec: AttentionSpec, pool: KVPool) -> None:
+    def __init__(self, spec: AttentionSpec, kv: KVPool) -> None:
         self.spec = spec
-        self.pool = pool
+        self.kv = kv
 
     def plan(self, batch: ForwardBatch) -> ForwardBatch:
         """Nothing to prepare: the plan is the batch."""
@@ -32,12 +32,12 @@ class ReferenceAttention:
         window: int | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
-        self.pool.write(layer, plan.slots, k, v)
+        self.kv.write(layer, plan.slots, k, v)
         output = torch.empty_like(q, memory_format=torch.contiguous_format)
         for request, context_len in enumerate(plan.context_lens.tolist()):
             start, end = plan.query_starts[request : request + 2].tolist()
-            num_pages = -(-context_len // self.pool.page_size)
-            keys, values = self.pool.gather(layer, plan.page_table[request, :num_pages])
+            num_pages = -(-context_len // self.kv.page_size)
+            keys, values = self.kv.gather(layer, plan.page_table[request, :num_pages])
             output[start:end] = self._attend(q[start:end], keys[:, :context_len], values[:, :context_len], window)
         return output
 

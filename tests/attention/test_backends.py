@@ -1,0 +1,142 @@
+"""The cpu backend against the reference, and both against attention written out for one token."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from tests.paging import Chunks, PagedRequests
+from tokenmill.attention.kv_pool import KVPool
+from tokenmill.attention.protocol import AttentionSpec
+from tokenmill.attention.select import select
+
+POISONS = (float("nan"), float("inf"), float("-inf"))
+
+
+@dataclasses.dataclass
+class Case:
+    """A random shape with requests in the middle of their sequences."""
+
+    spec: AttentionSpec
+    page_size: int
+    dtype: torch.dtype
+    window: int | None
+    lengths: list[int]
+    chunks: Chunks
+
+    @property
+    def computed(self) -> list[int]:
+        counts = dict(self.chunks)
+        return [length - counts[request] for request, length in enumerate(self.lengths)]
+
+
+def random_case(rng: np.random.Generator, page_size: int, dtype: torch.dtype = torch.float32) -> Case:
+    kv_heads, group = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 4, 8]))
+    head_dim = int(rng.choice([2, 6, 8, 10, 24, 32]))
+    spec = AttentionSpec(2, kv_heads * group, kv_heads, head_dim, head_dim**-0.5)
+    lengths = [int(length) for length in rng.choice([1, 2, 31, 33, 60, 150, 300, 700], int(rng.integers(1, 9)))]
+    lengths = [max(1, length + int(rng.integers(-1, 2))) for length in lengths]
+    chunks = [
+        (request, 1 if rng.random() < 0.6 else int(rng.integers(1, length + 1)))
+        for request, length in enumerate(lengths)
+    ]
+    rng.shuffle(chunks)
+    window = None if rng.random() < 0.5 else int(rng.integers(1, 200))
+    return Case(spec, page_size, dtype, window, lengths, chunks)
+
+
+def fill(pool: KVPool, poison: float, requests: PagedRequests, case: Case) -> None:
+    """Random keys and values in the slots of computed tokens, poison everywhere else."""
+    for memory in (pool.keys, pool.values):
+        memory.fill_(poison)
+    for request, computed in enumerate(case.computed):
+        positions = np.arange(computed)
+        slots = requests.pages[request][positions // case.page_size] * case.page_size + positions % case.page_size
+        for layer in range(case.spec.num_layers):
+            shape = (computed, case.spec.num_kv_heads, case.spec.head_dim)
+            k, v = torch.randn(shape).to(case.dtype), torch.randn(shape).to(case.dtype)
+            pool.write(layer, torch.from_numpy(slots), k, v)
+
+
+def run_both(case: Case, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs of the reference and of cpu on the same memory, whose unused slots are poisoned."""
+    requests = PagedRequests([[0] * length for length in case.lengths], case.page_size, rng)
+    requests.computed = case.computed
+    made = (case.spec, requests.num_pages, case.page_size, case.dtype)
+    reference, _ = select("reference", "cpu", *made)
+    cpu, _ = select("cpu", "cpu", *made)
+    fill(reference.kv, float(rng.choice(POISONS)), requests, case)
+    cpu.kv.keys.copy_(reference.kv.keys)
+    cpu.kv.values.copy_(reference.kv.values)
+
+    batch = requests.batch(case.chunks)
+    num_tokens = len(batch.token_ids)
+    # As the models hand them over: slices of one fused tensor.
+    heads = (case.spec.num_heads, case.spec.num_kv_heads, case.spec.num_kv_heads)
+    qkv = torch.randn(num_tokens, sum(heads), case.spec.head_dim).to(case.dtype)
+    outputs = []
+    for backend in (reference, cpu):
+        plan = backend.plan(batch)
+        outputs.append(
+            torch.stack([backend.forward(*qkv.split(heads, 1), layer, plan, case.window) for layer in (0, 1)])
+        )
+    return outputs[0], outputs[1]
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4, 8, 16, 32, 64])
+def test_cpu_equals_reference_over_poisoned_memory(page_size: int, rng: np.random.Generator) -> None:
+    for _ in range(8):
+        case = random_case(rng, page_size)
+        want, got = run_both(case, rng)
+        assert want.isfinite().all(), case
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, msg=lambda text, case=case: f"{text}\n{case}")
+
+
+def test_cpu_stays_near_the_reference_in_bfloat16(rng: np.random.Generator) -> None:
+    for _ in range(6):
+        case = random_case(rng, 16, torch.bfloat16)
+        want, got = run_both(case, rng)
+        assert got.dtype == torch.bfloat16
+        assert got.shape == want.shape
+        torch.testing.assert_close(got, want, rtol=0.05, atol=0.05, msg=lambda text, case=case: f"{text}\n{case}")
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("window", [None, 1, 5])
+def test_a_token_attends_to_its_own_past_only(backend: str, window: int | None, rng: np.random.Generator) -> None:
+    """Written out: softmax(q k / sqrt(d)) v over the visible positions, token by token."""
+    spec = AttentionSpec(1, 4, 2, 6, 6**-0.5)
+    length = 21
+    requests = PagedRequests([[0] * length], 4, rng)
+    attention, _ = select(backend, "cpu", spec, requests.num_pages, 4, torch.float32)
+    batch = requests.batch([(0, length)])
+    q, k, v = (torch.randn(length, heads, 6) for heads in (4, 2, 2))
+    got = attention.forward(q, k, v, 0, attention.plan(batch), window)
+    for token in range(length):
+        first = 0 if window is None else max(0, token - window + 1)
+        for head in range(4):
+            weights = torch.softmax(k[first : token + 1, head // 2] @ q[token, head] * spec.scale, 0)
+            torch.testing.assert_close(got[token, head], weights @ v[first : token + 1, head // 2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decode_is_bit_identical_alone_and_in_company(dtype: torch.dtype, rng: np.random.Generator) -> None:
+    lengths = [int(length) for length in rng.integers(2, 400, 6)]
+    requests = PagedRequests([[0] * length for length in lengths], 16, rng)
+    spec = AttentionSpec(1, 4, 2, 16, 0.25)
+    attention, _ = select("cpu", "cpu", spec, requests.num_pages, 16, dtype)
+    attention.kv.keys.normal_()
+    attention.kv.values.normal_()
+    requests.computed = [length - 1 for length in lengths]
+    q, k, v = (torch.randn(6, heads, 16).to(dtype) for heads in (4, 2, 2))
+    batch = requests.batch([(request, 1) for request in range(6)])
+    together = attention.forward(q, k, v, 0, attention.plan(batch), None)
+    for request in range(6):
+        requests.computed = [length - 1 for length in lengths]
+        alone = requests.batch([(request, 1)])
+        row = slice(request, request + 1)
+        single = attention.forward(q[row], k[row], v[row], 0, attention.plan(alone), None)
+        assert torch.equal(single[0], together[request]), f"lengths {lengths}, request {request}"

@@ -1,0 +1,138 @@
+"""Logits against transformers', for every family and feature, whole and in mixed paged batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.checkpoints import load_oracle, make_checkpoint
+from tests.paging import PagedRequests, random_schedule
+from tokenmill.attention.select import select
+from tokenmill.models.decoder import Decoder
+from tokenmill.weights.checkpoint import read_architecture
+from tokenmill.weights.loader import load_model
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 48,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.5}
+SLIDING = {"use_sliding_window": True, "sliding_window": 7}
+
+
+def gqa(ratio: int, kv_heads: int = 2) -> dict[str, int]:
+    heads = ratio * kv_heads
+    return {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "hidden_size": 8 * heads}
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("qwen3", {}),
+    "qwen3 gqa 1 tied odd vocabulary": ("qwen3", {**gqa(1), "tie_word_embeddings": True, "vocab_size": 333}),
+    "qwen3 gqa 4 biases": ("qwen3", {**gqa(4), "attention_bias": True}),
+    "qwen3 gqa 8": ("qwen3", gqa(8)),
+    "qwen3 window from the first layer": ("qwen3", {**SLIDING, "max_window_layers": 1}),
+    "qwen3 yarn": ("qwen3", {"rope_parameters": YARN}),
+    "qwen2 biases": ("qwen2", gqa(2)),
+    "qwen2 gqa 1 untied": ("qwen2", gqa(1)),
+    "qwen2 gqa 8 tied": ("qwen2", {**gqa(8, 1), "tie_word_embeddings": True}),
+    "qwen2 windows in some layers": ("qwen2", {**SLIDING, "max_window_layers": 2, "num_hidden_layers": 4}),
+    "llama gqa 4 tied": ("llama", {**gqa(4), "tie_word_embeddings": True}),
+    "llama gqa 8 odd vocabulary": ("llama", {**gqa(8), "vocab_size": 387}),
+    "llama 3 rope": ("llama", {"rope_parameters": LLAMA3, "head_dim": 16, "rms_norm_eps": 1e-5}),
+    "llama linear rope": ("llama", {"rope_parameters": LINEAR}),
+    "llama all biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral gqa 4": ("mistral", gqa(4)),
+    "mistral gqa 1 own head size": ("mistral", {**gqa(1), "head_dim": 6}),
+    "mistral window": ("mistral", {"sliding_window": 9, "num_key_value_heads": 1}),
+    "mistral window of one": ("mistral", {"sliding_window": 1}),
+    "moe": ("qwen3_moe", {}),
+    "moe normalized gqa 4": ("qwen3_moe", {**gqa(4), "norm_topk_prob": True, "num_experts_per_tok": 4}),
+    "moe gqa 8 tied": ("qwen3_moe", {**gqa(8, 1), "tie_word_embeddings": True, "attention_bias": True}),
+    "moe with dense layers": ("qwen3_moe", {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}),
+    "moe window": ("qwen3_moe", SLIDING),
+}
+
+
+@pytest.fixture(params=CASES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path, rng: np.random.Generator) -> Path:
+    family, overrides = CASES[request.param]
+    return make_checkpoint(tmp_path, family, seed=int(rng.integers(2**31)), tokenizer=False, **overrides)
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    return load_model(folder, read_architecture(folder), dtype, "cpu")
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor, relative: float = 1e-4) -> None:
+    """Every row within `relative` of its largest logit."""
+    assert got.dtype == torch.float32
+    assert got.shape == want.shape
+    worst = ((got - want).abs().amax(-1) / want.abs().amax(-1)).max().item()
+    assert worst <= relative, f"relative difference {worst:.2e}"
+
+
+def test_logits_equal_transformers_whole_chunked_and_in_mixed_batches(
+    checkpoint: Path, rng: np.random.Generator
+) -> None:
+    oracle, decoder = load_oracle(checkpoint), load(checkpoint)
+    assert decoder.architecture.num_parameters() == oracle.num_parameters()
+    lengths = [int(length) for length in rng.integers(1, 70, 5)]
+    sequences = [rng.integers(0, decoder.architecture.vocab_size, length).tolist() for length in lengths]
+    with torch.inference_mode():
+        want = [oracle(torch.tensor([sequence])).logits[0] for sequence in sequences]
+
+    whole = [[(request, length) for request, length in enumerate(lengths)]]
+    for schedule in (whole, random_schedule(lengths, 24, rng)):
+        page_size = int(rng.choice([1, 4, 16]))
+        for backend in ("reference", "cpu"):
+            requests = PagedRequests(sequences, page_size, rng)
+            attention, _ = select(backend, "cpu", decoder.attention_spec, requests.num_pages, page_size, torch.float32)
+            for got, expected in zip(requests.run(decoder, attention, schedule), want, strict=True):
+                assert_close(got, expected)
+
+
+def test_logits_of_a_long_sequence_cross_the_query_chunks(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = make_checkpoint(tmp_path, "mistral", tokenizer=False, sliding_window=150)
+    oracle, decoder = load_oracle(folder), load(folder)
+    sequence = rng.integers(0, 331, 400).tolist()
+    with torch.inference_mode():
+        want = oracle(torch.tensor([sequence])).logits[0]
+    requests = PagedRequests([sequence], 16, rng)
+    attention, _ = select("cpu", "cpu", decoder.attention_spec, requests.num_pages, 16, torch.float32)
+    (got,) = requests.run(decoder, attention, [[(0, 1)], [(0, 300)], [(0, 98)], [(0, 1)]])
+    assert_close(got, want)
+
+
+def test_bfloat16_logits_stay_near_float32_ones(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3", tokenizer=False, dtype=torch.bfloat16)
+    sequence = rng.integers(0, 331, 60).tolist()
+    runs = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        decoder = load(folder, dtype)
+        requests = PagedRequests([sequence], 16, rng)
+        attention, _ = select("cpu", "cpu", decoder.attention_spec, requests.num_pages, 16, dtype)
+        (runs[dtype],) = requests.run(decoder, attention, [[(0, 40)], *[[(0, 1)]] * 20])
+    assert_close(runs[torch.bfloat16], runs[torch.float32], relative=0.05)
+
+
+def test_only_the_asked_rows_get_logits(tmp_path: Path, rng: np.random.Generator) -> None:
+    decoder = load(make_checkpoint(tmp_path, "qwen2", tokenizer=False))
+    requests = PagedRequests([[1, 2, 3], [4, 5]], 16, rng)
+    attention, _ = select("auto", "cpu", decoder.attention_spec, requests.num_pages, 16, torch.float32)
+    batch = requests.batch([(0, 3), (1, 2)])
+    with torch.inference_mode():
+        every = decoder.forward(batch, attention)
+        for chosen in ([], [4], [2, 4]):
+            indices = torch.tensor(chosen, dtype=torch.int64)
+            some = decoder.forward(dataclasses.replace(batch, output_indices=indices), attention)
+            torch.testing.assert_close(some, every[indices])

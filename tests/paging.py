@@ -1,0 +1,88 @@
+"""Requests on shuffled pages, and the batches to run them: what a runner does, in its plainest form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tokenmill.attention.batch import ForwardBatch
+from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.models.decoder import Decoder
+
+Chunks = Sequence[tuple[int, int]]
+"""(request, tokens of it to run), in batch order."""
+
+
+class PagedRequests:
+    """Whole token sequences of known lengths, each with the pages it needs, in random order over one pool.
+
+    Attributes:
+        computed: tokens of each request that have run.
+        num_pages: pages the pool must have, the reserved one and some spare ones among them.
+    """
+
+    def __init__(self, sequences: Sequence[Sequence[int]], page_size: int, rng: np.random.Generator) -> None:
+        self.sequences = [torch.tensor(sequence, dtype=torch.int64) for sequence in sequences]
+        self.computed = [0] * len(sequences)
+        self.page_size = page_size
+        held = [-(-len(sequence) // page_size) for sequence in sequences]
+        self.num_pages = sum(held) + 4
+        ids = 1 + rng.permutation(self.num_pages - 1)
+        starts = np.cumsum([0, *held])
+        self.pages = [ids[start : start + count] for start, count in zip(starts, held, strict=False)]
+
+    def batch(self, chunks: Chunks) -> ForwardBatch:
+        """The batch that runs these chunks, with logits of every token; counts them as computed."""
+        begins = [self.computed[request] for request, _ in chunks]
+        ends = [begin + count for begin, (_, count) in zip(begins, chunks, strict=True)]
+        positions = [np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)]
+        slots = [
+            self.pages[request][position // self.page_size] * self.page_size + position % self.page_size
+            for (request, _), position in zip(chunks, positions, strict=True)
+        ]
+        table = np.zeros((len(chunks), -(-max(ends) // self.page_size)), dtype=np.int32)
+        for row, ((request, _), end) in enumerate(zip(chunks, ends, strict=True)):
+            held = -(-end // self.page_size)
+            table[row, :held] = self.pages[request][:held]
+            self.computed[request] = end
+        query_lens = np.array([count for _, count in chunks], dtype=np.int32)
+        tokens = [
+            self.sequences[request][begin:end] for (request, _), begin, end in zip(chunks, begins, ends, strict=True)
+        ]
+        return ForwardBatch(
+            token_ids=torch.cat(tokens),
+            positions=torch.from_numpy(np.concatenate(positions)),
+            slots=torch.from_numpy(np.concatenate(slots)),
+            page_table=torch.from_numpy(table),
+            query_lens=query_lens,
+            context_lens=np.array(ends, dtype=np.int32),
+            query_starts=np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32),
+            output_indices=torch.arange(int(query_lens.sum())),
+        )
+
+    def run(self, decoder: Decoder, attention: AttentionBackend, schedule: Sequence[Chunks]) -> list[torch.Tensor]:
+        """Run the steps of a schedule; the logits of each request, [tokens it ran, vocab_size]."""
+        logits: list[list[torch.Tensor]] = [[] for _ in self.sequences]
+        for chunks in schedule:
+            with torch.inference_mode():
+                step = decoder.forward(self.batch(chunks), attention)
+            for (request, _), rows in zip(chunks, step.split([count for _, count in chunks]), strict=True):
+                logits[request].append(rows)
+        return [torch.cat(rows) for rows in logits]
+
+
+def random_schedule(lengths: Sequence[int], longest: int, rng: np.random.Generator) -> list[Chunks]:
+    """Steps that run all tokens: each takes some of the unfinished requests, decodes and chunks of up to `longest`."""
+    left, schedule = list(lengths), []
+    while any(left):
+        chunks = []
+        for request in rng.permutation(len(left)).tolist():
+            if left[request] and rng.random() < 0.8:
+                count = 1 if rng.random() < 0.5 else int(rng.integers(1, min(longest, left[request]) + 1))
+                left[request] -= count
+                chunks.append((request, count))
+        if chunks:
+            schedule.append(chunks)
+    return schedule
