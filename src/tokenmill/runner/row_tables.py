@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from tokenmill.platform.memory import zeros
 from tokenmill.scheduler.plan import StepPlan
 
 
@@ -23,8 +24,8 @@ class RowTables:
     def __init__(self, num_rows: int, max_len: int, page_size: int, device: torch.device) -> None:
         max_pages = -(-max_len // page_size)
         self.page_size = page_size
-        self.pages = torch.zeros(num_rows, max_pages, dtype=torch.int32, device=device)
-        self.tokens = torch.zeros(num_rows, max_pages * page_size, dtype=torch.int32, device=device)
+        self.pages = zeros((num_rows, max_pages), torch.int32, device)
+        self.tokens = zeros((num_rows, max_pages * page_size), torch.int32, device)
 
     def apply(self, plan: StepPlan) -> None:
         """Enter new rows and new pages."""
