@@ -16,7 +16,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         TokenMillError: the server refuses, or the local model cannot be loaded.
     """
-    parser = Parser("complete", "Continue a text, streamed to stdout.")
+    parser = Parser("complete", "Continue a text, streamed to stdout.", "PROMPT")
     parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads it from stdin")
     parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")
     add_access_flags(parser)

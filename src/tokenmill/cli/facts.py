@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import shlex
 
-from tokenmill.config import ServerConfig
+from tokenmill.config import DEFAULT_PORT, ServerConfig
 from tokenmill.messages import EngineReady
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-def facts(ready: EngineReady, url: str) -> list[tuple[str, str]]:
+
+def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
     """Label and text of each line of the summary."""
+    url = base_url(server)
     capacity = ready.num_pages * ready.page_size
     full_requests = capacity / ready.max_model_len
-    return [
-        ("model", ready.model),
+    lines = [
+        ("model", model_name(ready, server)),
+        ("from", ready.model),
         ("architecture", f"{ready.architecture}, {count_text(ready.num_parameters)} parameters"),
         ("weights", f"{bytes_text(ready.weight_bytes)} of {ready.dtype} on {ready.device}"),
         ("attention", f"{ready.attention_backend} ({ready.attention_reason})"),
@@ -25,6 +29,14 @@ def facts(ready: EngineReady, url: str) -> list[tuple[str, str]]:
         ("API", f"{url}/v1"),
         ("reference", f"{url}/docs"),
     ]
+    if not server.api_key and server.uds is None and server.host not in LOOPBACK:
+        lines.append(("open to all", f"whoever reaches {server.host} may use it: there is no --api-key"))
+    return lines
+
+
+def model_name(ready: EngineReady, server: ServerConfig) -> str:
+    """The model's id in the API."""
+    return server.served_model_name or ready.model
 
 
 def base_url(server: ServerConfig) -> str:
@@ -38,10 +50,10 @@ def base_url(server: ServerConfig) -> str:
     return f"{scheme}://{host}:{server.port}{server.root_path}"
 
 
-def curl_command(model: str, url: str, server: ServerConfig) -> str:
+def curl_command(model: str, server: ServerConfig) -> str:
     """A command that streams an answer; of a key it names the variable, never the value."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-    words = ["curl", "-N", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    words = ["curl", "-N", f"{base_url(server)}/v1/chat/completions", "-H", "Content-Type: application/json"]
     if server.uds is not None:
         words[1:1] = ["--unix-socket", server.uds]
     if server.ssl_certfile is not None:
@@ -51,6 +63,14 @@ def curl_command(model: str, url: str, server: ServerConfig) -> str:
         # Double quotes, so that the shell that it is pasted into puts the key in.
         command += ' -H "Authorization: Bearer $TOKENMILL_API_KEY"'
     return command
+
+
+def chat_command(server: ServerConfig) -> str | None:
+    """The `tokenmill chat` that reaches the server; None: it cannot, the server listens on a unix socket."""
+    if server.uds is not None:
+        return None
+    url = base_url(server)
+    return "tokenmill chat" if url == f"http://127.0.0.1:{DEFAULT_PORT}" else f"tokenmill chat --url {url}"
 
 
 def count_text(count: int) -> str:

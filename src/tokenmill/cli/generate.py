@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
         num_lines = check_answered(source, journal)
         if num_lines > len(journal.done):
             try:
-                _answer_all(source, journal, config, sampling_fields(namespace), num_lines)
+                _answer_all(source, journal, config, sampling_fields(namespace, without="seed"), num_lines)
             except KeyboardInterrupt:
                 print("\ninterrupted; the same command goes on from here", file=sys.stderr)
                 raise
@@ -58,11 +58,12 @@ def make_parser() -> Parser:
         'Answer a JSONL file offline. A line is {"prompt": ...} or {"messages": ...} with sampling fields, or '
         '{"custom_id": ..., "body": {...}} as in the batches of OpenAI. An interrupted run goes on where it was '
         "when it is started again.",
+        "-i FILE -o FILE",
     )
     parser.add_argument("--input", "-i", required=True, metavar="FILE", help="JSONL file with a prompt in each line")
     parser.add_argument("--output", "-o", required=True, metavar="FILE", help="JSONL file for the answers")
     parser.add_argument("--overwrite", action="store_true", help="forget what the output file already holds")
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, without="seed")
     add_config_file_flag(parser)
     add_flags(parser, EngineConfig, "engine")
     return parser

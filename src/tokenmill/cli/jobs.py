@@ -57,7 +57,7 @@ class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class _Form(msgspec.Struct):
     """As much of a line as tells its form and label."""
 
-    body: msgspec.Raw | None = None
+    body: msgspec.Raw = msgspec.Raw()
     custom_id: Any = None
     id: Any = None
 
@@ -111,7 +111,7 @@ def read_job(line: int, raw: bytes, defaults: Mapping[str, Any]) -> Job:
     Raises:
         InvalidRequest: not JSON, an unknown or unsupported field, a value out of range; names the field.
     """
-    is_batch = _form(raw).body is not None
+    is_batch = bool(bytes(_form(raw).body))
     kind: type[PlainLine] | type[BatchLine] = BatchLine if is_batch else PlainLine
     try:
         decoded = msgspec.json.decode(raw, type=kind)
@@ -142,7 +142,7 @@ def refused_line(line: int, raw: bytes, message: str) -> dict[str, Any]:
         form = _form(raw)
     except InvalidRequest:
         form = _Form()
-    is_batch = form.body is not None
+    is_batch = bool(bytes(form.body))
     return error_line(line, digest(raw), form.custom_id if is_batch else form.id, is_batch, message)
 
 

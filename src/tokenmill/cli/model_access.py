@@ -40,7 +40,7 @@ def add_access_flags(parser: Parser) -> None:
     """Add the flags that choose a server or a model in this process."""
     group = parser.add_argument_group("which model")
     url = os.environ.get("TOKENMILL_URL", f"http://127.0.0.1:{DEFAULT_PORT}")
-    group.add_argument("--url", default=url, help=f"server to talk to, also as TOKENMILL_URL (default: {url})")
+    group.add_argument("--url", default=url, help="server to talk to, also as TOKENMILL_URL (default: %(default)s)")
     group.add_argument("--api-key", default=None, help="its key, also as TOKENMILL_API_KEY")
     group.add_argument("--model", default=None, help="name of the model at the server (default: the one it serves)")
     group.add_argument("--local", metavar="MODEL", help="folder or hub id of a model to run in this process instead")
@@ -58,7 +58,8 @@ def open_access(namespace: argparse.Namespace) -> ModelAccess:
         return LocalModel(namespace.local)
     from tokenmill.cli.remote import RemoteModel
 
-    key = namespace.api_key or os.environ.get("TOKENMILL_API_KEY")
+    # A server takes several keys from the same variable; any of them will do.
+    key = namespace.api_key or os.environ.get("TOKENMILL_API_KEY", "").split(",")[0] or None
     return RemoteModel(namespace.url, key, namespace.model)
 
 

@@ -40,9 +40,11 @@ def did_you_mean(word: str, choices: Collection[str]) -> str:
 class Parser(argparse.ArgumentParser):
     """Parses one verb. Abbreviated flags are refused: a flag added later would change what they mean."""
 
-    def __init__(self, verb: str, description: str) -> None:
+    def __init__(self, verb: str, description: str, positional: str = "") -> None:
+        """`positional` is what the usage line shows beside the flags."""
         super().__init__(
             prog=f"tokenmill {verb}",
+            usage=" ".join(filter(None, (f"tokenmill {verb}", positional, "[flags]"))),
             description=description,
             allow_abbrev=False,
             formatter_class=_WideHelp,

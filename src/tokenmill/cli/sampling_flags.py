@@ -21,16 +21,18 @@ _FLAGS: tuple[tuple[str, type, str], ...] = (
 )
 
 
-def add_sampling_flags(parser: Parser) -> None:
-    """Add the flags; those that are not given leave no attribute."""
+def add_sampling_flags(parser: Parser, without: str = "") -> None:
+    """Add the flags, but for one that the engine has too; those that are not given leave no attribute."""
     group = parser.add_argument_group("sampling")
     for name, kind, text in _FLAGS:
+        if name == without:
+            continue
         how: dict[str, Any] = {"action": "append"} if name == "stop" else {}
         metavar = {int: "N", float: "X", str: "TEXT"}[kind]
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, dest=name, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=text, **how)
 
 
-def sampling_fields(namespace: argparse.Namespace) -> dict[str, Any]:
+def sampling_fields(namespace: argparse.Namespace, without: str = "") -> dict[str, Any]:
     """The parameters that were given, by the names that requests use."""
-    return {name: getattr(namespace, name) for name, _, _ in _FLAGS if name in namespace}
+    return {name: getattr(namespace, name) for name, _, _ in _FLAGS if name in namespace and name != without}

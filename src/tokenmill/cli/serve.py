@@ -20,10 +20,18 @@ def run(arguments: Sequence[str]) -> int:
     """
     engine, server = read_configs(arguments, os.environ)
     from tokenmill.cli.startup import open_screen
-    from tokenmill.server.launch import run as launch
+    from tokenmill.server import launch
 
+    server = dataclasses.replace(server, served_model_name=launch.served_name(engine, server))
     with open_screen(sys.stderr, server) as screen:
-        return launch(engine, server, on_progress=screen.on_progress, on_ready=screen.on_ready)
+        return launch.run(
+            engine,
+            server,
+            on_progress=screen.on_progress,
+            on_ready=screen.on_ready,
+            on_error=screen.on_error,
+            on_line=screen.on_line,
+        )
 
 
 def read_configs(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[EngineConfig, ServerConfig]:
@@ -42,10 +50,6 @@ def read_configs(arguments: Sequence[str], environment: Mapping[str, str]) -> tu
         if "model" in namespace and namespace.model != namespace.positional_model:
             parser.error(f"two models: {namespace.positional_model} and --model {namespace.model}")
         engine = dataclasses.replace(engine, model=namespace.positional_model)
-    if not engine.model:
-        from tokenmill.demo import demo_model_path
-
-        engine = dataclasses.replace(engine, model=str(demo_model_path()))
     return engine.resolve(), server.resolve()
 
 
@@ -55,6 +59,7 @@ def make_parser() -> Parser:
         "serve",
         "Serve a model over HTTP with an OpenAI-compatible API. Every flag can also be given as TOKENMILL_<FLAG>, "
         "e.g. TOKENMILL_PORT=8001, or as a key of the --config file.",
+        "[MODEL]",
     )
     parser.add_argument(
         "positional_model",

@@ -9,7 +9,7 @@ import time
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Protocol
 
-from tokenmill.cli.facts import base_url, bytes_text, curl_command, facts
+from tokenmill.cli.facts import bytes_text, chat_command, curl_command, facts, model_name
 from tokenmill.config import ServerConfig
 from tokenmill.messages import EngineProgress, EngineReady
 
@@ -29,6 +29,12 @@ class Screen(Protocol):
 
     def on_ready(self, ready: EngineReady) -> None:
         """The server accepts requests."""
+
+    def on_error(self, sentence: str) -> None:
+        """Why the server ends, or cannot start."""
+
+    def on_line(self, line: str) -> None:
+        """A child process wrote this to its standard error."""
 
     def __enter__(self) -> Screen: ...
 
@@ -70,12 +76,18 @@ class PlainScreen:
     def on_ready(self, ready: EngineReady) -> None:
         """Print the summary."""
         self._end_phase()
-        url = base_url(self._server)
-        for label, text in facts(ready, url):
+        for label, text in facts(ready, self._server):
             self._say(f"{label:<13} {text}")
-        name = self._server.served_model_name or ready.model
         self._say(f"ready in {time.monotonic() - self._started:.1f} s; Ctrl-C ends. Try:")
-        self._say(curl_command(name, url, self._server))
+        self._say(curl_command(model_name(ready, self._server), self._server))
+
+    def on_error(self, sentence: str) -> None:
+        """Print it."""
+        self._say(f"tokenmill: {sentence}")
+
+    def on_line(self, line: str) -> None:
+        """Print it."""
+        self._say(line)
 
     def _end_phase(self) -> None:
         if self._phase:
@@ -135,23 +147,33 @@ class TerminalScreen:
 
         self._end_phases()
         self._progress.stop()
-        url = base_url(self._server)
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", justify="right")
         table.add_column(overflow="fold")
-        for label, text in facts(ready, url):
+        for label, text in facts(ready, self._server):
             table.add_row(label, escape(text))
-        name = self._server.served_model_name or ready.model
-        print_line = self._console.print
-        print_line()
-        print_line(table)
-        print_line(
-            f"\n[bold green]ready[/] in {time.monotonic() - self._started:.1f} s  [dim]Ctrl-C ends. "
-            "Paste this into another terminal, or run[/] tokenmill chat[dim]:[/]\n"
+        self._console.print()
+        self._console.print(table)
+        chat = chat_command(self._server)
+        self._console.print(
+            f"\n[bold green]ready[/] in {time.monotonic() - self._started:.1f} s; Ctrl-C ends. "
+            f"In another terminal{f' run [bold]{chat}[/] or' if chat else ''} paste:\n"
         )
         # Not wrapped by us: a wrapped command cannot be pasted.
-        print_line(escape(curl_command(name, url, self._server)), soft_wrap=True)
-        print_line()
+        command = curl_command(model_name(ready, self._server), self._server)
+        self._console.print(escape(command), soft_wrap=True)
+        self._console.print()
+
+    def on_error(self, sentence: str) -> None:
+        """End the bars and print it."""
+        from rich.markup import escape
+
+        self._progress.stop()
+        self._console.print(f"[bold red]tokenmill:[/] {escape(sentence)}", soft_wrap=True)
+
+    def on_line(self, line: str) -> None:
+        """Print it above the bars."""
+        self._console.print(line, markup=False, soft_wrap=True)
 
     def _end_phases(self) -> None:
         for task in self._tasks.values():

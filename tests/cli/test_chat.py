@@ -1,0 +1,99 @@
+import io
+
+import pytest
+
+from tokenmill.cli.chat import Chat
+from tokenmill.cli.model_access import Delta, write_delta
+from tokenmill.errors import InvalidRequest
+
+
+class Script:
+    """A model that answers what it was asked last, and remembers every conversation it saw."""
+
+    def __init__(self):
+        self.seen = []
+        self.closed = 0
+
+    def chat(self, messages, fields):
+        self.seen.append([(message["role"], message["content"]) for message in messages])
+        asked = messages[-1]["content"]
+        try:
+            yield Delta("you said ")
+            if asked == "interrupt":
+                raise KeyboardInterrupt
+            if asked == "too long":
+                raise InvalidRequest("no room")
+            yield Delta(asked)
+            yield Delta("", "stop")
+        finally:
+            self.closed += 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def talk(text: str, system=None, output=None):
+    model, output = Script(), output or io.StringIO()
+    chat = Chat(model, {}, system, (io.StringIO(text), output))
+    chat.talk()
+    assert model.closed == len(model.seen)
+    return chat, model, output.getvalue()
+
+
+def test_each_line_from_a_pipe_is_answered_with_the_conversation_so_far():
+    _, model, output = talk("one\n\n  two  \n", system="be brief")
+    assert output == "you said one\nyou said two\n"
+    assert model.seen[1] == [
+        ("system", "be brief"),
+        ("user", "one"),
+        ("assistant", "you said one"),
+        ("user", "two"),
+    ]
+
+
+def test_reset_forgets_the_turns_and_keeps_the_system_message():
+    _, model, _ = talk("one\n/system new\n/reset\ntwo\n", system="old")
+    assert model.seen[1] == [("system", "new"), ("user", "two")]
+
+
+def test_exit_ends_before_what_follows():
+    assert talk("one\n/exit\ntwo\n")[2] == "you said one\n"
+
+
+def test_an_unknown_command_is_no_message():
+    _, model, output = talk("/rest\n")
+    assert model.seen == []
+    assert "did you mean /reset?" in output
+
+
+def test_a_path_is_a_message():
+    assert talk("/usr/bin is what?\n")[1].seen == [[("user", "/usr/bin is what?")]]
+
+
+def test_help_lists_the_commands():
+    assert {"/reset", "/system", "/help", "/exit"} <= set(talk("/help\n")[2].split())
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_was_said():
+    _, model, output = talk("interrupt\nnext\n")
+    assert output == "you said \nyou said next\n"
+    assert model.seen[1][1] == ("assistant", "you said ")
+
+
+def test_a_refused_message_is_reported_and_forgotten(capsys):
+    chat, model, _ = talk("too long\nnext\n")
+    assert "tokenmill: no room" in capsys.readouterr().err
+    assert model.seen[1] == [("user", "next")]
+    assert chat.failed
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [(Terminal(), "a]0;evil[31m\n\tb é"), (io.StringIO(), "a\x1b]0;evil\x07\x1b[31m\n\tb\x9b é")],
+    ids=["terminal", "pipe"],
+)
+def test_an_answer_cannot_steer_the_terminal(stream, expected):
+    write_delta(stream, "a\x1b]0;evil\x07\x1b[31m\n\tb\x9b é")
+    assert stream.getvalue() == expected

@@ -1,0 +1,177 @@
+import itertools
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from tokenmill.cli.flags import Given, build, check_names
+from tokenmill.cli.parser import KNOWN_ELSEWHERE
+from tokenmill.cli.serve import make_parser, read_configs
+from tokenmill.cli.values import settings
+from tokenmill.config import EngineConfig, ServerConfig
+from tokenmill.errors import InvalidConfig
+
+CONFIGS = (EngineConfig, ServerConfig)
+
+
+def refusal(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ending:
+        make_parser().parse(arguments)
+    assert ending.value.code == 2
+    return capsys.readouterr().err.strip()
+
+
+def sample(setting, draw: random.Random):
+    """A text for the setting, and the value it stands for."""
+    if setting.how.choices:
+        choice = draw.choice(setting.how.choices)
+        return choice, choice
+    number = draw.randrange(1, 10**6)
+    match setting.kind:
+        case "bool":
+            return draw.choice([("true", True), ("0", False)])
+        case "int":
+            return str(number), number
+        case "float":
+            return f"{number}.5", number + 0.5
+        case "str":
+            return f"text-{number}", f"text-{number}"
+    return f"a{number}", (f"a{number}",)
+
+
+@pytest.mark.parametrize("config_class", CONFIGS)
+def test_flag_beats_environment_beats_file_beats_default(config_class):
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    for setting in settings(config_class):
+        for places in itertools.product([False, True], repeat=3):
+            samples = [sample(setting, draw) for _ in places]
+            (_, flag), (env_text, env), (file_text, file) = samples
+            given = Given(
+                {setting.name: flag} if places[0] else {},
+                {f"TOKENMILL_{setting.name.upper()}": env_text} if places[1] else {},
+                {setting.flag[2:]: file_text} if places[2] else {},
+                "file.yaml",
+            )
+            order = [value for value, there in zip((flag, env, file), places, strict=True) if there]
+            expected = order[0] if order else setting.default
+            assert getattr(build(config_class, given), setting.name) == expected, f"seed {seed}: {given}"
+
+
+def test_every_flag_and_alias_reaches_its_field():
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    for config_class in CONFIGS:
+        for setting in settings(config_class):
+            for name in (setting.flag, *setting.how.aliases):
+                if setting.kind == "bool":
+                    for words, expected in (([name], True), ([f"--no-{name[2:]}"], False)):
+                        given = Given(vars(make_parser().parse(words)))
+                        assert getattr(build(config_class, given), setting.name) is expected
+                    continue
+                text, expected = sample(setting, draw)
+                for words in ([name, text], [f"{name}={text}"]):
+                    given = Given(vars(make_parser().parse(words)))
+                    assert getattr(build(config_class, given), setting.name) == expected, f"seed {seed}: {words}"
+
+
+def test_every_field_of_the_configs_is_a_flag():
+    for config_class in CONFIGS:
+        assert [s.name for s in settings(config_class)] == list(config_class.__dataclass_fields__)
+
+
+def test_repeatable_flag_collects(capsys):
+    given = Given(vars(make_parser().parse(["--api-key", "a,b", "--api-key=c"])))
+    assert build(ServerConfig, given).api_key == ("a,b", "c")
+
+
+def test_unknown_flag_is_answered_with_the_one_that_was_meant(capsys):
+    assert refusal(capsys, "--max-model-length", "5") == (
+        "tokenmill serve: unknown flag --max-model-length; did you mean --max-model-len?"
+    )
+    assert refusal(capsys, "model", "--prot=8001").endswith("did you mean --port?")
+    assert refusal(capsys, "--zzzzzz") == "tokenmill serve: unknown flag --zzzzzz"
+
+
+def test_abbreviations_are_refused(capsys):
+    assert "did you mean --max-num-seqs?" in refusal(capsys, "--max-num-seq", "5")
+
+
+@pytest.mark.parametrize("flag", sorted(KNOWN_ELSEWHERE))
+def test_a_flag_known_from_elsewhere_exists_or_is_refused_as_not_supported_yet(flag, capsys):
+    if flag not in make_parser()._option_string_actions:
+        assert refusal(capsys, flag, "2") == f"tokenmill serve: {flag} is not supported yet"
+
+
+def test_wrong_values_name_the_flag(capsys):
+    assert refusal(capsys, "--port", "x") == "tokenmill serve: argument --port: 'x' is not an integer"
+    assert "--dtype" in refusal(capsys, "--dtype", "float31")
+    assert "expected one argument" in refusal(capsys, "--port")
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_config_file_takes_flag_spellings_field_names_and_aliases(tmp_path):
+    path = write(
+        tmp_path / "c.yaml", "max-model-len: 32k\nmax_num_seqs: 8\nblock-size: 32\napi-key: [a, b]\nmodel: somewhere\n"
+    )
+    engine, server = read_configs(["--config", path, "--max-num-seqs", "9"], {"TOKENMILL_PORT": "8009"})
+    assert (engine.max_model_len, engine.max_num_seqs, engine.page_size) == (32768, 9, 32)
+    assert (server.api_key, server.port, engine.model) == (("a", "b"), 8009, "somewhere")
+
+
+def test_config_file_can_be_named_in_the_environment(tmp_path):
+    path = write(tmp_path / "c.yaml", "port: 8012")
+    assert read_configs([], {"TOKENMILL_CONFIG": path})[1].port == 8012
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max-model-length: 3", "unknown key max-model-length; did you mean max-model-len?"),
+        ("- a", "must hold flags as keys"),
+        ("a: [", "is not valid YAML"),
+        ("port: [1]", "port: [1] is not an integer"),
+        ("dtype: float31", "dtype: 'float31' is not one of"),
+        ("!!python/object/apply:os.system ['true']", "is not valid YAML"),
+    ],
+)
+def test_a_bad_config_file_is_refused_by_file_and_key(tmp_path, text, message):
+    path = write(tmp_path / "c.yaml", text)
+    with pytest.raises(InvalidConfig, match=re.escape(message)) as error:
+        read_configs(["--config", path], {})
+    assert str(error.value).startswith(path)
+
+
+def test_a_missing_config_file_is_refused(tmp_path):
+    with pytest.raises(InvalidConfig, match="cannot read the config file"):
+        read_configs(["--config", str(tmp_path / "none.yaml")], {})
+
+
+def test_a_bad_variable_is_refused_by_name():
+    with pytest.raises(InvalidConfig, match="TOKENMILL_PORT: 'x' is not an integer"):
+        read_configs([], {"TOKENMILL_PORT": "x"})
+
+
+def test_an_unknown_variable_is_reported_and_ignored(capsys):
+    check_names(Given({}, {"TOKENMILL_PROT": "1", "TOKENMILL_URL": "u", "OTHER": "1"}), CONFIGS)
+    assert capsys.readouterr().err == (
+        "tokenmill: TOKENMILL_PROT is no setting; did you mean TOKENMILL_PORT?; ignored\n"
+    )
+
+
+def test_the_model_may_be_named_in_place(capsys):
+    assert read_configs(["folder"], {"TOKENMILL_MODEL": "other"})[0].model == "folder"
+    assert read_configs(["--model", "folder"], {})[0].model == "folder"
+    with pytest.raises(SystemExit):
+        read_configs(["folder", "--model", "other"], {})
+    assert "two models" in capsys.readouterr().err
+
+
+def test_values_that_cannot_work_together_are_refused():
+    with pytest.raises(InvalidConfig, match="--max-num-batched-tokens"):
+        read_configs(["--max-num-batched-tokens", "4", "--max-num-seqs", "8"], {})

@@ -1,0 +1,139 @@
+import io
+import shlex
+import time
+
+import pytest
+
+from tokenmill.cli.facts import base_url, bytes_text, chat_command, count_text, curl_command, facts
+from tokenmill.cli.startup import open_screen
+from tokenmill.config import ServerConfig
+from tokenmill.messages import EngineProgress, EngineReady
+
+READY = EngineReady(
+    model="/models/tiny[1]",
+    architecture="Qwen3ForCausalLM",
+    num_parameters=596_049_920,
+    dtype="bfloat16",
+    device="cpu",
+    attention_backend="cpu",
+    attention_reason="the only one [here]",
+    max_model_len=512,
+    vocab_size=331,
+    page_size=16,
+    num_pages=48,
+    kv_bytes=3 << 30,
+    weight_bytes=1_192_099_840,
+    max_num_seqs=8,
+    max_num_batched_tokens=2048,
+    num_threads=2,
+    seconds={},
+)
+SERVER = ServerConfig(served_model_name="tiny", port=8001)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def start(stream: io.StringIO, server: ServerConfig = SERVER) -> str:
+    with open_screen(stream, server) as screen:
+        screen.on_progress(EngineProgress("loading torch", 0, 0))
+        time.sleep(0.06)
+        screen.on_progress(EngineProgress("loading weights", 0, 4 << 20))
+        screen.on_progress(EngineProgress("loading weights", 4 << 20, 4 << 20))
+        screen.on_line("a child says [x]")
+        screen.on_progress(EngineProgress("warming up", 1, 3))
+        screen.on_ready(READY)
+        screen.on_error("it ended")
+    return stream.getvalue()
+
+
+def test_plain_start_is_lines_without_control_characters():
+    lines = start(io.StringIO()).splitlines()
+    assert lines[:3] == ["loading torch ...", "loading torch: 0.1 s", "loading weights ..."]
+    assert lines.count("loading weights ...") == 1
+    assert lines[-1] == "tokenmill: it ended"
+    assert lines[-2].startswith("curl ")
+    assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["plain", "terminal"])
+def test_start_says_what_a_person_wants_to_know(stream):
+    text = start(stream)
+    for part in (
+        "loading torch",
+        "loading weights",
+        "a child says [x]",
+        "warming up",
+        "/models/tiny[1]",
+        "Qwen3ForCausalLM, 596 M parameters",
+        "1.11 GiB of bfloat16 on cpu",
+        "cpu (the only one [here])",
+        "768 tokens in 48 pages, 3 GiB",
+        "room for 1.5 requests of the full 512 tokens",
+        "http://127.0.0.1:8001/v1",
+        curl_command("tiny", SERVER),
+        "it ended",
+    ):
+        assert part in text
+
+
+def test_terminal_start_shows_bars_with_amounts():
+    text = start(Terminal())
+    assert "4 MiB of 4 MiB" in text
+    assert "━" in text
+
+
+def test_the_curl_command_is_one_line_and_survives_a_shell():
+    words = shlex.split(curl_command('it\'s a "model"', SERVER))
+    assert words[:3] == ["curl", "-N", "http://127.0.0.1:8001/v1/chat/completions"]
+    assert '"model": "it\'s a \\"model\\""' in words[words.index("-d") + 1]
+
+
+def test_the_key_is_never_shown():
+    server = ServerConfig(api_key=("secret-key",), served_model_name="tiny")
+    text = start(io.StringIO(), server)
+    assert "secret-key" not in text
+    assert '"Authorization: Bearer $TOKENMILL_API_KEY"' in text
+
+
+@pytest.mark.parametrize(
+    ("how", "url"),
+    [
+        ({}, "http://127.0.0.1:8000"),
+        ({"host": "0.0.0.0"}, "http://127.0.0.1:8000"),
+        ({"host": "::"}, "http://[::1]:8000"),
+        ({"host": "fe80::1", "port": 9}, "http://[fe80::1]:9"),
+        ({"root_path": "/llm"}, "http://127.0.0.1:8000/llm"),
+        ({"ssl_certfile": "c", "ssl_keyfile": "k"}, "https://127.0.0.1:8000"),
+        ({"uds": "/run/x"}, "http://localhost"),
+    ],
+)
+def test_url_is_one_that_this_machine_can_reach(how, url):
+    assert base_url(ServerConfig(**how)) == url
+
+
+def test_a_unix_socket_is_named_in_the_command():
+    assert "--unix-socket /run/x" in curl_command("tiny", ServerConfig(uds="/run/x"))
+    assert chat_command(ServerConfig(uds="/run/x")) is None
+
+
+def test_a_server_that_is_open_to_all_says_so():
+    assert "open to all" in dict(facts(READY, ServerConfig(host="0.0.0.0")))
+    assert "open to all" not in dict(facts(READY, ServerConfig(host="0.0.0.0", api_key=("k",))))
+    assert "open to all" not in dict(facts(READY, ServerConfig()))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(7, "7"), (42_912, "42.9 k"), (596_049_920, "596 M"), (7_600_000_000, "7.6 B")]
+)
+def test_counts(count, text):
+    assert count_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(5, "5 B"), (1536, "1.5 KiB"), (3 << 30, "3 GiB"), (5000 << 30, "5,000 GiB"), (0, "0 B")]
+)
+def test_byte_sizes(size, text):
+    assert bytes_text(size) == text
