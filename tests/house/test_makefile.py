@@ -1,0 +1,77 @@
+import os
+import subprocess
+
+import pytest
+
+from tests.house.source_tree import ROOT
+
+
+def make(*arguments: str) -> str:
+    # A make that runs these tests passes its own flags on; they would change what is under test.
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
+    }
+    command = ["make", "--no-print-directory", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def commands(*arguments: str) -> list[str]:
+    """What make would run, without the parts that depend on whether everything is installed."""
+    return make("--dry-run", *arguments).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["serve"], "tokenmill serve"),
+        (["serve", "MODEL=a b"], 'tokenmill serve "a b"'),
+        (
+            ["serve", "MODEL=path", "PORT=8001", "ARGS=--seed 3 --dtype float32"],
+            'tokenmill serve "path" --port "8001" --seed 3 --dtype float32',
+        ),
+    ],
+)
+def test_make_serve_passes_on(arguments, command):
+    last = commands(*arguments)[-1]
+    assert " ".join(last.split()).removeprefix("exec .venv/bin/") == command
+
+
+def test_every_target_is_in_the_help():
+    text = make("help")
+    for target in ("serve", "test", "lint", "format", "lines", "bench", "clean", "help"):
+        assert f"make {target} " in text
+
+
+def test_an_interpreter_that_is_not_fit_is_passed_over(tmp_path):
+    """As on a machine whose `python3.12` is a version manager's stub that only prints a message."""
+    stub = tmp_path / "python3"
+    stub.write_text("#!/bin/sh\nexit 127\n")
+    stub.chmod(0o755)
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    command = ["/usr/bin/env", "make", "VENV=" + str(tmp_path / "venv"), str(tmp_path / "venv/bin/python")]
+    make_folder = subprocess.run(["which", "make"], capture_output=True, text=True, check=True).stdout.strip()
+    done = subprocess.run(
+        [make_folder, *command[2:]], cwd=ROOT, capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 2
+    assert "Python 3.11, 3.12 or 3.13 with its venv module is needed" in done.stderr
+
+
+def test_the_line_budget_is_counted_and_kept():
+    last = make("lines").splitlines()[-1]
+    assert last.endswith("of 15000 lines of Python")
+    assert 0 < int(last.split()[0]) <= 15000
+
+
+def test_the_line_budget_can_be_exceeded():
+    done = subprocess.run(["make", "lines", "MAX_LINES=10"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+
+
+def test_ci_calls_make_test_and_nothing_cleverer():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
+    assert lines == ["set -e", 'cd "$(dirname "$0")/.."', "make test"]

@@ -1,0 +1,69 @@
+import importlib.metadata
+import re
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.house.source_tree import ROOT
+
+DEV_TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter", "openai")
+
+
+def pins(name: str) -> dict[str, str]:
+    """Package -> version of a requirements file, the files that it includes among them."""
+    found = {}
+    for line in (ROOT / "requirements" / name).read_text().splitlines():
+        if line.startswith("-r "):
+            found |= pins(line[3:])
+        elif line and not line.startswith("#"):
+            match = re.fullmatch(r"([A-Za-z0-9._-]+)==([0-9][0-9A-Za-z.]*)", line)
+            assert match, f"{name}: {line!r} is not a plain pin"
+            found[canonicalize_name(match[1])] = match[2]
+    return found
+
+
+def needed(package: str, seen: set[str]) -> set[str]:
+    """A package and all that it needs here, by the metadata of what is installed."""
+    name = canonicalize_name(package)
+    if name not in seen:
+        seen.add(name)
+        for text in importlib.metadata.requires(name) or []:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                needed(requirement.name, seen)
+    return seen
+
+
+def project_dependencies() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [Requirement(text) for text in project["dependencies"]]
+
+
+def test_every_pin_lies_in_the_range_of_the_project():
+    runtime = pins("runtime.txt")
+    for requirement in project_dependencies():
+        assert requirement.specifier.contains(runtime[canonicalize_name(requirement.name)]), requirement
+
+
+def test_torch_is_pinned_without_a_build_and_no_pin_pulls_cuda():
+    dev = pins("dev.txt")
+    assert dev["torch"] == "2.13.0"
+    assert [name for name in dev if name.startswith(("nvidia", "triton", "cuda"))] == []
+
+
+@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt"])
+def test_everything_that_is_needed_is_pinned(name):
+    seen: set[str] = set()
+    for requirement in project_dependencies():
+        needed(requirement.name, seen)
+    for tool in DEV_TOOLS if name == "dev.txt" else ():
+        needed(tool, seen)
+    # With a CUDA build of torch, its own CUDA packages come along unpinned, as torch's metadata wants them.
+    missing = {package for package in seen - pins(name).keys() if not package.startswith(("nvidia", "triton", "cuda"))}
+    assert missing == set()
+
+
+def test_runtime_needs_no_test_tool():
+    assert {"pytest", "transformers", "openai", "scipy"} & pins("runtime.txt").keys() == set()

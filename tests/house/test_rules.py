@@ -1,0 +1,189 @@
+"""The house rules that no linter knows. Each checker is shown a violation first: a rule that cannot fail is no rule."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.house.source_tree import FOLDERS, ROOT, dotted, files, identifiers, place, tree
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+FORBIDDEN_CALLS = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "torch.load",
+    "torch.save",
+    "torch.jit.load",
+    "yaml.load",
+    "yaml.full_load",
+    "yaml.unsafe_load",
+    "os.system",
+    "os.popen",
+}
+MAX_FILE_LINES = 400
+MUTATORS = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "remove", "discard", "clear"}
+MUTABLE_TYPES = {"list", "dict", "set", "bytearray", "deque", "defaultdict", "Counter", "OrderedDict"}
+
+
+def dangerous(module: ast.Module) -> list[ast.AST]:
+    """Imports and calls that can turn bytes into code, and shells."""
+    found: list[ast.AST] = []
+    for node in ast.walk(module):
+        match node:
+            case ast.Import():
+                names = [alias.name for alias in node.names]
+            case ast.ImportFrom():
+                names = [node.module or ""]
+            case ast.Call():
+                if dotted(node.func) in FORBIDDEN_CALLS:
+                    found.append(node)
+                found += [node for keyword in node.keywords if _opens_a_door(keyword)]
+                continue
+            case _:
+                continue
+        found += [node for name in names if name.split(".")[0] in FORBIDDEN_MODULES]
+    return found
+
+
+def _opens_a_door(keyword: ast.keyword) -> bool:
+    is_off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+    return keyword.arg in ("shell", "allow_pickle", "trust_remote_code") and not is_off
+
+
+def mutable_state(module: ast.Module) -> list[ast.AST]:
+    """`global` statements, and module-level containers that the module changes."""
+    containers = set()
+    for statement in module.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and _is_mutable(statement.value):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            containers |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return [
+        node
+        for node in ast.walk(module)
+        if isinstance(node, ast.Global) or any(_changes(node, name) for name in containers)
+    ]
+
+
+def _is_mutable(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Call):
+        return dotted(value.func).split(".")[-1] in MUTABLE_TYPES
+    return isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
+
+
+def _changes(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=method)):
+            return owner == name and method in MUTATORS
+        case ast.Subscript(value=ast.Name(id=owner), ctx=ast.Store() | ast.Del()):
+            return owner == name
+        case ast.AugAssign(target=ast.Name(id=owner)):
+            return owner == name
+    return False
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from dill import loads",
+        "import torch\ntorch.load('x')",
+        "eval('1')",
+        "exec('1')",
+        "import yaml\nyaml.load('x')",
+        "import numpy\nnumpy.load('x', allow_pickle=True)",
+        "import subprocess\nsubprocess.run('x', shell=True)",
+    ],
+)
+def test_the_check_for_dangerous_code_sees_it(code):
+    assert dangerous(ast.parse(code))
+
+
+def test_nothing_turns_bytes_into_code():
+    found = [place(path, node) for path in files() for node in dangerous(tree(path))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x = 1\ndef f():\n    global x\n    x = 2",
+        "cache = {}\ndef f(a):\n    cache[a] = 1",
+        "seen: set[int] = set()\ndef f(a):\n    seen.add(a)",
+        "from collections import deque\nq = deque()\ndef f():\n    q.append(1)",
+        "names = [a for a in 'ab']\ndef f():\n    del names[0]",
+        "names = []\ndef f():\n    global names\n    names += [1]",
+    ],
+)
+def test_the_check_for_module_state_sees_it(code):
+    assert mutable_state(ast.parse(code))
+
+
+def test_a_constant_table_is_no_state():
+    assert not mutable_state(ast.parse("table = {'a': 1}\ndef f():\n    own = {}\n    own['a'] = table['a']"))
+
+
+def test_no_module_holds_mutable_state():
+    found = [place(path, node) for path in files("src") for node in mutable_state(tree(path))]
+    assert found == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_files_are_small(folder):
+    sizes = {path: len(path.read_text().splitlines()) for path in files(folder)}
+    large = {str(path.relative_to(ROOT)): size for path, size in sizes.items() if size > MAX_FILE_LINES}
+    # A file without a function or a class is a table; its length is not complexity.
+    assert {name: size for name, size in large.items() if not _is_table(ROOT / name)} == {}
+
+
+def _is_table(path: Path) -> bool:
+    return not any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in tree(path).body)
+
+
+def test_a_page_is_never_called_a_block():
+    found = [
+        place(path, node)
+        for path in files("src")
+        for name, node in identifiers(path)
+        if re.search(r"(^|_)blocks?(_|$)|Block", name)
+    ]
+    assert found == []
+
+
+def test_only_the_platform_package_says_torch_cuda():
+    found = [
+        place(path, node)
+        for path in files("src")
+        for node in ast.walk(tree(path))
+        if dotted(node).startswith("torch.cuda") and "platform" not in path.parts
+    ]
+    assert found == []
+
+
+def test_every_package_says_what_it_is_for():
+    packages = [path for path in files("src") if path.name == "__init__.py"]
+    assert packages
+    assert [str(path.relative_to(ROOT)) for path in packages if not ast.get_docstring(tree(path))] == []
+
+
+def test_configuration_alone_reads_the_environment():
+    found = [
+        place(path, node)
+        for path in files("src")
+        for node in ast.walk(tree(path))
+        if dotted(node) in ("os.environ", "os.getenv") and "cli" not in path.parts
+    ]
+    assert found == []
+
+
+def test_nothing_is_left_to_do():
+    words = re.compile(r"#.*\b(" + "TO" + r"DO|FIXME|XXX|HACK)\b")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in files()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if words.search(line)
+    ]
+    assert found == []
