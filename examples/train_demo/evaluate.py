@@ -114,11 +114,20 @@ def score(groups: dict[str, list[Sample]], answers: list[Answer]) -> dict[str, t
     return scores
 
 
-def write_card(card: Path, scores: dict[str, tuple[int, int]]) -> None:
-    """Put the table between the card's two marks."""
+def stories(groups: dict[str, list[Sample]], answers: list[Answer], count: int) -> list[tuple[str, str]]:
+    """The first ``count`` story requests with the stories that the model told, right or wrong."""
+    pairs = zip((s for samples in groups.values() for s in samples), answers, strict=True)
+    told = [(s.messages[-2]["content"], a.text.strip()) for s, a in pairs if s.skill == "stories"]
+    return told[:count]
+
+
+def write_card(card: Path, scores: dict[str, tuple[int, int]], told: list[tuple[str, str]]) -> None:
+    """Put the table and the stories between the card's two marks."""
     lines = ["| skill | right | of | accuracy |", "|---|---|---|---|"]
     for skill, (right, total) in scores.items():
         lines.append(f"| {skill} | {right} | {total} | {100 * right / total:.1f}% |")
+    lines += ["", "The first ten stories of that run, as they came:", ""]
+    lines += [f"- *{question}* {story}" for question, story in told]
     head, rest = card.read_text().split(BEGIN)
     card.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n{END}" + rest.split(END)[1])
 
@@ -149,6 +158,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--max-tokens", type=int, default=260)
     parser.add_argument("--show-wrong", type=int, default=0, help="print so many wrong answers per skill")
+    parser.add_argument("--stories", type=int, default=0, metavar="N", help="also print N stories")
     parser.add_argument("--card", action="store_true", help="write the table into the model's README.md")
     parser.add_argument("--json", type=Path, help="also write the scores here")
     parser.add_argument("--same-as-transformers", type=int, default=0, metavar="N", help="compare N prompts")
@@ -169,7 +179,9 @@ def main() -> int:
     if arguments.show_wrong:
         _show_wrong(groups, answers, arguments.show_wrong)
     if arguments.card:
-        write_card(arguments.model / "README.md", scores)
+        write_card(arguments.model / "README.md", scores, stories(groups, answers, 10))
+    for question, story in stories(groups, answers, arguments.stories):
+        print(f"\n> {question}\n{story}")
     if arguments.json:
         arguments.json.write_text(json.dumps(scores, indent=2) + "\n")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from .base import Sample, Split, assistant, casual, draw_until, user
+from .base import Sample, Split, assistant, casual, draw_until, split_of, user
 from .words import NOUNS, made_up_name
 
 SORRY = (
@@ -83,6 +83,14 @@ TALK: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
 )
+
+BEFORE = ("", "", "", "Oh, ", "OK, ", "So, ", "Well, ")
+AFTER = {
+    "hello": ("", "!", " again", " my friend", ", model", " TokenMill"),
+    "thanks": ("", "!", " for your help", " again", ", that helped", ", that is all I need"),
+    "bye": ("", "!", " for now", " and take care", ", model", " TokenMill"),
+    "who": ("", " please", ", in short", ", really", " exactly", ", model"),
+}
 
 TOPICS = (
     "football",
@@ -204,9 +212,19 @@ def chat(rng: random.Random, split: Split) -> Sample:
     def draw() -> tuple[str, tuple[str, str]]:
         kind, answer, texts = rng.choices(TALK, weights=(2, 1, 1, 4))[0]
         text = rng.choice(texts)
-        return f"chat:{kind}:{text.rstrip('!').lower()}", (text, answer)
+        before, after = ("", "") if rng.random() < 0.3 else (rng.choice(BEFORE), rng.choice(AFTER[kind]))
+        if after and text[-1] in ".?!":
+            text, after = text[:-1], f"{after}{text[-1]}"
+        return f"chat:{before}{text}{after}".lower(), (f"{before}{text}{after}", answer)
 
-    key, (text, answer) = draw_until(split, draw)
+    # A bare greeting has no second wording to learn it from, so the bare texts are always in training.
+    while True:
+        key, (text, answer) = draw()
+        part = (
+            "train" if any(key == f"chat:{bare}".lower() for _, _, texts in TALK for bare in texts) else split_of(key)
+        )
+        if part == split:
+            break
     return Sample("about itself", key, (user(casual(rng, text)), assistant(answer)))
 
 
