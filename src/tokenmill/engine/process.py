@@ -150,6 +150,8 @@ def serve(folder: Path) -> int:
         built = build_engine(config, lambda *step: sockets.send_to_api(EngineProgress(*step)))
         loop = EngineLoop(built.engine, sockets)
         signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+        # Before it is ready, so that whoever scrapes a fresh server finds the engine's metrics.
+        sockets.send_to_api(built.engine.stats())
         sockets.send_to_api(built.ready)
         loop.run()
         built.engine.close()

@@ -1,0 +1,103 @@
+"""A real `tokenmill serve` process over a tiny checkpoint, and clients that stream from it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from tests.server.running_server import REPOSITORY, START_SECONDS, RunningServer, free_port
+
+MODEL_NAME = "tiny"
+MAX_MODEL_LEN = 256
+# float32: the same sums in other batches differ in the last bits only, far less than two logits of these checkpoints.
+COMMON_FLAGS = ("--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--served-model-name", MODEL_NAME)
+
+# 40 pages hold one full request and a quarter; chunks of at most 32 tokens; everything competes.
+TIGHT = ("--num-pages", "40", "--page-size", "8", "--max-num-seqs", "12", "--max-num-batched-tokens", "32")
+
+
+@contextlib.contextmanager
+def serve(model: Path, *flags: str) -> Iterator[RunningServer]:
+    """`tokenmill serve MODEL FLAGS`, ready; ended by SIGINT, which must take it down cleanly."""
+    port = free_port()
+    private = Path(tempfile.mkdtemp(prefix="tm-integration-"))
+    log = private.with_suffix(".log")
+    command = [sys.executable, "-m", "tokenmill", "serve", str(model), "--port", str(port), *COMMON_FLAGS, *flags]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(private)}
+        )
+    server = RunningServer(process, f"http://127.0.0.1:{port}", log, private)
+    try:
+        server.wait_for(lambda: process.poll() is not None or is_healthy(server), START_SECONDS)
+        assert process.poll() is None, server.output()
+        yield server
+        process.send_signal(signal.SIGINT)
+        assert server.wait_for_end(10.0) == 0, server.output()
+    finally:
+        if process.poll() is None:
+            process.kill()
+        log.unlink(missing_ok=True)
+
+
+def is_healthy(server: RunningServer) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{server.url}/health").status_code == 200
+    return False
+
+
+@dataclass
+class Answer:
+    """What a client has of one choice."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[Answer]:
+    """Stream a completion or a chat (whichever the body is for); yields the answer so far after each chunk."""
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    answer, done = Answer(), False
+    body = {"model": MODEL_NAME, "stream": True, "return_token_ids": True, **body}
+    async with client.stream("POST", path, json=body) as reply:
+        assert reply.status_code == 200, (await reply.aread(), body)
+        async for line in reply.aiter_lines():
+            if not line.startswith("data: "):
+                assert not line
+                continue
+            assert not done, "nothing comes after [DONE]"
+            if line == "data: [DONE]":
+                done = True
+                continue
+            for choice in msgspec.json.decode(line[6:])["choices"]:
+                assert answer.finish_reason is None, "nothing comes after the finish reason"
+                answer.text += choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+                answer.token_ids += choice.get("token_ids") or []
+                answer.finish_reason = choice["finish_reason"]
+            yield answer
+    assert done, "the stream ends with [DONE]"
+
+
+async def complete(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
+    """Stream to the end."""
+    answer = Answer()
+    async for chunk in stream(client, body):
+        answer = chunk
+    return answer
+
+
+def open_client(server: RunningServer) -> httpx.AsyncClient:
+    """A client without limits of its own."""
+    return httpx.AsyncClient(base_url=server.url, timeout=60.0, limits=httpx.Limits(max_connections=None))
