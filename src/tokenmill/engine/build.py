@@ -34,6 +34,9 @@ Progress = Callable[[str, int, int], None]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
+# The matrix products of a model below this size are too short to be worth sharing between threads.
+ONE_THREAD_BYTES = 64 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
@@ -71,11 +74,13 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
     """
     phases = Phases(report)
     platform = select_platform(config.device)
-    num_threads = platform.set_num_threads(config.num_threads)
     with phases.phase("finding the model") as progress:
         folder = fetch(config.model, config.revision, config.download_dir, progress)
         architecture = read_architecture(folder)
     dtype = DTYPES[config.dtype]
+    weight_bytes = architecture.num_parameters() * dtype.itemsize
+    is_small = weight_bytes < ONE_THREAD_BYTES
+    num_threads = platform.set_num_threads(config.num_threads or (1 if is_small else None))
     with phases.phase("loading weights") as progress:
         model = load_model(folder, architecture, dtype, platform.device, config.load_format, progress)
     with phases.phase("allocating KV"):
@@ -110,7 +115,7 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
         page_size=config.page_size,
         num_pages=size.num_pages,
         kv_bytes=(size.num_pages + 1) * bytes_per_page,
-        weight_bytes=architecture.num_parameters() * dtype.itemsize,
+        weight_bytes=weight_bytes,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_threads=num_threads,
