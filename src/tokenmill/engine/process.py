@@ -171,7 +171,8 @@ def end_with_parent() -> None:
     """End this process when the parent is gone: its end of our stdin closes then, however it died."""
 
     def watch() -> None:
-        while sys.stdin.buffer.read(1):
+        # Not through sys.stdin: its lock, held by a thread, aborts the interpreter when it ends.
+        while os.read(0, 1):
             pass
         os._exit(1)
 
