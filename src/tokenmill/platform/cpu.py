@@ -86,11 +86,12 @@ class CpuPlatform:
         path may not exist below the mount, whose top is then the container's own group.
         """
         for line in self._lines("proc/self/cgroup"):
-            _, controllers, path = line.split(":", 2)
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
             if controllers and controller not in controllers.split(","):
                 continue
             top = self._root / "sys/fs/cgroup" / (controller if controllers else "")
-            folder = top / path.strip().lstrip("/")
+            folder = top / path.lstrip("/")
             for level in (folder, *folder.parents):
                 yield level
                 if level == top:

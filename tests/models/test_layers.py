@@ -1,0 +1,99 @@
+"""Single layers against transformers' or against the plain form of the same sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from tokenmill.models.architecture import MoeSpec
+from tokenmill.models.families import read_architecture
+from tokenmill.models.moe import MoE
+from tokenmill.models.norm import rms_norm
+from tokenmill.models.rotary import Rotary, rotate
+
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+    "yarn untruncated": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 128,
+        "truncate": False,
+        "beta_fast": 16,
+        "beta_slow": 2,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.5,
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ROPES)
+def test_rotation_equals_transformers(name: str, dtype: torch.dtype, rng: np.random.Generator) -> None:
+    config = transformers.LlamaConfig(
+        hidden_size=128,
+        num_attention_heads=4,
+        max_position_embeddings=1024,
+        rope_parameters={"rope_theta": 10000.0, **ROPES[name]},
+    )
+    fields = {**config.to_dict(), "architectures": ["LlamaForCausalLM"]}
+    rotary = Rotary(read_architecture(fields).rope, 32, 1024, dtype, "cpu")
+    positions = torch.from_numpy(rng.integers(0, 1024, 50))
+    x = torch.randn(50, 4, 32).to(dtype)
+
+    cos, sin = LlamaRotaryEmbedding(config)(x, positions[None])
+    want, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos, sin)
+    got = rotate(x.clone(), rotary.lookup(positions))
+    # An angle of 1000 radians is known to 6e-5 in float32, whichever way it is computed.
+    tolerance = 1e-3 if dtype == torch.float32 else 0.03
+    torch.testing.assert_close(got, want[0].transpose(0, 1), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_equals_transformers_to_the_bit(dtype: torch.dtype, rng: np.random.Generator) -> None:
+    size = int(rng.integers(1, 300))
+    theirs = LlamaRMSNorm(size, eps=1e-5).to(dtype)
+    theirs.weight.data.normal_()
+    x = torch.randn(int(rng.integers(0, 9)), 3, size).to(dtype) * 3
+    assert torch.equal(rms_norm(x, theirs.weight.data, 1e-5), theirs(x).detach())
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_grouped_experts_equal_the_sum_token_by_token(normalized: bool, rng: np.random.Generator) -> None:
+    spec = MoeSpec(7, 3, 10, normalized, frozenset({0}))
+    moe = MoE(spec, 12, torch.empty)
+    for _, target in moe.targets("mlp"):
+        target.normal_()
+    x = torch.randn(int(rng.integers(1, 20)), 12)
+    want = torch.zeros_like(x)
+    for token, row in enumerate(x):
+        probabilities = torch.softmax(moe.router.weight @ row, 0)
+        chosen = probabilities.argsort(descending=True)[:3].tolist()
+        total = sum(probabilities[expert] for expert in chosen) if normalized else 1.0
+        for expert in chosen:
+            gate, up = (moe.gate_up[expert] @ row).chunk(2)
+            inner = torch.nn.functional.silu(gate) * up
+            want[token] += probabilities[expert] / total * (moe.down[expert] @ inner)
+    torch.testing.assert_close(moe.forward(x), want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_tokens_experts_do_not_depend_on_other_tokens(rng: np.random.Generator) -> None:
+    moe = MoE(MoeSpec(5, 2, 8, True, frozenset({0})), 16, torch.empty)
+    for _, target in moe.targets("mlp"):
+        target.normal_()
+    x = torch.randn(9, 16)
+    order = torch.from_numpy(rng.permutation(9))
+    torch.testing.assert_close(moe.forward(x[order]), moe.forward(x)[order], rtol=1e-5, atol=1e-5)
