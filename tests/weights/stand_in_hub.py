@@ -1,0 +1,115 @@
+"""A hub on localhost: the few endpoints that huggingface-hub asks when it downloads a snapshot."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(http.server.ThreadingHTTPServer):
+    """Serves folders as repositories.
+
+    Args:
+        repositories: `owner/name` -> folder; None: a gated repository.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, repositories: Mapping[str, Path | None]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.repositories = repositories
+        self.downloads: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@contextmanager
+def running_hub(repositories: Mapping[str, Path | None]) -> Iterator[Hub]:
+    hub = Hub(repositories)
+    thread = threading.Thread(target=hub.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.shutdown()
+        hub.server_close()
+        thread.join()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def log_message(self, *_: object) -> None:
+        """Keep the test's output quiet."""
+
+    def _answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        found = re.fullmatch(r"/(api/models/)?([\w-]+/[\w-]+)(?:/(revision|tree|resolve)/([^/]+)(?:/(.+))?)?", path)
+        if found is None:
+            self._error(404, "EntryNotFound")
+            return
+        _, name, verb, revision, file = found.groups()
+        if name not in self.server.repositories:
+            self._error(401, "RepoNotFound")
+            return
+        folder = self.server.repositories[name]
+        if folder is None:
+            self._error(403, "GatedRepo")
+        elif revision not in (None, "main", COMMIT):
+            self._error(404, "RevisionNotFound")
+        elif verb == "resolve":
+            self._file(name, folder / file)
+        else:
+            self._listing(name, folder, verb)
+
+    def _listing(self, name: str, folder: Path, verb: str | None) -> None:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        entries = [
+            {"type": "file", "oid": _etag(path), "size": path.stat().st_size, "path": str(path.relative_to(folder))}
+            for path in files
+        ]
+        siblings = [{"rfilename": entry["path"]} for entry in entries]
+        about = {"id": name, "modelId": name, "sha": COMMIT, "private": False, "tags": [], "siblings": siblings}
+        self._send(200, json.dumps(entries if verb == "tree" else about).encode(), {"Content-Type": "application/json"})
+
+    def _file(self, name: str, path: Path) -> None:
+        if not path.is_file():
+            self._error(404, "EntryNotFound")
+            return
+        if self.command == "GET":
+            self.server.downloads.append(path.name)
+        self._send(200, path.read_bytes(), {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": COMMIT})
+
+    def _error(self, status: int, code: str) -> None:
+        self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": f"stand-in: {code}"})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+def _etag(path: Path) -> str:
+    return hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
