@@ -1,20 +1,11 @@
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 
-
-@pytest.fixture
-def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """Fresh randomness in each run; the seed stands in the captured output of a failure."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"{request.node.name}: seed {seed}")
-    torch.manual_seed(seed)
-    return np.random.default_rng(seed)
+from tests.seeding import rng  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

@@ -183,3 +183,22 @@ def test_stop_ids_are_masked_until_min_tokens_are_out(rng):
         for at in range(10, 15)
     ]
     assert picked == [[5, 4], [5, 4], [5, 4], [4, 4], [4, 4]]
+
+
+@pytest.mark.parametrize("extreme", [5e-324, 1e-40, 1e300, 1.7e308])
+def test_extreme_parameters_leave_a_choice(extreme):
+    all_params = [
+        SamplingParams(repetition_penalty=extreme, logprobs=1),
+        SamplingParams(temperature=0.0, repetition_penalty=extreme),
+        SamplingParams(temperature=min(extreme, 2.0), top_p=min(extreme, 1.0)),
+        SamplingParams(min_p=min(extreme, 1.0), top_k=2**31 - 1),
+        SamplingParams(logit_bias={3: extreme, 4: -extreme}),
+    ]
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        batch = batch_of(all_params, 300, 3)
+    logits = torch.zeros((5, 300))
+    logits[:, 7] = 9.0
+    token_table = torch.full((5, 4), 9, dtype=torch.int32)
+    token_ids = Sampler().sample(logits, batch, token_table).token_ids.tolist()
+    assert all(0 <= token < 300 for token in token_ids)
+    assert token_ids[1] == 7

@@ -21,6 +21,8 @@ from tokenmill.scheduler.plan import NewRow
 MAX_LOGIT_BIAS = 100.0
 # Below this the quotient of two logits' difference and the temperature overflows float32; no logits are that close.
 MIN_TEMPERATURE = 1e-6
+# A factor outside of this range is 0 or infinite in float32, or makes logits so.
+REPETITION_RANGE = (1e-30, 1e30)
 
 Record = npt.NDArray[np.void]
 Indices = npt.NDArray[np.intp]
@@ -97,7 +99,7 @@ class SamplingTable:
             has_penalty,
             params.presence_penalty,
             params.frequency_penalty,
-            params.repetition_penalty,
+            min(max(params.repetition_penalty, REPETITION_RANGE[0]), REPETITION_RANGE[1]),
             new_row.seed & (2**64 - 1),
             new_row.num_prompt_tokens,
             new_row.num_prompt_tokens + params.min_tokens if stop_ids else 0,
