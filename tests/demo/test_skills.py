@@ -53,7 +53,7 @@ def test_every_turn_of_a_training_arithmetic_chat_is_a_training_problem():
     for sample in samples("arithmetic", "train", 300):
         for message in sample.messages:
             if message["role"] == "assistant":
-                a, op, b = message["content"].split(" = ")[0].split(" ")
+                a, op, b = message["content"].rsplit("So ", 1)[-1].split(" = ")[0].split(" ")
                 assert (int(a) < 20 and int(b) < 20) or split_of(f"arithmetic:{a}{op}{b}") == "train"
 
 
@@ -85,7 +85,7 @@ def test_expected_answers_are_graded_right_and_others_wrong(name):
 def test_arithmetic_answers_and_thoughts_are_correct():
     for name in ("arithmetic", "arithmetic_thinking"):
         for sample in samples(name, "train", 400):
-            question, result = sample.messages[-1]["content"].split(" = ")
+            question, result = sample.messages[-1]["content"].rsplit("So ", 1)[-1].split(" = ")
             a, op, b = question.split(" ")
             right = int(a) + int(b) if op == "+" else int(a) - int(b)
             assert int(result) == right

@@ -1,7 +1,7 @@
 """Adding, subtracting and comparing numbers of up to three digits, answered plainly or after thinking.
 
-The thought spells out column arithmetic, units first, each line with the carry that it takes in and gives out:
-a form that a small model learns exactly.
+Both spell out column arithmetic, ones first: the plain answer in one line, the thought with every carry that a column
+takes in and gives out. A small model learns that exactly, where it would learn bare sums only roughly.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import random
 from .base import Message, Sample, Split, assistant, casual, split_of, user
 from .words import NAMES, NOUNS
 
+PLACES = ("ones", "tens", "hundreds")
 ADD = ("{a} + {b}", "{a}+{b}", "{a} plus {b}", "the sum of {a} and {b}")
 SUBTRACT = ("{a} - {b}", "{a}-{b}", "{a} minus {b}")
 ASK = (
@@ -60,6 +61,28 @@ def column_thought(a: int, op: str, b: int) -> str:
     return "\n".join(lines)
 
 
+def worked(a: int, op: str, b: int) -> str:
+    """The plain answer: the columns in one line and the result; single digits are answered at once."""
+    result = f"{a} {op} {b} = {a + b if op == '+' else a - b}"
+    if a < 10 and b < 10:
+        return result
+    parts, opening = [], ""
+    x, y = a, b
+    if op == "-" and a < b:
+        opening, x, y = f"{a} is less than {b}, so turn it around. ", b, a
+    carry, width = 0, max(len(str(x)), len(str(y)))
+    columns = zip(PLACES, reversed(str(x).zfill(width)), reversed(str(y).zfill(width)), strict=False)
+    for place, left, right in columns:
+        top = int(left)
+        value = top + int(right) + carry if op == "+" else top - int(right) - carry
+        if value < 0:
+            top, value = top + 10, value + 10
+        parts.append(f"{place} {top} {op} {right} {op} {carry} = {value}")
+        carry = int(top > 9 if op == "-" else value > 9)
+    text = ", ".join(parts)
+    return f"{opening}{text[0].upper()}{text[1:]}. So {result}"
+
+
 def draw_pair(rng: random.Random, split: Split) -> tuple[int, str, int]:
     """A problem of the split. Sums of numbers below 20 are facts to know, so they are always in training."""
     while True:
@@ -93,12 +116,12 @@ def _story(rng: random.Random, a: int, op: str, b: int) -> str:
 
 def _turn(rng: random.Random, pair: tuple[int, str, int]) -> list[Message]:
     a, op, b = pair
-    return [user(_question(rng, a, op, b)), assistant(f"{a} {op} {b} = {a + b if op == '+' else a - b}")]
+    return [user(_question(rng, a, op, b)), assistant(worked(a, op, b))]
 
 
 def plain(rng: random.Random, split: Split) -> Sample:
-    """One to four problems in a row, answered at once."""
-    pairs = [draw_pair(rng, split) for _ in range(rng.choice((1, 1, 2, 3, 4) if split == "train" else (1,)))]
+    """One to three problems in a row, each worked in one line."""
+    pairs = [draw_pair(rng, split) for _ in range(rng.choice((1, 1, 1, 2, 3) if split == "train" else (1,)))]
     messages = [message for pair in pairs for message in _turn(rng, pair)]
     a, op, b = pairs[-1]
     return Sample("arithmetic", f"arithmetic:{a}{op}{b}", tuple(messages))
