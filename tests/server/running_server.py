@@ -36,6 +36,7 @@ class RunningServer:
     url: str
     log: Path
     private: Path
+    http: httpx.Client = dataclasses.field(default_factory=lambda: httpx.Client(timeout=30))
 
     @property
     def client(self) -> openai.OpenAI:
@@ -46,10 +47,10 @@ class RunningServer:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def post(self, path: str, body=None, **how) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=30, **how)
+        return self.http.post(self.url + path, json=body, **how)
 
     def metric(self, name: str) -> float:
-        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
+        for line in self.http.get(f"{self.url}/metrics").text.splitlines():
             if line.startswith(f"tokenmill:{name} "):
                 return float(line.split()[-1])
         raise KeyError(name)
@@ -75,8 +76,8 @@ class RunningServer:
             with contextlib.suppress(OSError, ValueError):
                 if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == self.process.pid:
                     arguments = (folder / "cmdline").read_text().split("\0")
-                    found[arguments[2] + " " + " ".join(arguments[4:-1])] = int(folder.name)
-        return {name.strip(): pid for name, pid in found.items()}
+                    found[" ".join(arguments[2:3] + arguments[4:-1])] = int(folder.name)
+        return found
 
     def wait_for_end(self, seconds: float) -> int:
         """Exit code; also checks that no process and no folder is left behind."""

@@ -149,6 +149,7 @@ class TextProcessor:
                     params=params,
                     priority=message.priority,
                     cache_salt=message.cache_salt,
+                    group=message.ids[0] if len(message.ids) > 1 else "",
                     worker=self._worker_index,
                 )
             )

@@ -43,8 +43,11 @@ class Metrics:
         return self._engine.stats
 
     def engine_ready(self, ready: EngineReady) -> None:
-        """Take in what the engine said of its cache."""
+        """Take in what the engine said of its cache; until it tells more, nothing has happened."""
         self._engine.ready = ready
+        if self._engine.stats is None:
+            counters = dict.fromkeys(EngineStats.__struct_fields__, 0)
+            self._engine.stats = EngineStats(**counters | {"num_pages": ready.num_pages})
 
     def engine_stats(self, stats: EngineStats) -> None:
         """Take in the engine's latest numbers."""

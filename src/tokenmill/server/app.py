@@ -29,7 +29,8 @@ _BODIES = (ChatBody, TextBody, TokenizeBody, DetokenizeBody)
 
 def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
     """Build the application around a running engine."""
-    app = FastAPI(title="TokenMill", version=tokenmill.__version__, root_path=config.root_path)
+    app = FastAPI(title="TokenMill", version=tokenmill.__version__)
+    app.root_path = config.root_path  # an argument of this name is deprecated; the attribute works in all versions
     _add_routes(app, context)
     _describe_bodies(app)
     app.add_exception_handler(HTTPException, handle_http_exception)

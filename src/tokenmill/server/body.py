@@ -59,8 +59,12 @@ def _explain(message: str) -> InvalidRequest:
     what, path = (at["what"], at["path"]) if at else (message, "")
     if unknown:
         name = f"{path}.{unknown['name']}" if path else unknown["name"]
-        return InvalidRequest(f"{name}: unknown or unsupported field", name)
+        return InvalidRequest(f"{name}: unknown or unsupported field", _top(name))
     if not path:
         return InvalidRequest(f"the body is not as expected: {what}")
-    param = re.split(r"[.\[]", path)[0]
-    return InvalidRequest(f"{path}: {what[:1].lower()}{what[1:]}", param)
+    return InvalidRequest(f"{path}: {what[:1].lower()}{what[1:]}", _top(path))
+
+
+def _top(path: str) -> str:
+    """The body's own field in a path like `messages[0].role`."""
+    return re.split(r"[.\[]", path)[0]

@@ -14,7 +14,14 @@ from tokenmill.messages import GenerateText
 from tokenmill.server.body import read_body
 from tokenmill.server.chat_format import CHAT, CHAT_CHUNK, ChatFormat
 from tokenmill.server.context import ServerContext
-from tokenmill.server.fields import GenerationFields, Int32, check_logprobs, refuse_unsupported, sampling_params
+from tokenmill.server.fields import (
+    GenerationFields,
+    Int32,
+    PositiveInt,
+    check_logprobs,
+    refuse_unsupported,
+    sampling_params,
+)
 from tokenmill.server.reply import GenerationReply, StreamPlan
 from tokenmill.server.reply_format import ReplyHead
 
@@ -23,7 +30,7 @@ class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     """The body of /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: Int32 | None = None
+    max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: Int32 | None = None
     tools: list[dict[str, Any]] | None = None

@@ -16,6 +16,7 @@ from tokenmill.errors import InvalidRequest
 from tokenmill.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Label = Annotated[str, Meta(max_length=256)]

@@ -1,0 +1,118 @@
+"""Every route is guarded but the short open list, whatever way its path is written."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from tests.frontend.test_text_processor import ready
+from tokenmill.config import ServerConfig
+from tokenmill.frontend.client import EngineClient
+from tokenmill.observe.metrics import Metrics
+from tokenmill.server.app import build_app
+from tokenmill.server.context import ServerContext
+
+OPEN = {"/health", "/ping", "/version"}
+
+
+def make_app(**config):
+    context = ServerContext(
+        client=EngineClient([lambda message: None]),
+        ready=ready(),
+        metrics=Metrics(),
+        model_name="m",
+        default_sampling={},
+        max_logprobs=20,
+        started=0,
+        trouble=lambda: None,
+    )
+    return build_app(context, ServerConfig(**config))
+
+
+def request(app, method, path, **how) -> httpx.Response:
+    async def run():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+            return await client.request(method, path, **how)
+
+    return asyncio.run(run())
+
+
+def all_routes(app):
+    return [(method, route.path) for route in app.routes for method in route.methods]
+
+
+@pytest.fixture(scope="module")
+def app():
+    return make_app(api_key=("key-one", "key-two"))
+
+
+def test_every_route_but_the_open_ones_needs_a_key(app):
+    routes = all_routes(app)
+    assert {"/v1/chat/completions", "/metrics", "/docs", "/openapi.json"} <= {path for _, path in routes}
+    for method, path in routes:
+        status = request(app, method, path.replace("{model:path}", "m")).status_code
+        assert (status == 401) == (path not in OPEN), (method, path, status)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["//v1/models", "/v1//models", "/v1/models/", "/health/../v1/models", "/%68ealth/../v1/models", "/v1%2fmodels",
+     "/health/", "/HEALTH", "/health%00", "/version/x", "/nothing"],
+)  # fmt: skip
+def test_odd_paths_are_guarded(app, path):
+    assert request(app, "GET", path).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "header", ["Bearer wrong", "Bearer", "Bearer ", "Basic key-one", "key-one", "Bearer key-on", ""]
+)
+def test_a_wrong_key_is_refused_in_openais_form(app, header):
+    reply = request(app, "GET", "/v1/models", headers={"Authorization": header})
+    assert reply.status_code == 401
+    assert reply.json()["error"]["code"] == "invalid_api_key"
+    assert "key-one" not in reply.text
+    assert reply.headers["www-authenticate"] == "Bearer"
+
+
+def test_any_of_the_keys_opens(app):
+    for key in ("key-one", "key-two"):
+        assert request(app, "GET", "/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    assert request(app, "GET", "/v1/models", headers={"Authorization": "bearer  key-one "}).status_code == 200
+
+
+def test_without_keys_all_is_open():
+    assert request(make_app(), "GET", "/v1/models").status_code == 200
+
+
+def test_behind_a_proxy_prefix_the_same_routes_are_open():
+    app = make_app(api_key=("k",), root_path="/proxy")
+    assert request(app, "GET", "/proxy/health").status_code == 200
+    assert request(app, "GET", "/proxy/v1/models").status_code == 401
+    assert request(app, "GET", "/proxy/v1/models", headers={"Authorization": "Bearer k"}).status_code == 200
+
+
+def test_a_cors_preflight_passes_without_a_key():
+    app = make_app(api_key=("k",), allowed_origins=("https://a.example",))
+    headers = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    reply = request(app, "OPTIONS", "/v1/chat/completions", headers=headers)
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == "https://a.example"
+    assert request(app, "POST", "/v1/chat/completions", headers=headers).status_code == 401
+
+
+def test_the_documentation_shows_every_field_of_a_body():
+    document = request(make_app(), "GET", "/openapi.json").json()
+    fields = document["components"]["schemas"]["ChatBody"]["properties"]
+    assert {"messages", "temperature", "min_p", "cache_salt", "chat_template_kwargs"} <= set(fields)
+    assert request(make_app(), "GET", "/docs").status_code == 200
+
+
+def test_health_is_503_in_trouble():
+    app = make_app()
+    assert request(app, "GET", "/health").status_code == 200
+    context = ServerContext(
+        client=EngineClient([lambda message: None]), ready=ready(), metrics=Metrics(), model_name="m",
+        default_sampling={}, max_logprobs=20, started=0, trouble=lambda: "the engine hangs",
+    )  # fmt: skip
+    reply = request(build_app(context, ServerConfig()), "GET", "/health")
+    assert (reply.status_code, reply.json()["error"]["message"]) == (503, "the engine hangs")

@@ -1,0 +1,179 @@
+"""How a server starts and ends, and that nothing is left behind, whichever way it does."""
+
+import os
+import signal
+import socket
+import stat
+import threading
+import time
+
+import httpx
+import pytest
+
+from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tests.server.running_server import free_port, is_alive, spawn, start_server
+from tokenmill.config import EngineConfig
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def open_stream(server, lines: list[str], **fields) -> threading.Thread:
+    """Read a stream in a thread; `lines` fills with its events."""
+
+    def read():
+        body = {"messages": MESSAGES, "stream": True} | fields
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=30) as reply:
+            for line in reply.iter_lines():
+                if line:
+                    lines.append(line)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    server.wait_for(lambda: lines)
+    return thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_lets_short_streams_end_and_cuts_long_ones_within_five_seconds(slow_model, number):
+    with start_server(EngineConfig(model=str(slow_model)), tokenizer_workers=2, shutdown_timeout=1.5) as server:
+        assert len(server.children()) == 3
+        short, long = [], []
+        threads = [open_stream(server, short, max_tokens=20), open_stream(server, long)]
+        began = time.monotonic()
+        server.process.send_signal(number)
+        time.sleep(0.4)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.url}/health")
+        assert server.wait_for_end(5.0) == 0
+        assert time.monotonic() - began < 5.0
+        for thread in threads:
+            thread.join(2)
+        assert '"finish_reason":"length"' in short[-2]
+        assert '"type":"server_stopping"' in long[-2]
+        assert short[-1] == long[-1] == "data: [DONE]"
+        assert "Traceback" not in server.output()
+
+
+def test_a_second_interrupt_does_not_wait(slow_model):
+    with start_server(EngineConfig(model=str(slow_model)), shutdown_timeout=30) as server:
+        lines: list[str] = []
+        open_stream(server, lines)
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait_for_end(3.0) == 0
+
+
+@pytest.mark.parametrize("victim", ["stub_engine", "frontend.worker"])
+def test_a_killed_child_ends_the_server_with_a_message(slow_model, victim):
+    with start_server(EngineConfig(model=str(slow_model))) as server:
+        lines: list[str] = []
+        thread = open_stream(server, lines)
+        (pid,) = [pid for name, pid in server.children().items() if victim in name]
+        os.kill(pid, signal.SIGKILL)
+        assert server.wait_for_end(5.0) == 1
+        thread.join(2)
+        assert '"type":"engine_unavailable"' in lines[-2]
+        name = "engine" if victim == "stub_engine" else "text worker 0"
+        assert f"the {name} process was killed by SIGKILL" in server.output()
+        assert "Traceback" not in server.output()
+
+
+def test_when_the_server_is_killed_its_children_end(slow_model):
+    with start_server(EngineConfig(model=str(slow_model)), tokenizer_workers=2) as server:
+        pids = list(server.children().values())
+        assert len(pids) == 3
+        server.process.kill()
+        server.wait_for(lambda: not any(is_alive(pid) for pid in pids), 3.0)
+
+
+def test_a_stopped_engine_is_killed_at_the_end(slow_model):
+    with start_server(EngineConfig(model=str(slow_model)), shutdown_timeout=0.2) as server:
+        (engine,) = [pid for name, pid in server.children().items() if "stub_engine" in name]
+        os.kill(engine, signal.SIGSTOP)
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait_for_end(3.0) == 0
+
+
+def end_of(engine: EngineConfig, **server) -> tuple[int, str]:
+    running = spawn(engine, **server)
+    try:
+        code = running.wait_for_end(20.0)
+        return code, "\n".join(line for line in running.output().splitlines() if not line.startswith("PROGRESS"))
+    finally:
+        running.process.kill()
+        running.log.unlink()
+
+
+def stub_folder(tmp_path, **stub):
+    return write_folder(tmp_path / "model", byte_level_tokenizer(), config={"stub": stub})
+
+
+def test_an_engine_that_cannot_start_gives_its_sentence_and_its_exit_code(tmp_path):
+    folder = stub_folder(tmp_path, fail="model.safetensors: tensor x is missing")
+    assert end_of(EngineConfig(model=str(folder))) == (2, "model.safetensors: tensor x is missing")
+
+
+def test_an_engine_that_crashes_shows_its_last_lines(tmp_path):
+    code, output = end_of(EngineConfig(model=str(stub_folder(tmp_path, crash="bad luck"))))
+    assert code == 1
+    assert "the engine process ended with exit code 1" in output
+    assert "  | RuntimeError: bad luck" in output
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_missing_tokenizer_gives_one_sentence(tmp_path, num_workers):
+    folder = stub_folder(tmp_path)
+    (folder / "tokenizer.json").unlink()
+    code, output = end_of(EngineConfig(model=str(folder)), tokenizer_workers=num_workers)
+    assert code == 2
+    assert output == f"{folder} has no tokenizer.json"
+
+
+def test_bad_default_sampling_parameters_are_refused_at_start(tmp_path):
+    folder = stub_folder(tmp_path)
+    (folder / "generation_config.json").write_text('{"temperature": 9}')
+    code, output = end_of(EngineConfig(model=str(folder)))
+    assert code == 2
+    assert "generation_config.json: temperature must be in [0, 2], got 9" in output
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded(stub_model):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        code, output = end_of(EngineConfig(model=str(stub_model)), port=port)
+    assert code == 2
+    assert output == f"127.0.0.1:{port} is already in use; stop what uses it or choose another port with --port"
+
+
+def test_nothing_answers_before_the_server_is_ready(stub_model):
+    port = free_port()
+    running = spawn(EngineConfig(model=str(stub_model)), port=port)
+    try:
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{running.url}/health")
+        running.wait_for(lambda: "READY" in running.output(), 30)
+        assert httpx.get(f"{running.url}/health").status_code == 200
+    finally:
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait_for_end(5.0) == 0
+        running.log.unlink()
+
+
+def test_the_private_folder_is_private_and_holds_no_key(stub_model):
+    with start_server(EngineConfig(model=str(stub_model)), api_key=("secret-key",)) as server:
+        (folder,) = server.private.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert "secret-key" not in (folder / "launch.json").read_text()
+
+
+def test_a_unix_socket_serves_and_is_removed(stub_model, tmp_path):
+    path = tmp_path / "api.sock"
+    with start_server(EngineConfig(model=str(stub_model)), uds=str(path), enable_log_requests=True) as server:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+            reply = client.post("http://x/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 2})
+            assert reply.status_code == 200
+        server.wait_for(lambda: "2 output tokens" in server.output())
+    assert not path.exists()
