@@ -71,6 +71,12 @@ class EngineConfig:
     enable_prefix_caching: bool = flag(True, "share the KV of equal prompt prefixes")
     enable_chunked_prefill: bool = flag(True, "split prompts that exceed the budget of a step")
     scheduling_policy: str = flag("fcfs", "order of the waiting queue", choices=("fcfs", "priority"))
+    batch_policy: str = flag("mixed", "what may share a step", choices=("mixed", "prefill-first"))
+    admission: str = flag(
+        "optimistic",
+        "pages an admitted request takes: as it goes, or its whole output",
+        choices=("optimistic", "reserve"),
+    )
     async_scheduling: bool | None = flag(None, "schedule the next step while one runs (auto: off on CPU)")
     attention_backend: str = flag("auto", "attention implementation", choices=("auto", "reference", "cpu"))
     num_threads: int | None = flag(None, "CPU threads of a step (auto: the cores this process may use)")

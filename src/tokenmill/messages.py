@@ -75,6 +75,8 @@ class AddRequest(Message, kw_only=True):
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    group: str = ""
+    is_resumable: bool = False
     worker: int = 0
 
 

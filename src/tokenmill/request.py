@@ -50,7 +50,8 @@ _LEGAL: dict[RequestStatus, frozenset[RequestStatus]] = {
     _S.WAITING_FOR_REMOTE_KV: frozenset({_S.WAITING, _S.FINISHED}),
     _S.WAITING_FOR_INPUT: frozenset({_S.WAITING, _S.FINISHED}),
     _S.RUNNING: frozenset({_S.PREEMPTED, _S.WAITING_FOR_INPUT, _S.FINISHED}),
-    _S.PREEMPTED: frozenset({_S.RUNNING, _S.FINISHED}),
+    # To WAITING_FOR_INPUT: the last step it was part of ended its turn, and it keeps the row it was about to lose.
+    _S.PREEMPTED: frozenset({_S.RUNNING, _S.WAITING_FOR_INPUT, _S.FINISHED}),
     _S.FINISHED: frozenset(),
 }
 
@@ -66,6 +67,8 @@ class Request:
         num_pending_tokens: tokens that launched steps will sample, ids not yet known to the host.
         num_cached_tokens: prompt tokens that the prefix cache supplied at the (latest) admission.
         num_inflight_steps: launched, uncommitted steps that use its row and pages.
+        group: requests with the same non-empty group share a prompt (n > 1) and end together when it is aborted.
+        is_resumable: a session: at the end of a turn it waits for further input instead of finishing.
         row: the row of the page and token tables it owns, or None.
         wait_reason: why it was not scheduled in the last step; empty while it runs.
     """
@@ -75,7 +78,9 @@ class Request:
         "arrival",
         "cache_salt",
         "finish_reason",
+        "group",
         "id",
+        "is_resumable",
         "max_tokens_total",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -93,7 +98,7 @@ class Request:
         "wait_reason",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a record; all but the first three are named
         self,
         id: str,
         prompt_token_ids: Sequence[int] | TokenArray,
@@ -104,6 +109,9 @@ class Request:
         stop_token_ids: frozenset[int] = frozenset(),
         priority: int = 0,
         cache_salt: str = "",
+        group: str = "",
+        is_resumable: bool = False,
+        status: RequestStatus = RequestStatus.WAITING,
     ) -> None:
         prompt = np.asarray(prompt_token_ids, dtype=np.int32)
         assert len(prompt) > 0, "an empty prompt is refused at the edge"
@@ -114,6 +122,8 @@ class Request:
         self.stop_token_ids = stop_token_ids
         self.priority = priority
         self.cache_salt = cache_salt
+        self.group = group
+        self.is_resumable = is_resumable
         self._buffer = np.concatenate([prompt, np.zeros(64, dtype=np.int32)])
         self.num_prompt_tokens = len(prompt)
         self.num_tokens = len(prompt)
@@ -123,7 +133,7 @@ class Request:
         self.num_preemptions = 0
         self.num_inflight_steps = 0
         self.row: int | None = None
-        self.status = RequestStatus.WAITING
+        self.status = status
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.wait_reason = ""
@@ -144,6 +154,16 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Tokens the request could run in the next step: what it has, pending ones included, less what is computed."""
         return self.num_tokens + self.num_pending_tokens - self.num_computed_tokens
+
+    @property
+    def is_running(self) -> bool:
+        """True while it owns a row and makes progress."""
+        return self.status is RequestStatus.RUNNING
+
+    @property
+    def is_paused(self) -> bool:
+        """True for a session between two turns; it keeps its row and pages."""
+        return self.status is RequestStatus.WAITING_FOR_INPUT
 
     @property
     def is_finished(self) -> bool:
@@ -168,12 +188,43 @@ class Request:
         self.wait_reason = ""
 
     def append_output(self, token_id: int) -> None:
-        """Take in a sampled token and finish if it is a stop token or the last that fits."""
-        if self.num_tokens == len(self._buffer):
-            self._buffer = np.concatenate([self._buffer, np.zeros_like(self._buffer)])
-        self._buffer[self.num_tokens] = token_id
-        self.num_tokens += 1
+        """Take in a sampled token; end the turn if it is a stop token or the last that fits."""
+        self._append(np.array([token_id], dtype=np.int32))
         if token_id in self.stop_token_ids and self.num_output_tokens > self.params.min_tokens:
-            self.finish(FinishReason.STOP, token_id)
+            self._end_turn(FinishReason.STOP, token_id)
         elif self.num_tokens >= self.max_tokens_total:
-            self.finish(FinishReason.LENGTH)
+            self._end_turn(FinishReason.LENGTH)
+
+    def extend(self, token_ids: Sequence[int] | TokenArray, params: SamplingParams, max_tokens_total: int) -> None:
+        """Continue a paused session with further input. Its computed tokens stay; the last one, never run, goes.
+
+        |<- computed: all now prompt ->|<- last: dropped ->|
+        |<- computed ----------------->|<- token_ids ----->|
+        """
+        self.move_to(RequestStatus.WAITING)
+        self.num_tokens = self.num_computed_tokens
+        self._append(np.asarray(token_ids, dtype=np.int32))
+        self.num_prompt_tokens = self.num_tokens
+        self.params = params
+        self.max_tokens_total = max_tokens_total
+        self.finish_reason = None
+        self.stop_reason = None
+
+    def _end_turn(self, reason: FinishReason, stop_reason: int | None = None) -> None:
+        if not self.is_resumable:
+            self.finish(reason, stop_reason)
+            return
+        self.move_to(RequestStatus.WAITING_FOR_INPUT)
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+        # A launched step may be running the last token already; it is dropped all the same, at every depth.
+        self.num_computed_tokens = self.num_tokens - 1
+        self.num_pending_tokens = 0
+
+    def _append(self, token_ids: TokenArray) -> None:
+        total = self.num_tokens + len(token_ids)
+        if total > len(self._buffer):
+            room = np.zeros(max(len(self._buffer), len(token_ids)), dtype=np.int32)
+            self._buffer = np.concatenate([self._buffer, room])
+        self._buffer[self.num_tokens : total] = token_ids
+        self.num_tokens = total

@@ -11,9 +11,10 @@ from tokenmill.kv.page_pool import PagePool
 from tokenmill.kv.prefix_cache import NullCache
 from tokenmill.kv.radix_tree import RadixTree
 from tokenmill.messages import AddRequest, TokenOutput
-from tokenmill.request import FinishReason
+from tokenmill.request import FinishReason, RequestStatus
 from tokenmill.sampling_params import SamplingParams
-from tokenmill.scheduler.scheduler import Scheduler, SchedulerConfig
+from tokenmill.scheduler.config import SchedulerConfig
+from tokenmill.scheduler.scheduler import Scheduler
 
 
 @dataclass
@@ -28,6 +29,8 @@ class Settings:
     chunked: bool = True
     caching: bool = True
     policy: str = "fcfs"
+    batch_policy: str = "mixed"
+    admission: str = "optimistic"
     depth: int = 1
     max_model_len: int = 32
     eos: frozenset[int] = frozenset()
@@ -52,32 +55,49 @@ class Harness:
         self.settings = s = settings or Settings(**overrides)  # type: ignore[arg-type]
         cache = RadixTree(s.page_size) if s.caching else NullCache(s.page_size)
         self.kv = KVManager(PagePool(s.num_pages + 1), cache, s.page_size)
-        config = SchedulerConfig(s.max_num_seqs, s.budget, s.threshold, s.chunked, s.policy)
+        config = SchedulerConfig(
+            s.max_num_seqs, s.budget, s.threshold, s.chunked, s.policy, s.batch_policy, s.admission
+        )
         self.scheduler = Scheduler(config, self.kv)
         self.runner = PagedMemoryRunner(s.max_num_seqs, s.num_pages, s.page_size, s.max_model_len)
         self.engine = Engine(self.scheduler, self.runner, ModelLimits(s.max_model_len, VOCAB_SIZE, s.eos), s.depth)
         self.records: dict[str, Record] = {}
 
-    def add(self, prompt: list[int], max_tokens: int = 4, priority: int = 0, salt: str = "", **params: object) -> str:
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        group: str = "",
+        status: RequestStatus = RequestStatus.WAITING,
+        **params: object,
+    ) -> str:
         """Send a request; its id is its number."""
         request_id = str(len(self.records))
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.settings.eos)
         self.records[request_id] = Record(prompt, sampling, stop_ids)
         message = AddRequest(
-            id=request_id, prompt_token_ids=prompt, params=sampling, priority=priority, cache_salt=salt
+            id=request_id,
+            prompt_token_ids=prompt,
+            params=sampling,
+            priority=priority,
+            cache_salt=salt,
+            group=group,
         )
-        self._collect(self.engine.add(message))
+        self.collect(self.engine.add(message, status))
         return request_id
 
     def abort(self, *ids: str) -> None:
         """End requests."""
-        self._collect(self.engine.abort(ids))
+        self.collect(self.engine.abort(ids))
         self.scheduler.check_invariants()
 
     def step(self) -> None:
         """One turn of the loop, then every check. Liveness: with nothing launched, something must have run."""
-        self._collect(self.engine.step())
+        self.collect(self.engine.step())
         self.scheduler.check_invariants()
 
     def drain(self, limit: int = 2000) -> None:
@@ -88,7 +108,7 @@ class Harness:
             self.step()
         assert not self.engine.has_work, f"no end after {limit} steps"
         assert self.kv.num_pinned == 0, "pages are still in use"
-        assert self.scheduler.rows.num_free == self.settings.max_num_seqs, "rows are still in use"
+        assert self.scheduler.books.rows.num_free == self.settings.max_num_seqs, "rows are still in use"
         self.check_outputs()
 
     def check_outputs(self) -> None:
@@ -105,7 +125,8 @@ class Harness:
             else:
                 assert record.tokens == expected[: len(record.tokens)]
 
-    def _collect(self, outputs: list[TokenOutput]) -> None:
+    def collect(self, outputs: list[TokenOutput]) -> None:
+        """Note what came back; nothing may come after a request's end."""
         for output in outputs:
             record = self.records[output.id]
             assert record.finish_reason is None, f"request {output.id} was answered after its end"

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.scheduler.harness import Harness, Settings
+from tokenmill.request import RequestStatus
 
 # A small alphabet makes shared prefixes common.
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=24)
@@ -23,16 +24,44 @@ class SchedulerTrace(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 0, 3]),
         caching=st.booleans(),
         policy=st.sampled_from(["fcfs", "priority"]),
+        batch_policy=st.sampled_from(["mixed", "prefill-first"]),
+        admission=st.sampled_from(["optimistic", "reserve"]),
         depth=st.sampled_from([1, 2, 4]),
         eos=st.frozensets(st.integers(0, 49), max_size=6),
     )
     def start(self, num_pages: int, page_size: int, **overrides: object) -> None:
+        self.held: list[str] = []
         max_model_len = min(32, num_pages * page_size)
         self.harness = Harness(Settings(num_pages, page_size, max_model_len=max_model_len, **overrides))  # type: ignore[arg-type]
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 16), priority=st.integers(-1, 1), salt=st.sampled_from(["", "s"]))
     def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str) -> None:
-        self.harness.add(prompt, max_tokens, priority, salt)
+        self.harness.add(prompt, max_tokens, priority=priority, salt=salt)
+
+    @rule(prompt=prompts, size=st.integers(2, 4), max_tokens=st.integers(1, 8))
+    def add_group(self, prompt: list[int], size: int, max_tokens: int) -> None:
+        name = f"group {len(self.harness.records)}"
+        for _ in range(size):
+            self.harness.add(prompt, max_tokens, group=name)
+
+    @rule()
+    def abort_a_group(self) -> None:
+        for name in list(self.harness.scheduler.books.groups)[:1]:
+            self.harness.collect(self.harness.scheduler.abort_group(name))
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 8))
+    def add_held(self, prompt: list[int], max_tokens: int) -> None:
+        self.held.append(self.harness.add(prompt, max_tokens, status=RequestStatus.WAITING_FOR_GRAMMAR))
+
+    @rule()
+    def wake(self) -> None:
+        if self.held:
+            self.harness.scheduler.wake(self.held.pop(0))
+
+    @rule(preempt=st.booleans())
+    def reset_cache(self, preempt: bool) -> None:
+        self.harness.scheduler.reset_prefix_cache(preempt)
+        self.harness.scheduler.check_invariants()
 
     @rule(back=st.integers(1, 6))
     def abort(self, back: int) -> None:
@@ -47,6 +76,8 @@ class SchedulerTrace(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):
+            for request_id in self.held:
+                self.harness.scheduler.wake(request_id)
             while self.harness.engine.has_work:
                 self.harness.step()
             for request_id, record in self.harness.records.items():

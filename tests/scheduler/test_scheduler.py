@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.scheduler.harness import Harness
-from tokenmill.request import FinishReason
+from tokenmill.request import FinishReason, RequestStatus
 
 
 def plans(harness: Harness) -> list[dict[str, int]]:
@@ -91,7 +91,7 @@ def test_the_last_running_is_preempted_and_ends_with_the_same_tokens() -> None:
     for n in range(3):
         harness.add([n * 10 + k for k in range(8)], max_tokens=12)
     harness.drain()
-    assert harness.scheduler.num_preemptions > 0
+    assert harness.scheduler.books.num_preemptions > 0
     assert all(record.finish_reason is FinishReason.LENGTH for record in harness.records.values())
 
 
@@ -103,9 +103,9 @@ def test_nothing_is_admitted_in_a_step_that_preempts() -> None:
     while harness.engine.has_work:
         num_plans = len(harness.runner.plans)
         harness.step()
-        if harness.scheduler.num_preemptions > before and len(harness.runner.plans) > num_plans:
+        if harness.scheduler.books.num_preemptions > before and len(harness.runner.plans) > num_plans:
             assert not harness.runner.plans[-1].new_rows
-        before = harness.scheduler.num_preemptions
+        before = harness.scheduler.books.num_preemptions
     harness.drain()
 
 
@@ -115,7 +115,7 @@ def test_priority_goes_first_and_the_worst_is_the_victim() -> None:
     harness.step()
     high = harness.add([9, 8, 7, 6, 5], max_tokens=14, priority=-1)
     harness.drain()
-    assert harness.scheduler.num_preemptions > 0
+    assert harness.scheduler.books.num_preemptions > 0
     order = [request_id for plan in plans(harness) for request_id in plan]
     assert max(i for i, r in enumerate(order) if r == high) < max(i for i, r in enumerate(order) if r == low)
 
@@ -197,3 +197,114 @@ def test_the_same_arrivals_give_the_same_plans() -> None:
         return plans(harness)
 
     assert run() == run()
+
+
+def test_prefill_first_never_mixes_prompts_with_decodes() -> None:
+    harness = Harness(batch_policy="prefill-first", budget=8)
+    for n in range(3):
+        harness.add([n * 5 + k for k in range(5)], max_tokens=4)
+    harness.step()
+    harness.add([40, 41, 42], max_tokens=3)
+    harness.drain()
+    for plan in harness.runner.plans:
+        prompt_ends = [len(harness.records[request_id].prompt) for request_id in plan.request_ids]
+        decodes = [computed >= end for computed, end in zip(plan.num_computed, prompt_ends, strict=True)]
+        assert all(decodes) or not any(decodes), f"step {plan.step} is mixed"
+    assert plans(harness)[1] == {"1": 2, "2": 5, "3": 1}, "new prompts start before the first request decodes"
+
+
+def test_reserve_admits_fewer_and_never_preempts() -> None:
+    prompts = [[n * 10 + k for k in range(8)] for n in range(3)]
+    harness = Harness(num_pages=8, max_num_seqs=3, admission="reserve")
+    for prompt in prompts:
+        harness.add(prompt, max_tokens=12)
+    harness.step()
+    assert harness.scheduler.num_running == 1, "20 tokens are 5 pages of 4; 8 pages hold one such request"
+    assert "needs 5 pages" in harness.scheduler.explain("1")
+    harness.drain()
+    assert harness.scheduler.books.num_preemptions == 0
+
+
+def test_a_request_that_waits_for_something_else_is_passed_over_and_keeps_its_place() -> None:
+    harness = Harness(max_num_seqs=1)
+    held = harness.add([1, 2, 3], max_tokens=2, status=RequestStatus.WAITING_FOR_GRAMMAR)
+    first, second = harness.add([4, 5, 6], max_tokens=2), harness.add([7, 8, 9], max_tokens=2)
+    harness.step()
+    assert harness.scheduler.explain(held) == "is waiting for grammar"
+    harness.scheduler.wake(held)
+    harness.drain()
+    order = list(dict.fromkeys(request_id for step in plans(harness) for request_id in step))
+    assert order == [first, held, second]
+
+
+def test_a_group_computes_its_prompt_once_and_shares_its_pages() -> None:
+    harness = Harness(num_pages=20)
+    prompt = list(range(12))
+    ids = [harness.add(prompt, max_tokens=2 + n, group="g") for n in range(3)]
+    harness.step()
+    assert "compute the prompt they share" in harness.scheduler.explain(ids[1])
+    harness.drain()
+    assert [harness.records[i].num_cached_tokens for i in ids] == [0, 8, 8]
+
+
+def test_the_next_of_a_group_takes_over_when_the_first_is_aborted() -> None:
+    harness = Harness()
+    ids = [harness.add(list(range(12)), max_tokens=2, group="g") for _ in range(3)]
+    harness.abort(ids[0])
+    harness.drain()
+    assert [harness.records[i].num_cached_tokens for i in ids] == [0, 0, 8]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_aborting_a_group_aborts_all_of_it(depth: int) -> None:
+    harness = Harness(depth=depth)
+    ids = [harness.add(list(range(9)), max_tokens=8, group="g") for _ in range(3)]
+    other = harness.add([1, 2], max_tokens=2)
+    for _ in range(3):
+        harness.step()
+    harness.collect(harness.scheduler.abort_group("g"))
+    assert [harness.records[i].finish_reason for i in ids] == [FinishReason.ABORT] * 3
+    harness.drain()
+    assert harness.records[other].finish_reason is FinishReason.LENGTH
+
+
+def test_hits_are_counted_once_per_admission_and_again_after_a_preemption() -> None:
+    harness = Harness(num_pages=8, max_num_seqs=3)
+    for n in range(3):
+        harness.add([n * 10 + k for k in range(8)], max_tokens=12)
+    harness.drain()
+    admissions = sum(len(plan.new_rows) for plan in harness.runner.plans)
+    assert admissions == 3 + harness.scheduler.books.num_preemptions
+    queried = sum(len(row.token_ids) for plan in harness.runner.plans for row in plan.new_rows)
+    assert harness.kv.num_queried_tokens == queried
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_reset_is_refused_while_requests_run_or_preempts_them_when_asked(depth: int) -> None:
+    harness = Harness(depth=depth, num_pages=20)
+    for n in range(3):
+        harness.add([n, 1, 2, 3, 4, 5, 6, 7], max_tokens=8)
+    for _ in range(3):
+        harness.step()
+    assert not harness.scheduler.reset_prefix_cache()
+    done = harness.scheduler.reset_prefix_cache(preempt_running=True)
+    assert done == (depth == 1), "pages that a launched step uses cannot be forgotten yet"
+    harness.scheduler.check_invariants()
+    harness.drain()
+    assert harness.scheduler.reset_prefix_cache()
+    assert harness.kv.cache.num_evictable == 0
+
+
+def test_common_prefix_pages_are_those_of_all_running_requests() -> None:
+    harness = Harness(num_pages=20)
+    harness.add(list(range(16)), max_tokens=9)
+    harness.step()
+    assert harness.scheduler.num_common_prefix_pages() == 4
+    harness.add([*range(8), 40, 41], max_tokens=9)
+    harness.step()
+    assert harness.scheduler.num_common_prefix_pages() == 2
+    harness.add([45, 46], max_tokens=9)
+    harness.step()
+    assert harness.scheduler.num_common_prefix_pages() == 0
+    harness.drain()
+    assert harness.scheduler.num_common_prefix_pages() == 0

@@ -25,7 +25,8 @@ from tokenmill.runner.model_runner import ModelRunner
 from tokenmill.runner.row_tables import RowTables
 from tokenmill.sampling.table import SamplingTable
 from tokenmill.sampling_params import SamplingParams
-from tokenmill.scheduler.scheduler import Scheduler, SchedulerConfig
+from tokenmill.scheduler.config import SchedulerConfig
+from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.hub import fetch
 from tokenmill.weights.loader import load_model
@@ -143,6 +144,8 @@ def make_scheduler(config: EngineConfig, size: KVSize) -> Scheduler:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             enable_chunked_prefill=config.enable_chunked_prefill,
             policy=config.scheduling_policy,
+            batch_policy=config.batch_policy,
+            admission=config.admission,
             seed=config.seed,
         ),
         kv,

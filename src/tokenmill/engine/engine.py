@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tokenmill.messages import AddRequest, EngineStats, TokenOutput
-from tokenmill.request import FinishReason, Request
+from tokenmill.request import FinishReason, Request, RequestStatus
 from tokenmill.scheduler.plan import StepPlan, StepResult
 from tokenmill.scheduler.scheduler import Scheduler
 
@@ -63,10 +63,13 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True while `step` has something to do."""
-        return self.scheduler.has_requests
+        return self.scheduler.has_work
 
-    def add(self, message: AddRequest) -> list[TokenOutput]:
+    def add(self, message: AddRequest, status: RequestStatus = RequestStatus.WAITING) -> list[TokenOutput]:
         """Take in a request.
+
+        Args:
+            status: WAITING, or what it waits for besides its turn, until `wake`.
 
         Returns:
             Nothing, or the terminal error output of a request that can never run.
@@ -88,6 +91,9 @@ class Engine:
             stop_token_ids=stop_ids,
             priority=message.priority,
             cache_salt=message.cache_salt,
+            group=message.group,
+            is_resumable=message.is_resumable,
+            status=status,
         )
         self._num_arrived += 1
         self._prompt_tokens += request.num_prompt_tokens
@@ -131,11 +137,11 @@ class Engine:
             step=self.scheduler.step,
             num_running=self.scheduler.num_running,
             num_waiting=self.scheduler.num_waiting,
-            num_rows_used=self.scheduler.rows.num_rows - self.scheduler.rows.num_free,
+            num_rows_used=self.scheduler.books.rows.num_rows - self.scheduler.books.rows.num_free,
             num_pages=kv.pool.num_usable,
             num_pages_pinned=kv.num_pinned,
             num_pages_evictable=kv.cache.num_evictable,
-            num_preemptions=self.scheduler.num_preemptions,
+            num_preemptions=self.scheduler.books.num_preemptions,
             prefix_queries=kv.num_queried_tokens,
             prefix_hits=kv.num_hit_tokens,
             prompt_tokens=self._prompt_tokens,

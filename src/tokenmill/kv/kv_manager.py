@@ -9,6 +9,8 @@ Does not know why a request wants or loses pages; that is the scheduler's busine
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +64,11 @@ class KVManager:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """True if equal prefixes can share pages at all."""
+        return self.cache.keeps_pages
+
     def match(self, request: Request, step: int) -> PrefixMatch:
         """The cached prefix of a waiting request. Never the whole of it: the last token is always run."""
         usable = (request.num_tokens - 1) // self.page_size * self.page_size
@@ -104,6 +111,18 @@ class KVManager:
     def pages(self, request: Request) -> list[int]:
         """The page table of a request; the caller must not change it."""
         return self._holdings[request.id].pages
+
+    def num_common_pages(self, requests: Sequence[Request]) -> int:
+        """Leading pages that all of `requests` have in common.
+
+        Pages are shared by whole prefixes only, so equal page numbers form a prefix: a binary search finds its end.
+        """
+        tables = [self._holdings[request.id].pages for request in requests]
+        if not tables:
+            return 0
+        first = tables[0]
+        same = range(min(len(table) for table in tables))
+        return bisect_left(same, True, key=lambda number: any(table[number] != first[number] for table in tables))
 
     def cache_full_pages(self, request: Request, num_tokens: int, step: int) -> None:
         """Make the full pages among the first `num_tokens` tokens matchable: the step that wrote them is committed."""

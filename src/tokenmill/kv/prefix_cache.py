@@ -16,6 +16,7 @@ _NOTHING = np.empty(0, dtype=np.int32)
 class PrefixCache(Protocol):
     """See `RadixTree`, which implements it, for the meaning of each method."""
 
+    keeps_pages: bool
     num_pinned: int
     num_evictable: int
 
@@ -45,6 +46,7 @@ class NullCache:
     """Matches nothing and keeps nothing: every page stays its request's own."""
 
     def __init__(self, page_size: int) -> None:
+        self.keeps_pages = False
         self.num_pinned = 0
         self.num_evictable = 0
         self._root = RadixNode(None, _NOTHING, _NOTHING, page_size, serial=0)

@@ -33,6 +33,7 @@ class RadixTree:
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
+        self.keeps_pages = True
         self.num_pinned = 0
         self.num_evictable = 0
         self._roots: dict[str, RadixNode] = {}

@@ -49,6 +49,10 @@ class RequestQueue:
         assert self._requests[index] is request, f"request {request.id} is not in this queue"
         del self._requests[index]
 
+    def at(self, position: int) -> Request:
+        """The request with `position` others before it."""
+        return self._requests[position]
+
     def first(self) -> Request:
         """The request that is served next."""
         return self._requests[0]

@@ -1,0 +1,136 @@
+"""What the scheduler costs, without a model: schedule + commit of running decodes, and the admission of many requests.
+
+    python benchmarks/scheduler.py [--rows 256] [--steps 400]
+
+Prints a table and, as the last line, one JSON document. Times are microseconds on one core. torch is never imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from tokenmill.kv.kv_manager import KVManager
+from tokenmill.kv.page_pool import PagePool
+from tokenmill.kv.radix_tree import RadixTree
+from tokenmill.request import Request
+from tokenmill.sampling_params import SamplingParams
+from tokenmill.scheduler.config import SchedulerConfig
+from tokenmill.scheduler.plan import StepPlan, StepResult
+from tokenmill.scheduler.scheduler import Scheduler
+
+PAGE_SIZE = 16
+POOL_PAGES = 100_000
+
+
+def main() -> None:
+    """Measure everything and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=256, help="running requests")
+    parser.add_argument("--waiting", type=int, default=1000, help="requests that wait meanwhile")
+    parser.add_argument("--steps", type=int, default=400, help="steps measured at each context length")
+    arguments = parser.parse_args()
+
+    report: dict[str, object] = {
+        "machine": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+    }
+    report |= {"rows": arguments.rows, "waiting": arguments.waiting, "steps": arguments.steps}
+    for context in (1024, 32 * 1024, 128 * 1024):
+        report[f"decode_us_context_{context}"] = show(
+            f"schedule + commit, context {context}", list(decode_steps(context, arguments))
+        )
+    report["admission_us_per_request"] = show("admission of one of 10,000", list(admissions(10_000)))
+    report["match_us_32k_cached"] = show("match of a cached 32k prompt", list(matches(32 * 1024)))
+    assert "torch" not in sys.modules, "the scheduler must not import torch"
+    print(json.dumps(report))
+
+
+def show(name: str, seconds: list[float]) -> dict[str, float]:
+    """Print a row of the table; returns its figures in microseconds."""
+    p50, p99 = (round(float(value) * 1e6, 1) for value in np.percentile(seconds, [50, 99]))
+    print(f"{name:45s} p50 {p50:9.1f} us   p99 {p99:9.1f} us")
+    return {"p50": p50, "p99": p99}
+
+
+def make_scheduler(rows: int, num_pages: int, budget: int) -> Scheduler:
+    """A scheduler over a pool of `num_pages`."""
+    kv = KVManager(PagePool(num_pages + 1), RadixTree(PAGE_SIZE), PAGE_SIZE)
+    return Scheduler(SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=budget), kv)
+
+
+def request(number: int, prompt: np.ndarray, max_tokens: int) -> Request:
+    """A request whose first token makes its prompt unlike all others."""
+    prompt = prompt.copy()
+    prompt[0] = number
+    params = SamplingParams(max_tokens=max_tokens)
+    return Request(str(number), prompt, params, arrival=number, max_tokens_total=len(prompt) + max_tokens)
+
+
+def outcome(plan: StepPlan) -> StepResult:
+    """Some token for every request that samples."""
+    return StepResult(plan.step, np.where(plan.samples, plan.step % 1000, -1).astype(np.int32), {})
+
+
+def decode_steps(context: int, arguments: argparse.Namespace) -> Iterator[float]:
+    """Seconds of each step in which `rows` requests of `context` tokens decode, with others waiting for a row."""
+    pages = (context // PAGE_SIZE + arguments.steps // PAGE_SIZE + 4) * (arguments.rows + 1)
+    scheduler = make_scheduler(arguments.rows, max(pages, POOL_PAGES), budget=(context + 1) * arguments.rows)
+    prompt = np.arange(context, dtype=np.int32)
+    for number in range(arguments.rows + arguments.waiting):
+        scheduler.add(request(number, prompt if number < arguments.rows else prompt[:64], arguments.steps + 100))
+    for _ in range(10):
+        plan = scheduler.schedule()
+        assert plan is not None
+        scheduler.commit(outcome(plan))
+    for _ in range(arguments.steps):
+        start = time.perf_counter()
+        plan = scheduler.schedule()
+        assert plan is not None
+        middle = time.perf_counter()
+        result = outcome(plan)
+        commit = time.perf_counter()
+        scheduler.commit(result)
+        yield (middle - start) + (time.perf_counter() - commit)
+        assert len(plan.rows) == arguments.rows
+
+
+def admissions(count: int) -> Iterator[float]:
+    """Seconds per request from arrival to its first plan, each step admitting as many as its budget holds."""
+    scheduler = make_scheduler(count, POOL_PAGES, budget=8192)
+    prompt = np.arange(128, dtype=np.int32)
+    requests = [request(number, prompt, 1) for number in range(count)]
+    start = time.perf_counter()
+    for one in requests:
+        scheduler.add(one)
+    yield (time.perf_counter() - start) / count
+    while scheduler.num_waiting:
+        start = time.perf_counter()
+        plan = scheduler.schedule()
+        assert plan is not None
+        yield (time.perf_counter() - start) / len(plan.new_rows)
+        scheduler.commit(outcome(plan))
+
+
+def matches(length: int) -> Iterator[float]:
+    """Seconds to match a prompt whose every page is cached."""
+    tree = RadixTree(PAGE_SIZE)
+    tokens = np.random.default_rng(0).integers(0, 150_000, length, dtype=np.int32)
+    root = tree.match("", tokens, 0).node
+    tree.lock(root)
+    tree.extend(root, tokens, np.arange(1, length // PAGE_SIZE + 1, dtype=np.int32), 0)
+    for step in range(200):
+        start = time.perf_counter()
+        match = tree.match("", tokens, step)
+        yield time.perf_counter() - start
+        assert match.num_tokens == length
+
+
+if __name__ == "__main__":
+    main()

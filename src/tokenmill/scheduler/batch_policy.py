@@ -1,0 +1,32 @@
+"""What may share a step: two policies, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tokenmill.request import Request
+from tokenmill.scheduler.step_pass import StepPass
+
+BatchPolicy = Callable[[StepPass], None]
+
+
+def mixed(step: StepPass) -> None:
+    """Prompts and decodes share steps (vLLM V1): running requests first, then as many new ones as fit."""
+    if step.advance(lambda request: True):
+        step.admit()
+
+
+def prefill_first(step: StepPass) -> None:
+    """A step is all prompts, else all decodes (Mini-SGLang): new requests start soonest, decodes wait for them."""
+    if step.advance(is_prefilling):
+        step.admit()
+    if step.is_empty:
+        step.advance(lambda request: not is_prefilling(request))
+
+
+def is_prefilling(request: Request) -> bool:
+    """True while more than its newest token is left to run."""
+    return request.num_uncomputed_tokens > 1
+
+
+BATCH_POLICIES: dict[str, BatchPolicy] = {"mixed": mixed, "prefill-first": prefill_first}
