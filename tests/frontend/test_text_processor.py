@@ -30,10 +30,24 @@ MAX_MODEL_LEN = 64
 
 def ready(**changes) -> EngineReady:
     fields = {
-        "model": "m", "architecture": "Qwen3ForCausalLM", "num_parameters": 1, "dtype": "float32", "device": "cpu",
-        "attention_backend": "reference", "attention_reason": "", "max_model_len": MAX_MODEL_LEN, "vocab_size": 420, "page_size": 16,
-        "num_pages": 8, "kv_bytes": 1, "weight_bytes": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64, "num_threads": 1, "seconds": {},
-    }  # fmt: skip
+        "model": "m",
+        "architecture": "Qwen3ForCausalLM",
+        "num_parameters": 1,
+        "dtype": "float32",
+        "device": "cpu",
+        "attention_backend": "reference",
+        "attention_reason": "",
+        "max_model_len": MAX_MODEL_LEN,
+        "vocab_size": 420,
+        "page_size": 16,
+        "num_pages": 8,
+        "kv_bytes": 1,
+        "weight_bytes": 1,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "num_threads": 1,
+        "seconds": {},
+    }
     return EngineReady(**(fields | changes))
 
 

@@ -83,7 +83,7 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from error
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
+        except Exception as error:  # a template is a program; whatever it raises concerns this request alone
             raise InvalidRequest("the chat template cannot render these messages", "messages") from error
         return _cut_after_final_message(text, messages[-1]) if continue_final_message else text
 
