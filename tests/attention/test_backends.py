@@ -55,10 +55,11 @@ def fill(pool: KVPool, poison: float, requests: PagedRequests, case: Case) -> No
     for request, computed in enumerate(case.computed):
         positions = np.arange(computed)
         slots = requests.pages[request][positions // case.page_size] * case.page_size + positions % case.page_size
+        rows = pool.slot_rows(torch.from_numpy(slots))
         for layer in range(case.spec.num_layers):
             shape = (computed, case.spec.num_kv_heads, case.spec.head_dim)
             k, v = torch.randn(shape).to(case.dtype), torch.randn(shape).to(case.dtype)
-            pool.write(layer, torch.from_numpy(slots), k, v)
+            pool.write(layer, rows, k, v)
 
 
 def run_both(case: Case, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:

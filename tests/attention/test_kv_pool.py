@@ -22,7 +22,7 @@ def test_export_shows_what_was_written_token_by_token(rng: np.random.Generator) 
     written = {}
     for layer in range(3):
         k, v = torch.randn(10, 2, 6), torch.randn(10, 2, 6)
-        pool.write(layer, slots, k, v)
+        pool.write(layer, pool.slot_rows(slots), k, v)
         written[layer] = torch.stack((k, v))
     data = pool.export(range(9))
     assert data.shape == (3, 2, 9, 4, 2, 6)
@@ -42,8 +42,8 @@ def test_import_into_other_pages_of_another_pool_round_trips(rng: np.random.Gene
 
 def test_gather_follows_the_order_of_the_pages() -> None:
     pool = make_pool()
-    pool.keys.copy_(torch.arange(9.0).view(1, 1, 9, 1, 1).expand_as(pool.keys))
-    keys, _ = pool.gather(1, torch.tensor([5, 0, 8]))
+    pool.keys.copy_(torch.arange(9.0).view(1, 9, 1, 1, 1).expand_as(pool.keys))
+    keys, _ = pool.gather(1, pool.page_rows(torch.tensor([5, 0, 8])))
     assert keys.shape == (2, 12, 6)
     assert keys[0, :, 0].tolist() == [5.0] * 4 + [0.0] * 4 + [8.0] * 4
 

@@ -26,14 +26,14 @@ class CpuPlan:
     """What the layers of a step share.
 
     Attributes:
-        prefills: indices of the requests with several tokens.
+        slot_rows: where the pool writes the tokens.
+        prefills: requests with several tokens: index, and the rows of all its pages in the pool.
         buckets: decode buckets by window, made when the first layer with that window asks.
-        future: [QUERY_CHUNK, QUERY_CHUNK] bool, True where the key is later than the query.
     """
 
     batch: ForwardBatch
-    prefills: tuple[int, ...]
-    future: torch.Tensor
+    slot_rows: torch.Tensor
+    prefills: tuple[tuple[int, torch.Tensor], ...]
     buckets: dict[int | None, list[DecodeBucket]] = field(default_factory=dict)
 
 
@@ -46,11 +46,17 @@ class CpuAttention:
         self.spec = spec
         self.kv = kv
         self._group = spec.num_heads // spec.num_kv_heads
+        # True where the key is later than the query.
         self._future = torch.ones(QUERY_CHUNK, QUERY_CHUNK, dtype=torch.bool).triu_(1)
 
     def plan(self, batch: ForwardBatch) -> CpuPlan:
-        """Tell prefills from decodes."""
-        return CpuPlan(batch, tuple(np.flatnonzero(batch.query_lens > 1).tolist()), self._future)
+        """Tell prefills from decodes, and find the rows of the pool that all layers read and write."""
+        held = -(-batch.context_lens // self.kv.page_size)
+        prefills = tuple(
+            (request, self.kv.page_rows(batch.page_table[request, : held[request]]))
+            for request in np.flatnonzero(batch.query_lens > 1).tolist()
+        )
+        return CpuPlan(batch, self.kv.slot_rows(batch.slots), prefills)
 
     def forward(
         self,
@@ -63,21 +69,24 @@ class CpuAttention:
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
         batch = plan.batch
-        self.kv.write(layer, batch.slots, k, v)
+        self.kv.write(layer, plan.slot_rows, k, v)
         if window not in plan.buckets:
-            plan.buckets[window] = decode_buckets(batch, self.kv.page_size, window)
+            plan.buckets[window] = decode_buckets(batch, self.kv, window)
         output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for bucket in plan.buckets[window]:
             output.index_copy_(0, bucket.tokens, self._decode(q.index_select(0, bucket.tokens), layer, bucket))
-        for request in plan.prefills:
+        for request, page_rows in plan.prefills:
             start, end = batch.query_starts[request : request + 2].tolist()
-            self._prefill(q[start:end], output[start:end], layer, plan, request, window)
+            keys, values = self.kv.gather(layer, page_rows)
+            context_len = int(batch.context_lens[request])
+            memory = keys[:, :context_len], values[:, :context_len]
+            self._prefill(q[start:end], *memory, output[start:end], window)
         return output
 
     def _decode(self, q: torch.Tensor, layer: int, bucket: DecodeBucket) -> torch.Tensor:
         """One token each of n requests: q [n, heads, head_dim] -> the same shape."""
         n, kv_heads, head_dim = q.shape[0], self.spec.num_kv_heads, self.spec.head_dim
-        keys, values = self.kv.gather(layer, bucket.pages)
+        keys, values = self.kv.gather(layer, bucket.page_rows)
         # Weights of 0 do not hide a NaN or an infinity that an earlier owner left in a slot.
         values.index_fill_(1, bucket.stale, 0)
         keys, values = keys.view(kv_heads * n, -1, head_dim), values.view(kv_heads * n, -1, head_dim)
@@ -88,16 +97,17 @@ class CpuAttention:
         return attended.view(kv_heads, n, self._group, head_dim).transpose(0, 1).reshape(q.shape)
 
     def _prefill(
-        self, q: torch.Tensor, output: torch.Tensor, layer: int, plan: CpuPlan, request: int, window: int | None
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, output: torch.Tensor, window: int | None
     ) -> None:
-        """The last n tokens of one request, q [n, heads, head_dim], into output of the same shape."""
-        context_len = int(plan.batch.context_lens[request])
-        num_pages = -(-context_len // self.kv.page_size)
-        keys, values = self.kv.gather(layer, plan.batch.page_table[request, :num_pages])
+        """The last n tokens of one request, into output.
+
+        Args:
+            q, output: [n, heads, head_dim]. keys, values: [kv_heads, context, head_dim].
+        """
         n, kv_heads, head_dim = q.shape[0], self.spec.num_kv_heads, self.spec.head_dim
         packed = q.view(n, kv_heads, self._group, head_dim).permute(1, 2, 0, 3)
         unpacked = output.view(n, kv_heads, self._group, head_dim).permute(1, 2, 0, 3)
-        computed = context_len - n
+        computed = keys.shape[1] - n
         for start in range(0, n, QUERY_CHUNK):
             end = min(start + QUERY_CHUNK, n)
             #  |first|<- visible to some of these queries ->|last|
@@ -105,15 +115,14 @@ class CpuAttention:
             first = 0 if window is None else max(0, computed + start + 1 - window)
             chunk = packed[:, :, start:end].reshape(kv_heads, -1, head_dim)
             scores = torch.bmm(chunk, keys[:, first:last].transpose(1, 2)).mul_(self.spec.scale)
-            self._hide(scores.view(kv_heads, self._group, end - start, last - first), plan.future, window)
+            self._hide(scores.view(kv_heads, self._group, end - start, last - first), window)
             attended = torch.bmm(scores.softmax(-1), values[:, first:last])
             unpacked[:, :, start:end] = attended.view(kv_heads, self._group, end - start, head_dim)
 
-    @staticmethod
-    def _hide(scores: torch.Tensor, future: torch.Tensor, window: int | None) -> None:
+    def _hide(self, scores: torch.Tensor, window: int | None) -> None:
         """Set scores [.., .., n, length] that causality or the window hides to -inf; they end at the same token."""
         n, length = scores.shape[-2:]
-        scores[..., length - n :].masked_fill_(future[:n, :n], -torch.inf)
+        scores[..., length - n :].masked_fill_(self._future[:n, :n], -torch.inf)
         if window is not None and length > window:
             queries = torch.arange(length - n, length, device=scores.device)[:, None]
             scores.masked_fill_(torch.arange(length, device=scores.device) <= queries - window, -torch.inf)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from tokenmill.attention.batch import ForwardBatch
+from tokenmill.attention.kv_pool import KVPool
 
 SHORTEST = 32
 FINE_FROM = 512
@@ -20,13 +21,13 @@ class DecodeBucket:
 
     Attributes:
         tokens: [n] int64, their tokens in the batch.
-        pages: [n * P] int64, P page ids of each.
+        page_rows: rows of the pool of the P pages of each, n * P pages in all.
         hidden: [n, 1, L] bool, True at slots outside the request's context or window; L = P * page_size.
         stale: the same slots as int64 indices into n * L.
     """
 
     tokens: torch.Tensor
-    pages: torch.Tensor
+    page_rows: torch.Tensor
     hidden: torch.Tensor
     stale: torch.Tensor
 
@@ -39,11 +40,12 @@ def padded_lengths(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return -(-lengths // step) * step
 
 
-def decode_buckets(batch: ForwardBatch, page_size: int, window: int | None) -> list[DecodeBucket]:
+def decode_buckets(batch: ForwardBatch, kv: KVPool, window: int | None) -> list[DecodeBucket]:
     """Sort the batch's single-token requests into buckets of equal padded length.
 
     With a window only the pages that it touches are taken.
     """
+    page_size = kv.page_size
     requests = np.flatnonzero(batch.query_lens == 1)
     if not len(requests):
         return []
@@ -60,7 +62,7 @@ def decode_buckets(batch: ForwardBatch, page_size: int, window: int | None) -> l
         buckets.append(
             DecodeBucket(
                 tokens=torch.from_numpy(batch.query_starts[requests[chosen]].astype(np.int64)),
-                pages=_pages(batch.page_table, requests[chosen], page_numbers),
+                page_rows=kv.page_rows(_pages(batch.page_table, requests[chosen], page_numbers)),
                 hidden=torch.from_numpy(hidden).unsqueeze(1),
                 stale=torch.from_numpy(np.flatnonzero(hidden)),
             )
@@ -74,4 +76,4 @@ def _pages(
     """Page ids at [request, number], flat. Numbers beyond the table are padding: its slots are hidden."""
     inside = np.minimum(page_numbers, page_table.shape[1] - 1)
     table = page_table.index_select(0, torch.from_numpy(requests))
-    return table.gather(1, torch.from_numpy(inside)).flatten().to(torch.int64)
+    return table.gather(1, torch.from_numpy(inside)).flatten()

@@ -32,12 +32,12 @@ class ReferenceAttention:
         window: int | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
-        self.kv.write(layer, plan.slots, k, v)
+        self.kv.write(layer, self.kv.slot_rows(plan.slots), k, v)
         output = torch.empty_like(q, memory_format=torch.contiguous_format)
         for request, context_len in enumerate(plan.context_lens.tolist()):
             start, end = plan.query_starts[request : request + 2].tolist()
             num_pages = -(-context_len // self.kv.page_size)
-            keys, values = self.kv.gather(layer, plan.page_table[request, :num_pages])
+            keys, values = self.kv.gather(layer, self.kv.page_rows(plan.page_table[request, :num_pages]))
             output[start:end] = self._attend(q[start:end], keys[:, :context_len], values[:, :context_len], window)
         return output
 
