@@ -21,10 +21,10 @@ def checkpoint(tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "qwen3")
 
 
-@pytest.fixture(scope="module", params=[1, 0, 2], ids=lambda n: f"{n} workers")
-def server(request, checkpoint):
+@pytest.fixture(scope="module")
+def server(checkpoint):
     engine = EngineConfig(model=str(checkpoint), dtype="float32", num_pages=NUM_PAGES, max_num_seqs=16)
-    with start_server(engine, ENGINE_MODULE, tokenizer_workers=request.param) as running:
+    with start_server(engine, ENGINE_MODULE) as running:
         yield running
 
 
@@ -135,20 +135,24 @@ def test_64_streams_with_disconnects_equal_the_greedy_answer_and_free_everything
     assert server.metric("num_pages_evictable") <= NUM_PAGES
 
 
-def test_the_server_ends_within_five_seconds_under_load(checkpoint):
-    engine = EngineConfig(model=str(checkpoint), num_pages=NUM_PAGES)
-    with start_server(engine, ENGINE_MODULE, shutdown_timeout=1.0) as server:
-        stream = chat(server, max_tokens=400, stream=True)
+def test_without_text_workers_it_serves_and_ends_within_five_seconds_under_load(checkpoint, server):
+    engine = EngineConfig(model=str(checkpoint), dtype="float32", num_pages=NUM_PAGES)
+    with start_server(engine, ENGINE_MODULE, tokenizer_workers=0, shutdown_timeout=1.0) as other:
+        assert len(other.children()) == 1
+        assert contents(chat(other)) == contents(chat(server))
+        stream = chat(other, max_tokens=400, stream=True)
         next(iter(stream))
-        server.process.send_signal(signal.SIGINT)
-        assert server.wait_for_end(5.0) == 0
-        assert "Traceback" not in server.output()
+        other.process.send_signal(signal.SIGINT)
+        assert other.wait_for_end(5.0) == 0
+        assert "Traceback" not in other.output()
 
 
-def test_a_killed_engine_ends_the_server_with_a_message(checkpoint):
-    engine = EngineConfig(model=str(checkpoint), num_pages=NUM_PAGES)
-    with start_server(engine, ENGINE_MODULE) as server:
-        (pid,) = [pid for name, pid in server.children().items() if "engine" in name]
+def test_with_two_text_workers_it_serves_and_a_killed_engine_ends_it_with_a_message(checkpoint, server):
+    engine = EngineConfig(model=str(checkpoint), dtype="float32", num_pages=NUM_PAGES)
+    with start_server(engine, ENGINE_MODULE, tokenizer_workers=2) as other:
+        for _ in range(2):
+            assert contents(chat(other)) == contents(chat(server))
+        (pid,) = [pid for name, pid in other.children().items() if "engine" in name]
         os.kill(pid, signal.SIGKILL)
-        assert server.wait_for_end(5.0) == 1
-        assert "the engine process was killed by SIGKILL" in server.output()
+        assert other.wait_for_end(5.0) == 1
+        assert "the engine process was killed by SIGKILL" in other.output()
