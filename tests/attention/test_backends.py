@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.paging import Chunks, PagedRequests
+from tokenmill.attention import cpu, decode_buckets
 from tokenmill.attention.kv_pool import KVPool
 from tokenmill.attention.protocol import AttentionSpec
 from tokenmill.attention.select import select
@@ -68,10 +69,10 @@ def run_both(case: Case, rng: np.random.Generator) -> tuple[torch.Tensor, torch.
     requests.computed = case.computed
     made = (case.spec, requests.num_pages, case.page_size, case.dtype)
     reference, _ = select("reference", "cpu", *made)
-    cpu, _ = select("cpu", "cpu", *made)
+    batched, _ = select("cpu", "cpu", *made)
     fill(reference.kv, float(rng.choice(POISONS)), requests, case)
-    cpu.kv.keys.copy_(reference.kv.keys)
-    cpu.kv.values.copy_(reference.kv.values)
+    batched.kv.keys.copy_(reference.kv.keys)
+    batched.kv.values.copy_(reference.kv.values)
 
     batch = requests.batch(case.chunks)
     num_tokens = len(batch.token_ids)
@@ -79,7 +80,7 @@ def run_both(case: Case, rng: np.random.Generator) -> tuple[torch.Tensor, torch.
     heads = (case.spec.num_heads, case.spec.num_kv_heads, case.spec.num_kv_heads)
     qkv = torch.randn(num_tokens, sum(heads), case.spec.head_dim).to(case.dtype)
     outputs = []
-    for backend in (reference, cpu):
+    for backend in (reference, batched):
         plan = backend.plan(batch)
         outputs.append(
             torch.stack([backend.forward(*qkv.split(heads, 1), layer, plan, case.window) for layer in (0, 1)])
@@ -93,6 +94,17 @@ def test_cpu_equals_reference_over_poisoned_memory(page_size: int, rng: np.rando
         case = random_case(rng, page_size)
         want, got = run_both(case, rng)
         assert want.isfinite().all(), case
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, msg=lambda text, case=case: f"{text}\n{case}")
+
+
+def test_small_buckets_and_small_query_chunks_change_nothing(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_buckets, "BUCKET_BYTES", int(rng.integers(1, 20_000)))
+    monkeypatch.setattr(cpu, "MAX_SCORES", int(rng.integers(1, 20_000)))
+    for _ in range(8):
+        case = random_case(rng, 4)
+        want, got = run_both(case, rng)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, msg=lambda text, case=case: f"{text}\n{case}")
 
 
@@ -121,6 +133,25 @@ def test_a_token_attends_to_its_own_past_only(backend: str, window: int | None, 
         for head in range(4):
             weights = torch.softmax(k[first : token + 1, head // 2] @ q[token, head] * spec.scale, 0)
             torch.testing.assert_close(got[token, head], weights @ v[first : token + 1, head // 2])
+
+
+def test_a_bucket_holds_no_more_than_its_share_of_memory(rng: np.random.Generator) -> None:
+    spec = AttentionSpec(1, 8, 8, 128, 1.0)
+    requests = PagedRequests([[0] * 200] * 100, 16, rng)
+    pool = KVPool(spec, requests.num_pages, 16, torch.bfloat16, "cpu")
+    requests.computed = [199] * 100
+    buckets = decode_buckets.decode_buckets(requests.batch([(request, 1) for request in range(100)]), pool, None)
+    # 200 tokens are padded to 256, which take 512 KiB.
+    assert [len(bucket.tokens) for bucket in buckets] == [4] * 25
+    assert sorted(torch.cat([bucket.tokens for bucket in buckets]).tolist()) == list(range(100))
+
+
+def test_padding_wastes_less_than_half_and_long_contexts_a_quarter() -> None:
+    lengths = np.arange(1, 5000)
+    padded = decode_buckets.padded_lengths(lengths)
+    assert (padded >= lengths).all()
+    assert (padded[lengths >= 32] < 1.5 * lengths[lengths >= 32]).all()
+    assert (padded[lengths > 512] < 1.26 * lengths[lengths > 512]).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

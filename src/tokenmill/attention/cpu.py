@@ -19,6 +19,7 @@ from tokenmill.attention.kv_pool import KVPool
 from tokenmill.attention.protocol import AttentionSpec
 
 QUERY_CHUNK = 128
+MAX_SCORES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,10 @@ class CpuAttention:
         packed = q.view(n, kv_heads, self._group, head_dim).permute(1, 2, 0, 3)
         unpacked = output.view(n, kv_heads, self._group, head_dim).permute(1, 2, 0, 3)
         computed = keys.shape[1] - n
-        for start in range(0, n, QUERY_CHUNK):
-            end = min(start + QUERY_CHUNK, n)
+        # Long contexts get smaller chunks, so that the scores stay small.
+        step = min(QUERY_CHUNK, max(1, MAX_SCORES // (self.spec.num_heads * keys.shape[1])))
+        for start in range(0, n, step):
+            end = min(start + step, n)
             #  |first|<- visible to some of these queries ->|last|
             last = computed + end
             first = 0 if window is None else max(0, computed + start + 1 - window)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,9 @@ from tokenmill.attention.kv_pool import KVPool
 
 SHORTEST = 32
 FINE_FROM = 512
+# Keys, or values, of a bucket in one layer. Gathered and used at once, they never leave the CPU's cache; and the
+# copies stay small beside the KV cache itself.
+BUCKET_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,7 @@ def decode_buckets(batch: ForwardBatch, kv: KVPool, window: int | None) -> list[
     first_pages = begins // page_size
     num_pages = -(-padded_lengths(ends - first_pages * page_size) // page_size)
     buckets = []
-    for count in np.unique(num_pages):
-        chosen = np.flatnonzero(num_pages == count)
+    for chosen, count in _groups(num_pages, BUCKET_BYTES // kv.bytes_per_page):
         page_numbers = first_pages[chosen, None] + np.arange(count)
         slots = first_pages[chosen, None] * page_size + np.arange(count * page_size)
         hidden = (slots >= ends[chosen, None]) | (slots < begins[chosen, None])
@@ -68,6 +71,15 @@ def decode_buckets(batch: ForwardBatch, kv: KVPool, window: int | None) -> list[
             )
         )
     return buckets
+
+
+def _groups(num_pages: npt.NDArray[np.int64], most: int) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
+    """Indices of requests with equal numbers of pages, `most` pages in all unless one request alone has more."""
+    for count in np.unique(num_pages).tolist():
+        equal = np.flatnonzero(num_pages == count)
+        size = max(1, most // count)
+        for start in range(0, len(equal), size):
+            yield equal[start : start + size], count
 
 
 def _pages(

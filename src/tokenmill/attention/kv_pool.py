@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from tokenmill.attention.protocol import AttentionSpec
+from tokenmill.attention.scratch import Scratch
 from tokenmill.platform.memory import zeros
 
 PADDING_PAGE = 0
@@ -31,12 +32,18 @@ class KVPool:
         self.values = zeros(shape, dtype, device)
         self.num_pages = num_pages
         self.page_size = page_size
+        self._keys, self._values = Scratch(dtype, device), Scratch(dtype, device)
         self._heads = torch.arange(spec.num_kv_heads, device=device)[:, None]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all pages."""
         return self.keys.nbytes + self.values.nbytes
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Bytes of a page's keys, or of its values, in one layer."""
+        return self.keys[0, 0].nbytes
 
     def slot_rows(self, slots: torch.Tensor) -> torch.Tensor:
         """Where `write` puts tokens with these slots [T] (`page_id * page_size + offset`): [kv_heads * T] int64."""
@@ -53,11 +60,17 @@ class KVPool:
         return (pages.to(torch.int64) * len(self._heads) + self._heads).flatten()
 
     def gather(self, layer: int, page_rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of the keys and values of P pages: two tensors [kv_heads, P * page_size, head_dim]."""
-        shape = (len(self._heads), -1, self.keys.shape[-1])
-        keys = self.keys[layer].flatten(0, 1).flatten(1, 2).index_select(0, page_rows)
-        values = self.values[layer].flatten(0, 1).flatten(1, 2).index_select(0, page_rows)
-        return keys.view(shape), values.view(shape)
+        """Copies of the keys and values of P pages: two tensors [kv_heads, P * page_size, head_dim].
+
+        They lie in memory that the next call overwrites.
+        """
+        keys = self._gather(self.keys[layer], page_rows, self._keys)
+        return keys, self._gather(self.values[layer], page_rows, self._values)
+
+    def _gather(self, memory: torch.Tensor, page_rows: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+        rows = memory.flatten(0, 1).flatten(1, 2)
+        out = scratch.take(len(page_rows), rows.shape[1])
+        return torch.index_select(rows, 0, page_rows, out=out).view(len(self._heads), -1, memory.shape[-1])
 
     def export(self, pages: Sequence[int]) -> torch.Tensor:
         """A copy of some pages in the canonical layout [layers, 2, len(pages), page_size, kv_heads, head_dim]."""
