@@ -43,7 +43,13 @@ def add_access_flags(parser: Parser) -> None:
     group.add_argument("--url", default=url, help="server to talk to, also as TOKENMILL_URL (default: %(default)s)")
     group.add_argument("--api-key", default=None, help="its key, also as TOKENMILL_API_KEY")
     group.add_argument("--model", default=None, help="name of the model at the server (default: the one it serves)")
-    group.add_argument("--local", metavar="MODEL", help="folder or hub id of a model to run in this process instead")
+    group.add_argument(
+        "--local",
+        nargs="?",
+        const="",
+        metavar="MODEL",
+        help="run a model in this process instead: a folder or hub id (none: the bundled demo model)",
+    )
 
 
 def open_access(namespace: argparse.Namespace) -> ModelAccess:

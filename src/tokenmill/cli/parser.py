@@ -67,17 +67,13 @@ class Parser(argparse.ArgumentParser):
     def _refuse_unknown_flags(self, arguments: Sequence[str]) -> None:
         # Before argparse looks: it would take the value after an unknown flag for a positional and report that.
         known = self._option_string_actions
-        skip_value = False
         for argument in arguments:
             if argument == "--":
                 return
             name = argument.split("=", 1)[0]
-            if skip_value or not argument.startswith("-") or not name.lstrip("-")[:1].isalpha():
-                skip_value = False
-                continue
-            if name not in known:
+            # A lone dash is stdin, and a dash with a digit a number.
+            if argument.startswith("-") and name.lstrip("-")[:1].isalpha() and name not in known:
                 self._refuse(name, known)
-            skip_value = "=" not in argument and known[name].nargs != 0
 
     def _refuse(self, name: str, known: Collection[str]) -> NoReturn:
         if name in KNOWN_ELSEWHERE:
