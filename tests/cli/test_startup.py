@@ -1,4 +1,5 @@
 import io
+import re
 import shlex
 import time
 
@@ -77,6 +78,20 @@ def test_start_says_what_a_person_wants_to_know(stream):
         "it ended",
     ):
         assert part in text
+
+
+def test_terminal_start_gives_each_phase_its_own_seconds():
+    stream = Terminal()
+    with open_screen(stream, SERVER) as screen:
+        for phase, seconds in (("short", 0.06), ("long", 0.35), ("none", 0)):
+            screen.on_progress(EngineProgress(phase, 0, 0))
+            time.sleep(seconds)
+        screen.on_ready(READY)
+    # The last frame, without colours.
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).splitlines()
+    last = {name: [line for line in lines if name in line][-1] for name in ("short", "long")}
+    assert "0.1 s" in last["short"]
+    assert re.search(r"0\.[34] s", last["long"])
 
 
 def test_terminal_start_shows_bars_with_amounts():

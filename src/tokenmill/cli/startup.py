@@ -108,7 +108,8 @@ class TerminalScreen:
         self._console = Console(file=stream, highlight=False)
         self._server = server
         self._started = time.monotonic()
-        self._tasks: dict[str, TaskID] = {}
+        self._phase: TaskID | None = None
+        self._phase_name = ""
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]ok[/]"),
             TextColumn("{task.description:<22}"),
@@ -121,6 +122,8 @@ class TerminalScreen:
 
     def __enter__(self) -> TerminalScreen:
         self._progress.start()
+        # Something moves at once, although it takes a child process a moment to say its first word.
+        self.on_progress(EngineProgress("starting processes", 0, 0))
         return self
 
     def __exit__(
@@ -130,14 +133,12 @@ class TerminalScreen:
 
     def on_progress(self, progress: EngineProgress) -> None:
         """Move the bar of this phase, beginning it if it is new."""
-        if progress.phase not in self._tasks:
-            self._end_phases()
-            self._tasks[progress.phase] = self._progress.add_task(progress.phase, total=None, amount="")
+        if self._phase is None or progress.phase != self._phase_name:
+            self._end_phase()
+            self._phase_name = progress.phase
+            self._phase = self._progress.add_task(progress.phase, total=None, amount="")
         self._progress.update(
-            self._tasks[progress.phase],
-            completed=progress.done,
-            total=progress.total or None,
-            amount=_amount(progress),
+            self._phase, completed=progress.done, total=progress.total or None, amount=_amount(progress)
         )
 
     def on_ready(self, ready: EngineReady) -> None:
@@ -145,7 +146,7 @@ class TerminalScreen:
         from rich.markup import escape
         from rich.table import Table
 
-        self._end_phases()
+        self._end_phase()
         self._progress.stop()
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", justify="right")
@@ -175,11 +176,12 @@ class TerminalScreen:
         """Print it above the bars."""
         self._console.print(line, markup=False, soft_wrap=True)
 
-    def _end_phases(self) -> None:
-        for task in self._tasks.values():
-            total = self._progress.tasks[self._progress.task_ids.index(task)].total or 1
-            self._progress.update(task, completed=total, total=total)
-            self._progress.stop_task(task)
+    def _end_phase(self) -> None:
+        if self._phase is not None:
+            total = next(task.total for task in self._progress.tasks if task.id == self._phase) or 1
+            self._progress.update(self._phase, completed=total, total=total)
+            self._progress.stop_task(self._phase)
+            self._phase = None
 
 
 def _amount(progress: EngineProgress) -> str:
