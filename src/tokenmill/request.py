@@ -202,7 +202,7 @@ class Request:
         |<- computed ----------------->|<- token_ids ----->|
         """
         self.move_to(RequestStatus.WAITING)
-        self.num_tokens = self.num_computed_tokens
+        self.num_tokens -= 1
         self._append(np.asarray(token_ids, dtype=np.int32))
         self.num_prompt_tokens = self.num_tokens
         self.params = params

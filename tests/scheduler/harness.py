@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tests.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output
 from tokenmill.engine.engine import Engine, ModelLimits
+from tokenmill.errors import InvalidRequest
 from tokenmill.kv.kv_manager import KVManager
 from tokenmill.kv.page_pool import PagePool
 from tokenmill.kv.prefix_cache import NullCache
@@ -62,6 +63,7 @@ class Harness:
         self.runner = PagedMemoryRunner(s.max_num_seqs, s.num_pages, s.page_size, s.max_model_len)
         self.engine = Engine(self.scheduler, self.runner, ModelLimits(s.max_model_len, VOCAB_SIZE, s.eos), s.depth)
         self.records: dict[str, Record] = {}
+        self.sessions: dict[str, list[Record]] = {}
 
     def add(
         self,
@@ -71,6 +73,7 @@ class Harness:
         priority: int = 0,
         salt: str = "",
         group: str = "",
+        is_resumable: bool = False,
         status: RequestStatus = RequestStatus.WAITING,
         **params: object,
     ) -> str:
@@ -86,9 +89,31 @@ class Harness:
             priority=priority,
             cache_salt=salt,
             group=group,
+            is_resumable=is_resumable,
         )
         self.collect(self.engine.add(message, status))
         return request_id
+
+    def open_session(self, prompt: list[int], max_tokens: int) -> str:
+        """Start a session: a record of its first turn, which later turns replace."""
+        request_id = self.add(prompt, max_tokens, is_resumable=True)
+        self.sessions[request_id] = []
+        return request_id
+
+    def extend(self, request_id: str, token_ids: list[int], max_tokens: int, is_last: bool = False) -> bool:
+        """Send a paused session its next input; False if it is not paused or has no room."""
+        record = self.records[request_id]
+        params = SamplingParams(max_tokens=max_tokens)
+        try:
+            self.engine.extend(request_id, token_ids, params, is_last)
+        except InvalidRequest:
+            return False
+        self.check_output(request_id, record)
+        self.sessions[request_id].append(record)
+        # The last token of a turn was never run; the next turn does not see it.
+        prompt = record.prompt + record.tokens[:-1] + token_ids
+        self.records[request_id] = Record(prompt, params, record.stop_ids)
+        return True
 
     def abort(self, *ids: str) -> None:
         """End requests."""
@@ -107,6 +132,7 @@ class Harness:
                 break
             self.step()
         assert not self.engine.has_work, f"no end after {limit} steps"
+        self.abort(*[request.id for request in self.scheduler.books.requests.values() if request.is_paused])
         assert self.kv.num_pinned == 0, "pages are still in use"
         assert self.scheduler.books.rows.num_free == self.settings.max_num_seqs, "rows are still in use"
         self.check_outputs()
@@ -114,21 +140,30 @@ class Harness:
     def check_outputs(self) -> None:
         """Every request that ended by itself has exactly its expected output; every other one a prefix of it."""
         for request_id, record in self.records.items():
-            room = self.settings.max_model_len - len(record.prompt)
-            limit = min(room, record.params.max_tokens or room)
-            expected = expected_output(record.prompt, limit, record.stop_ids)
-            assert record.finish_reason is not None, f"request {request_id} was never answered"
-            if record.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-                assert record.tokens == expected, f"request {request_id}: {record.tokens} != {expected}"
-                stopped = bool(expected) and expected[-1] in record.stop_ids
-                assert record.finish_reason == (FinishReason.STOP if stopped else FinishReason.LENGTH)
-            else:
-                assert record.tokens == expected[: len(record.tokens)]
+            self.check_output(request_id, record)
+
+    def check_output(self, request_id: str, record: Record) -> None:
+        """See `check_outputs`, for one request or one turn of a session."""
+        room = self.settings.max_model_len - len(record.prompt)
+        limit = min(room, record.params.max_tokens or room)
+        expected = expected_output(record.prompt, limit, record.stop_ids)
+        assert record.finish_reason is not None, f"request {request_id} was never answered"
+        if record.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert record.tokens == expected, f"request {request_id}: {record.tokens} != {expected}"
+            stopped = bool(expected) and expected[-1] in record.stop_ids
+            assert record.finish_reason == (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        else:
+            assert record.tokens == expected[: len(record.tokens)]
 
     def collect(self, outputs: list[TokenOutput]) -> None:
         """Note what came back; nothing may come after a request's end."""
         for output in outputs:
             record = self.records[output.id]
+            if output.id in self.sessions and record.finish_reason is not None:
+                # The turn was answered; now the paused session is ended.
+                assert output.finish_reason is FinishReason.ABORT
+                self.check_output(output.id, record)
+                record.finish_reason = None
             assert record.finish_reason is None, f"request {output.id} was answered after its end"
             record.tokens.extend(output.token_ids)
             record.finish_reason = output.finish_reason

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from tokenmill.errors import InvalidRequest
 from tokenmill.messages import AddRequest, EngineStats, TokenOutput
 from tokenmill.request import FinishReason, Request, RequestStatus
+from tokenmill.sampling_params import SamplingParams
 from tokenmill.scheduler.plan import StepPlan, StepResult
 from tokenmill.scheduler.scheduler import Scheduler
 
@@ -99,6 +101,26 @@ class Engine:
         self._prompt_tokens += request.num_prompt_tokens
         self.scheduler.add(request)
         return []
+
+    def extend(self, request_id: str, token_ids: Sequence[int], params: SamplingParams, is_last: bool = False) -> None:
+        """Continue a paused session with further input.
+
+        Args:
+            is_last: the session ends with this turn.
+
+        Raises:
+            InvalidRequest: no such session, it has not ended its turn, or the context has no room for the input.
+        """
+        request = self.scheduler.books.requests.get(request_id)
+        if request is None or not request.is_paused:
+            raise InvalidRequest("the session has ended, or its last turn has not")
+        length = request.num_tokens - 1 + len(token_ids)
+        room = self.limits.max_model_len - length
+        if not token_ids or room < 1:
+            raise InvalidRequest(f"{length} tokens with this input; the context holds {self.limits.max_model_len}")
+        request.is_resumable = not is_last
+        self._prompt_tokens += len(token_ids)
+        self.scheduler.extend(request_id, token_ids, params, length + min(room, params.max_tokens or room))
 
     def abort(self, ids: Iterable[str]) -> list[TokenOutput]:
         """End requests at once; unknown ids are ignored."""

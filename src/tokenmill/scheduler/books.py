@@ -32,6 +32,7 @@ class Books:
 
     def __init__(self, num_rows: int, policy: QueuePolicy, kv: KVManager) -> None:
         self.kv = kv
+        self._policy = policy
         self.rows = RowPool(num_rows)
         self.waiting = RequestQueue(policy)
         self.running = RequestQueue(policy)
@@ -69,6 +70,20 @@ class Books:
         self.retire(victim)
         return victim
 
+    def preempt_paused(self) -> bool:
+        """Take row and pages from a session that waits for input; the last in policy order. False if none has any.
+
+        It stays paused. Its next turn finds what the prefix cache has kept and recomputes the rest.
+        """
+        idle = [r for r in self.requests.values() if r.is_paused and r.row is not None and not r.num_inflight_steps]
+        if not idle:
+            return False
+        victim = max(idle, key=self._policy)
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self._release(victim)
+        return True
+
     def end(self, request: Request, reason: FinishReason) -> None:
         """End a request wherever it is."""
         if not request.is_paused:
@@ -84,12 +99,7 @@ class Books:
         """Take row and pages back from one that ended or was preempted, unless a launched step still uses them."""
         if request.num_inflight_steps or request.status not in _LEAVING:
             return
-        if request.row is not None:
-            self.rows.give_back(request.row)
-            self.kv.release(request, self.step)
-            request.row = None
-        request.num_computed_tokens = 0
-        request.num_pending_tokens = 0
+        self._release(request)
         if request.is_finished:
             self._forget(request)
 
@@ -104,6 +114,14 @@ class Books:
             return False
         first = self.groups[request.group][0]
         return first is not request and first.num_output_tokens == 0
+
+    def _release(self, request: Request) -> None:
+        if request.row is not None:
+            self.rows.give_back(request.row)
+            self.kv.release(request, self.step)
+            request.row = None
+        request.num_computed_tokens = 0
+        request.num_pending_tokens = 0
 
     def _forget(self, request: Request) -> None:
         del self.requests[request.id]
@@ -129,7 +147,8 @@ class Books:
             assert request.num_tokens + request.num_pending_tokens <= request.max_tokens_total, "past its length"
         assert all(r.is_running for r in self.running), "a request in the running queue that does not run"
         assert not any(r.is_running or r.is_finished for r in self.waiting), "a waiting request that runs or ended"
-        known = {r.id for r in [*self.waiting, *owners.values()]}
+        idle = [request for request in self.requests.values() if request.is_paused]
+        known = {r.id for r in [*self.waiting, *idle, *owners.values()]}
         assert known == set(self.requests), "a request is lost"
         assert {r.id for members in self.groups.values() for r in members} <= known, "a group outlives its requests"
 

@@ -143,7 +143,7 @@ class Scheduler:
         """Forget all cached prefixes, as after a change of weights.
 
         Args:
-            preempt_running: send running requests back to the queue first, to be recomputed.
+            preempt_running: send running requests back to the queue first, to be recomputed, paused sessions too.
 
         Returns:
             False if requests hold pages (or a launched step still uses them); nothing is forgotten then.
@@ -151,6 +151,8 @@ class Scheduler:
         if preempt_running:
             while self.books.running:
                 self.books.preempt_last()
+            while self.books.preempt_paused():
+                pass
         return self.kv.clear_cache()
 
     def num_common_prefix_pages(self) -> int:

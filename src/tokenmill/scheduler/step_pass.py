@@ -57,7 +57,8 @@ class StepPass:
                 position += 1
                 continue
             request.wait_reason = self._resume(request) if request.row is not None else self._admit(request)
-            if request.wait_reason:
+            # Idle sessions yield only when nobody runs whose end would make room.
+            if request.wait_reason and (self._books.running or not self._books.preempt_paused()):
                 break
 
     def _advance_one(self, request: Request) -> bool:
@@ -73,7 +74,7 @@ class StepPass:
             if self._books.num_returning_pages() >= missing:
                 request.wait_reason = f"waits for {missing} pages that launched steps still use"
                 return False
-            if self._books.preempt_last() is request:
+            if not self._books.preempt_paused() and self._books.preempt_last() is request:
                 return False
             new_pages = self._kv.allocate(request, end)
         self.builder.schedule(request, num_tokens, first_page, new_pages)

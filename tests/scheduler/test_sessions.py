@@ -1,0 +1,86 @@
+"""Sessions: requests that wait for further input at the end of a turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scheduler.harness import Harness
+from tokenmill.request import FinishReason
+
+
+def run_turn(harness: Harness) -> None:
+    while harness.engine.has_work:
+        harness.step()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_further_input_continues_from_the_computed_tokens_and_drops_the_last_one(depth: int) -> None:
+    harness = Harness(depth=depth)
+    session = harness.open_session([1, 2, 3, 4, 5], max_tokens=3)
+    run_turn(harness)
+    first = harness.records[session].tokens
+    assert harness.extend(session, [6, 7], max_tokens=4)
+    run_turn(harness)
+    resumed = next(row for plan in harness.runner.plans[1:] for row in plan.new_rows)
+    assert resumed.token_ids.tolist() == [1, 2, 3, 4, 5, *first[:-1], 6, 7]
+    start = next(plan for plan in harness.runner.plans[1:] if plan.new_rows)
+    assert (start.num_computed.tolist(), start.num_scheduled.tolist()) == ([7], [2]), "computed tokens are kept"
+    harness.drain()
+
+
+def test_a_paused_session_keeps_its_row_and_pages_while_others_run() -> None:
+    harness = Harness(max_num_seqs=2)
+    session = harness.open_session([1, 2, 3, 4, 5], max_tokens=3)
+    run_turn(harness)
+    assert (harness.scheduler.books.rows.num_free, harness.kv.num_pinned) == (1, 2)
+    assert harness.scheduler.explain(session) == "waits for the next input of its session"
+    harness.add([9, 8, 7], max_tokens=3)
+    run_turn(harness)
+    assert harness.extend(session, [6], max_tokens=2)
+    harness.drain()
+
+
+def test_the_last_input_ends_the_session() -> None:
+    harness = Harness()
+    session = harness.open_session([1, 2, 3], max_tokens=2)
+    run_turn(harness)
+    assert harness.extend(session, [4], max_tokens=2, is_last=True)
+    run_turn(harness)
+    assert session not in harness.scheduler.books.requests
+    assert not harness.extend(session, [5], max_tokens=1)
+    harness.drain()
+
+
+def test_input_before_the_end_of_a_turn_or_beyond_the_context_is_refused() -> None:
+    harness = Harness(max_model_len=16)
+    session = harness.open_session([1, 2, 3], max_tokens=5)
+    harness.step()
+    assert not harness.extend(session, [4], max_tokens=2)
+    run_turn(harness)
+    assert not harness.extend(session, list(range(10)), max_tokens=1)
+    assert harness.extend(session, [4], max_tokens=1)
+    harness.drain()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_running_session_can_be_preempted_and_a_paused_one_aborted(depth: int) -> None:
+    harness = Harness(depth=depth, num_pages=8, max_num_seqs=3)
+    session = harness.open_session([1, 2, 3, 4, 5, 6, 7, 8], max_tokens=8)
+    for n in range(2):
+        harness.add([n * 10 + k for k in range(8)], max_tokens=12)
+    run_turn(harness)
+    harness.abort(session)
+    assert harness.records[session].finish_reason is FinishReason.ABORT
+    harness.drain()
+    assert harness.scheduler.books.num_preemptions > 0
+
+
+def test_an_idle_session_yields_its_pages_rather_than_let_others_wait_for_ever() -> None:
+    harness = Harness(num_pages=8, max_num_seqs=1)
+    session = harness.open_session([1, 2, 3, 4, 5, 6, 7, 8], max_tokens=8)
+    run_turn(harness)
+    harness.add([20 + k for k in range(10)], max_tokens=12)
+    run_turn(harness)
+    assert harness.scheduler.books.requests[session].row is None
+    assert harness.extend(session, [9, 9], max_tokens=3)
+    harness.drain()
