@@ -236,7 +236,7 @@ def _set_prompt(message: GenerateText, prompt: Prompt | Conversation) -> None:
     if isinstance(prompt, str):
         message.text = prompt
     elif prompt and isinstance(prompt[0], dict):
-        message.messages = prompt  # type: ignore[assignment]
+        message.messages = prompt
     elif all(isinstance(token_id, int) for token_id in prompt):
         message.token_ids = list(prompt)  # type: ignore[arg-type]
     else:

@@ -48,7 +48,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = make_checkpoint(tmp_path_factory.mktemp(family), family, seed=SEED, **shape)
     generator = random.Random(SEED)
     prompts = [[generator.randrange(250) for _ in range(generator.randint(1, 90))] for _ in range(NUM_PROMPTS - 1)]
-    prompts.append(max(prompts, key=len)[:40] + [7, 8, 9])
+    prompts.append([*max(prompts, key=len)[:40], 7, 8, 9])
     oracle = load_oracle(folder)
     expected = []
     for prompt in prompts:

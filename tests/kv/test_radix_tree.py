@@ -183,7 +183,7 @@ def test_a_look_at_an_unknown_salt_leaves_no_trace() -> None:
     tree = RadixTree(page_size=1)
     for number in range(10):
         tree.match(f"salt {number}", np.array([1, 2], dtype=np.int32), 0)
-    assert not tree._roots  # noqa: SLF001
+    assert not tree._roots
 
 
 def test_the_lru_heap_stays_bounded_when_one_prefix_is_used_again_and_again() -> None:
@@ -191,7 +191,7 @@ def test_the_lru_heap_stays_bounded_when_one_prefix_is_used_again_and_again() ->
     for _ in range(500):
         oracle.insert("", [1, 2, 3])
         oracle.release(0)
-    assert len(oracle.tree._lru) < 200  # noqa: SLF001
+    assert len(oracle.tree._lru) < 200
 
 
 def test_a_node_that_another_holder_ends_at_is_not_lengthened() -> None:
