@@ -65,6 +65,7 @@ UNSUPPORTED = {
     "guided_json": {},
     "store": True,
     "no_such_field": 1,
+    "priority": 1,
     "use_beam_search": True,
 }
 BAD_CHATS = {

@@ -85,6 +85,21 @@ def test_when_the_server_is_killed_its_children_end(slow_model):
         assert len(pids) == 3
         server.process.kill()
         server.wait_for(lambda: not any(is_alive(pid) for pid in pids), 3.0)
+        assert list(server.private.iterdir()) == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.7])
+def test_a_stop_during_the_start_leaves_nothing_behind(stub_model, seconds):
+    running = spawn(EngineConfig(model=str(stub_model)))
+    try:
+        running.wait_for(lambda: list(running.private.iterdir()))
+        time.sleep(seconds)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.wait_for_end(5.0) == 0
+        assert "Traceback" not in running.output()
+    finally:
+        running.process.kill()
+        running.log.unlink()
 
 
 def test_a_stopped_engine_is_killed_at_the_end(slow_model):
@@ -176,4 +191,7 @@ def test_a_unix_socket_serves_and_is_removed(stub_model, tmp_path):
             reply = client.post("http://x/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 2})
             assert reply.status_code == 200
         server.wait_for(lambda: "2 output tokens" in server.output())
+        code, output = end_of(EngineConfig(model=str(stub_model)), uds=str(path))
+        assert (code, "already in use" in output) == (2, True)
+        assert path.exists(), "a second server must leave the socket of the first one alone"
     assert not path.exists()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -74,7 +75,11 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     folder, index = Path(sys.argv[1]), int(sys.argv[2])
-    return run_worker(folder, index, sys.stdin.fileno())
+    exit_code = run_worker(folder, index, sys.stdin.fileno())
+    if exit_code == 0:
+        # The parent is gone without having ended us, so it has not removed its folder either.
+        shutil.rmtree(folder, ignore_errors=True)
+    return exit_code
 
 
 if __name__ == "__main__":

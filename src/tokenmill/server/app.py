@@ -20,6 +20,7 @@ from tokenmill.server.chat import ChatBody, ChatRoute
 from tokenmill.server.completions import TextBody, TextRoute
 from tokenmill.server.context import ServerContext
 from tokenmill.server.errors import handle_disconnect, handle_error, handle_http_exception
+from tokenmill.server.fields import UNSUPPORTED
 from tokenmill.server.info import InfoRoutes
 from tokenmill.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
 from tokenmill.server.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
@@ -77,6 +78,9 @@ def _describe_bodies(app: FastAPI) -> None:
     def with_bodies() -> dict[str, Any]:
         document = openapi()
         _, schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
+        for schema in schemas.values():
+            for name in UNSUPPORTED:
+                schema.get("properties", {}).pop(name, None)
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
         return document
 

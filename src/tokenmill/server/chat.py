@@ -60,7 +60,7 @@ class ChatRoute:
             messages=normalize_messages(body.messages),
             tools=_tools(body),
             template_kwargs=template_kwargs(body),
-            priority=body.priority or 0,
+            priority=context.check_priority(body.priority),
             cache_salt=body.cache_salt or "",
         )
         plan = StreamPlan.of(body)

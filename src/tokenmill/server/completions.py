@@ -73,7 +73,7 @@ class TextRoute:
             params=params,
             text=prompt if isinstance(prompt, str) else None,
             token_ids=None if isinstance(prompt, str) else prompt,
-            priority=body.priority or 0,
+            priority=self._context.check_priority(body.priority),
             cache_salt=body.cache_salt or "",
         )
 

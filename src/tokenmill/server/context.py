@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tokenmill
+from tokenmill.errors import InvalidRequest
 from tokenmill.frontend.client import EngineClient
 from tokenmill.messages import EngineReady
 from tokenmill.observe.metrics import Metrics
@@ -22,6 +23,7 @@ class ServerContext:
         ready: what the engine said of itself when it became ready.
         model_name: the model's id in the API.
         default_sampling: sampling parameters where a request gives none.
+        takes_priority: requests may bring a priority; else it would be ignored.
         started: Unix time of the start.
         trouble: why the server is not healthy now; None when it is.
         log: where a line about each request goes; None: nowhere.
@@ -33,6 +35,7 @@ class ServerContext:
     model_name: str
     default_sampling: dict[str, Any]
     max_logprobs: int
+    takes_priority: bool
     started: int
     trouble: Callable[[], str | None]
     log: Callable[[str], None] | None = None
@@ -48,6 +51,16 @@ class ServerContext:
             self.ready.attention_backend,
         )
         return "fp_" + hashlib.sha256("|".join(parts).encode()).hexdigest()[:10]
+
+    def check_priority(self, priority: int | None) -> int:
+        """The priority to run a request with.
+
+        Raises:
+            InvalidRequest: one was asked for, but the engine serves in order of arrival.
+        """
+        if priority and not self.takes_priority:
+            raise InvalidRequest("priority needs a server started with --scheduling-policy priority", "priority")
+        return priority or 0
 
     def check_model(self, name: str | None) -> None:
         """Refuse another model's name; no name means the one that is served.

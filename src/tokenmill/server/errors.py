@@ -103,8 +103,9 @@ async def handle_disconnect(_request: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_GONE)
 
 
-async def handle_http_exception(_request: Request, error: Exception) -> Response:
+async def handle_http_exception(request: Request, error: Exception) -> Response:
     """Answer what the router refuses: unknown routes (404) and methods (405)."""
     assert isinstance(error, HTTPException)
-    body = ErrorBody(ErrorInfo(str(error.detail), InvalidRequest.type, None, None))
+    message = f"{error.detail}: {request.method} {request.url.path[:200]}"
+    body = ErrorBody(ErrorInfo(message, InvalidRequest.type, None, None))
     return Response(msgspec.json.encode(body), error.status_code, error.headers, media_type="application/json")

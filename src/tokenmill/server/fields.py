@@ -38,7 +38,7 @@ _SAME_NAME = (
 )
 
 # Known fields that are not supported, each with the values that ask for nothing special.
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
@@ -109,7 +109,7 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
-    # Refused by name, see _UNSUPPORTED.
+    # Refused by name, see UNSUPPORTED.
     allowed_token_ids: Any = None
     audio: Any = None
     bad_words: Any = None
@@ -140,7 +140,7 @@ def refuse_unsupported(body: GenerationFields) -> None:
     Raises:
         InvalidRequest: naming the field.
     """
-    for name, neutral in _UNSUPPORTED.items():
+    for name, neutral in UNSUPPORTED.items():
         value = getattr(body, name)
         if value is not None and not any(value == other and type(value) is type(other) for other in neutral):
             raise InvalidRequest(f"{name} is not supported by this server", name)

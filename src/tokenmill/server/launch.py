@@ -8,12 +8,14 @@ Whatever ends the server, one sentence says why, and nothing is left behind.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
+import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,34 +56,45 @@ def run(
         line=on_line or _to_stderr,
     )
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    folder = None
+    # Until the event loop has its own handlers, SIGTERM ends the server as Ctrl-C does: through the `with` below.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         engine, server = _with_names(engine, server)
         engine, server = engine.resolve(), server.resolve()
         check_tls(server)
-        listener = bind(server)
-        folder = Path(tempfile.mkdtemp(prefix="tokenmill-"))
-        # The children have no use for the keys.
-        LaunchFile(engine, replace(server, api_key=())).write(folder)
-        return _run_supervisor(folder, server, listener, events, engine_module)
+        with _listener(server) as listener, _private_folder() as folder:
+            # The children have no use for the keys.
+            LaunchFile(engine, replace(server, api_key=())).write(folder)
+
+            async def supervise() -> int:
+                return await Supervisor(folder, engine, server, listener, events, engine_module).run()
+
+            exit_code: int = uvloop.run(supervise())
+            return exit_code
     except TokenMillError as error:
         events.error(str(error))
         return error.exit_code
+    except KeyboardInterrupt:
+        return 0
+
+
+@contextlib.contextmanager
+def _listener(server: ServerConfig) -> Iterator[socket.socket]:
+    with bind(server) as listener:
+        try:
+            yield listener
+        finally:
+            if server.uds is not None:
+                Path(server.uds).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="tokenmill-"))
+    try:
+        yield folder
     finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        if server.uds is not None:
-            Path(server.uds).unlink(missing_ok=True)
-
-
-def _run_supervisor(
-    folder: Path, server: ServerConfig, listener: socket.socket, events: Events, engine_module: str
-) -> int:
-    async def supervise() -> int:
-        return await Supervisor(folder, server, listener, events, engine_module).run()
-
-    exit_code: int = uvloop.run(supervise())
-    return exit_code
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def served_name(engine: EngineConfig, server: ServerConfig) -> str:

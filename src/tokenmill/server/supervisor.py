@@ -14,7 +14,7 @@ from pathlib import Path
 import uvicorn
 import zmq
 
-from tokenmill.config import ServerConfig
+from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.errors import EngineDead, InvalidCheckpoint, InvalidRequest
 from tokenmill.frontend.channels import API, Inbox, Outbox, worker_name
 from tokenmill.frontend.client import EngineClient
@@ -61,6 +61,7 @@ class Supervisor:
     def __init__(
         self,
         folder: Path,
+        engine: EngineConfig,
         server: ServerConfig,
         listener: socket.socket,
         events: Events,
@@ -69,6 +70,7 @@ class Supervisor:
         """`folder` holds the launch file; `engine_module` runs as the engine process."""
         loop = asyncio.get_running_loop()
         self._folder = folder
+        self._engine = engine
         self._server = server
         self._listener = listener
         self._events = events
@@ -156,6 +158,7 @@ class Supervisor:
             model_name=config.served_model_name,
             default_sampling=_checked_defaults(Path(ready.model)),
             max_logprobs=config.max_logprobs,
+            takes_priority=self._engine.scheduling_policy == "priority",
             started=int(time.time()),
             trouble=self._trouble,
             log=self._events.line if config.enable_log_requests else None,

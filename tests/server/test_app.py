@@ -1,4 +1,4 @@
-"""Every route is guarded but the short open list, whatever way its path is written."""
+"""The application without processes: which routes are open, guarded, documented."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from tokenmill.server.context import ServerContext
 OPEN = {"/health", "/ping", "/version"}
 
 
-def make_app(**config):
+def make_app(trouble=None, **config):
     context = ServerContext(
         client=EngineClient([lambda message: None]),
         ready=ready(),
@@ -23,8 +23,9 @@ def make_app(**config):
         model_name="m",
         default_sampling={},
         max_logprobs=20,
+        takes_priority=False,
         started=0,
-        trouble=lambda: None,
+        trouble=lambda: trouble,
     )
     return build_app(context, ServerConfig(**config))
 
@@ -104,15 +105,11 @@ def test_the_documentation_shows_every_field_of_a_body():
     document = request(make_app(), "GET", "/openapi.json").json()
     fields = document["components"]["schemas"]["ChatBody"]["properties"]
     assert {"messages", "temperature", "min_p", "cache_salt", "chat_template_kwargs"} <= set(fields)
+    assert not {"echo", "suffix", "response_format"} & set(fields), "what is not supported is not offered"
     assert request(make_app(), "GET", "/docs").status_code == 200
 
 
 def test_health_is_503_in_trouble():
-    app = make_app()
-    assert request(app, "GET", "/health").status_code == 200
-    context = ServerContext(
-        client=EngineClient([lambda message: None]), ready=ready(), metrics=Metrics(), model_name="m",
-        default_sampling={}, max_logprobs=20, started=0, trouble=lambda: "the engine hangs",
-    )  # fmt: skip
-    reply = request(build_app(context, ServerConfig()), "GET", "/health")
+    assert request(make_app(), "GET", "/health").status_code == 200
+    reply = request(make_app(trouble="the engine hangs"), "GET", "/health")
     assert (reply.status_code, reply.json()["error"]["message"]) == (503, "the engine hangs")
