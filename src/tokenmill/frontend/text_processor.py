@@ -11,7 +11,6 @@ Does not know HTTP, the scheduler or the model.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from tokenmill.errors import InvalidRequest
 from tokenmill.frontend.chat_template import ChatTemplate, load_chat_template
 from tokenmill.frontend.detokenizer import IncrementalDetokenizer
 from tokenmill.frontend.model_files import eos_token_ids
+from tokenmill.frontend.prompt_encoder import PromptEncoder
 from tokenmill.frontend.stop_strings import StopStrings
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.messages import (
@@ -80,12 +80,10 @@ class TextProcessor:
     ) -> None:
         """`eos_token_ids` are the model's own: ending on one of them is a plain stop, with no `stop_reason`."""
         self.tokenizer = tokenizer
-        self.chat_template = chat_template
+        self._prompts = PromptEncoder(tokenizer, chat_template)
         self._worker_index = worker_index
         self._eos_token_ids = eos_token_ids
         self._open: dict[str, _OpenRequest] = {}
-        self._max_model_len = 0
-        self._vocab_size = tokenizer.vocab_size
 
     @property
     def num_open(self) -> int:
@@ -102,8 +100,8 @@ class TextProcessor:
                     self._open.pop(request_id, None)
                 return Routed(to_engine=[message])
             case EngineReady():
-                self._max_model_len = message.max_model_len
-                self._vocab_size = message.vocab_size
+                self._prompts.max_model_len = message.max_model_len
+                self._prompts.vocab_size = message.vocab_size
                 return Routed()
             case GenerateText():
                 return self._answer_or_reject(message, message.ids)
@@ -130,9 +128,8 @@ class TextProcessor:
             return Routed(to_api=[RequestRejected(ids=ids, status=500, error="the request could not be handled")])
 
     def _generate(self, message: GenerateText) -> Routed:
-        prompt = self._prompt_token_ids(message)
-        self._check_prompt(prompt, "prompt" if message.messages is None else "messages")
-        message.params.check_vocabulary(self._vocab_size)
+        prompt = self._prompts.prompt(message)
+        message.params.check_vocabulary(self._prompts.vocab_size)
         requests: list[ToEngine] = []
         for i, request_id in enumerate(message.ids):
             params = _params_of_continuation(message.params, i)
@@ -156,70 +153,13 @@ class TextProcessor:
         return Routed(to_engine=requests)
 
     def _encode(self, message: EncodeText) -> Routed:
-        if message.messages is not None:
-            text = self._render(message)
-            ids = self.tokenizer.encode(text, add_special_tokens=message.add_special_tokens)
-        else:
-            ids = self.tokenizer.encode(message.text or "", add_special_tokens=message.add_special_tokens)
+        ids = self._prompts.tokens(message)
         tokens = [self.tokenizer.token(token_id) or "" for token_id in ids]
         return Routed(to_api=[Encoded(message.id, ids, tokens)])
 
     def _decode(self, message: DecodeTokens) -> Routed:
-        self._check_ids(message.token_ids, "tokens")
+        self._prompts.check_ids(message.token_ids, "tokens")
         return Routed(to_api=[Decoded(message.id, self.tokenizer.decode(message.token_ids))])
-
-    def _prompt_token_ids(self, message: GenerateText) -> list[int]:
-        if message.token_ids is not None:
-            return message.token_ids
-        if message.messages is not None:
-            # The template spells out every special token, so the tokenizer must not add its own.
-            text, add_special_tokens = self._render(message), False
-        else:
-            text, add_special_tokens = message.text or "", True
-        self._check_size(text, "prompt" if message.messages is None else "messages")
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    def _render(self, message: GenerateText | EncodeText) -> str:
-        if self.chat_template is None:
-            raise InvalidRequest("this model has no chat template; use /v1/completions or serve with --chat-template")
-        assert message.messages is not None
-        kwargs = message.template_kwargs
-        continues = bool(kwargs.get("continue_final_message", False))
-        return self.chat_template.render(
-            message.messages,
-            tools=message.tools,
-            add_generation_prompt=bool(kwargs.get("add_generation_prompt", not continues)),
-            continue_final_message=continues,
-            template_kwargs=kwargs,
-        )
-
-    def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
-        if not prompt:
-            raise InvalidRequest("the prompt is empty: at least one token is needed", param)
-        self._check_ids(prompt, param)
-        if self._max_model_len and len(prompt) >= self._max_model_len:
-            raise self._too_long(f"{len(prompt)} tokens", param)
-
-    def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
-        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
-            if not 0 <= token_id < self._vocab_size:
-                raise InvalidRequest(
-                    f"{param}: token id {token_id} is outside the vocabulary of {self._vocab_size}", param
-                )
-
-    def _check_size(self, text: str, param: str) -> None:
-        """Refuse before encoding what cannot fit even if it were all of the longest tokens."""
-        # The first comparison spares almost every request the second, which looks through the vocabulary once.
-        room = self._max_model_len
-        if room and len(text) > 8 * room and len(text) > self.tokenizer.longest_token * room:
-            raise self._too_long(f"{len(text)} characters", param)
-
-    def _too_long(self, size: str, param: str) -> InvalidRequest:
-        return InvalidRequest(
-            f"This model's maximum context length is {self._max_model_len} tokens. However, your {param} resulted in "
-            f"{size}, which leaves no room for output. Please reduce the length of the {param}.",
-            param,
-        )
 
     # --- tokens out -------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import time
@@ -15,7 +16,7 @@ import uvicorn
 import zmq
 
 from tokenmill.config import EngineConfig, ServerConfig
-from tokenmill.errors import EngineDead, InvalidCheckpoint, InvalidRequest
+from tokenmill.errors import EngineDead, InvalidCheckpoint, InvalidRequest, TokenMillError
 from tokenmill.frontend.channels import API, Inbox, Outbox, worker_name
 from tokenmill.frontend.client import EngineClient
 from tokenmill.frontend.model_files import default_sampling
@@ -29,6 +30,8 @@ from tokenmill.server.context import ServerContext
 from tokenmill.server.errors import ServerStopping
 from tokenmill.server.inbox_reader import InboxReader
 from tokenmill.server.listener import explain
+
+_logger = logging.getLogger(__name__)
 
 # Longer than a stopped machine's nap, shorter than a client's patience.
 SILENCE_SECONDS = 60.0
@@ -121,13 +124,11 @@ class Supervisor:
             await self._client.start(ready)
             await self._listen(ready)
             self._events.ready(ready)
-        except (InvalidCheckpoint, InvalidRequest) as error:
-            self._end(Ending(InvalidCheckpoint.exit_code, str(error)))
-        except OSError as error:
-            explained = explain(error, self._server)
-            self._end(Ending(explained.exit_code, str(explained)))
-        except EngineDead:
-            assert self._ending.done(), "whatever fails the client also ends the server"
+        except TokenMillError as error:
+            self._end(Ending(error.exit_code, str(error)))
+        except Exception as error:
+            _logger.exception("the server cannot start")
+            self._end(Ending(1, f"the server cannot start: {type(error).__name__}: {error}"))
 
     async def _start_children(self) -> None:
         folder, on_line = str(self._folder), self._events.line
@@ -180,8 +181,12 @@ class Supervisor:
             )
         )
         # Listening here, and not in uvicorn, lets a port that was taken meanwhile be told from other errors.
-        self._listener.listen(2048)
+        try:
+            self._listener.listen(2048)
+        except OSError as error:
+            raise explain(error, config) from error
         self._serving = asyncio.ensure_future(self._http.serve(sockets=[self._listener]))
+        self._serving.add_done_callback(lambda _: self._end(Ending(1, "the HTTP server ended unexpectedly")))
         while not self._http.started and not self._serving.done():
             await asyncio.sleep(0.005)
 

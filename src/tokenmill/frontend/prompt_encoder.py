@@ -1,0 +1,95 @@
+"""What a client sends as a prompt, brought to token ids and checked: nothing else reaches the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenmill.errors import InvalidRequest
+from tokenmill.frontend.chat_template import ChatTemplate
+from tokenmill.frontend.tokenizer import Tokenizer
+from tokenmill.messages import EncodeText, GenerateText
+
+
+class PromptEncoder:
+    """Renders, encodes and checks prompts against the limits of the engine.
+
+    Attributes:
+        max_model_len: prompt and output tokens at most; 0 until the engine has told.
+        vocab_size: the model's; ids must be below it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self.max_model_len = 0
+        self.vocab_size = tokenizer.vocab_size
+
+    def prompt(self, message: GenerateText) -> list[int]:
+        """The prompt of a request.
+
+        Raises:
+            InvalidRequest: it is empty, too long, outside the vocabulary, or the chat template refuses it.
+        """
+        param = "prompt" if message.messages is None else "messages"
+        if message.token_ids is not None:
+            token_ids = message.token_ids
+        elif message.messages is not None:
+            # The template spells out every special token, so the tokenizer must not add its own.
+            token_ids = self._encode(self._render(message), False, param)
+        else:
+            token_ids = self._encode(message.text or "", True, param)
+        if not token_ids:
+            raise InvalidRequest("the prompt is empty: at least one token is needed", param)
+        self.check_ids(token_ids, param)
+        if self.max_model_len and len(token_ids) >= self.max_model_len:
+            raise self._too_long(f"{len(token_ids)} tokens", param)
+        return token_ids
+
+    def tokens(self, message: EncodeText) -> list[int]:
+        """The tokens of a text or a chat, however many.
+
+        Raises:
+            InvalidRequest: the chat template refuses the messages.
+        """
+        text = (message.text or "") if message.messages is None else self._render(message)
+        return self._tokenizer.encode(text, add_special_tokens=message.add_special_tokens)
+
+    def check_ids(self, token_ids: Sequence[int], param: str) -> None:
+        """Refuse ids that no row of the embedding stands for.
+
+        Raises:
+            InvalidRequest: naming `param` and the id.
+        """
+        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+            if not 0 <= token_id < self.vocab_size:
+                sentence = f"{param}: token id {token_id} is outside the vocabulary of {self.vocab_size}"
+                raise InvalidRequest(sentence, param)
+
+    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+        # A text that cannot fit even if it were all of the longest tokens is not worth encoding. The first comparison
+        # spares almost every request the second, which looks through the vocabulary once.
+        room = self.max_model_len
+        if room and len(text) > 8 * room and len(text) > self._tokenizer.longest_token * room:
+            raise self._too_long(f"{len(text)} characters", param)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _render(self, message: GenerateText | EncodeText) -> str:
+        if self._chat_template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions or serve with --chat-template")
+        assert message.messages is not None, "only chats are rendered"
+        kwargs = message.template_kwargs
+        continues = bool(kwargs.get("continue_final_message", False))
+        return self._chat_template.render(
+            message.messages,
+            tools=message.tools,
+            add_generation_prompt=bool(kwargs.get("add_generation_prompt", not continues)),
+            continue_final_message=continues,
+            template_kwargs=kwargs,
+        )
+
+    def _too_long(self, size: str, param: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"This model's maximum context length is {self.max_model_len} tokens. However, your {param} resulted in "
+            f"{size}, which leaves no room for output. Please reduce the length of the {param}.",
+            param,
+        )
