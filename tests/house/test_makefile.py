@@ -5,12 +5,12 @@ import pytest
 
 from tests.house.source_tree import ROOT
 
+OUTER_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS", "MODEL", "PORT", "PYTHON")
+
 
 def make(*arguments: str) -> str:
     # A make that runs these tests passes its own flags on; they would change what is under test.
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
-    }
+    environment = {name: value for name, value in os.environ.items() if name not in OUTER_MAKE}
     command = ["make", "--no-print-directory", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
