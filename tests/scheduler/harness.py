@@ -131,7 +131,8 @@ class Harness:
             if not self.engine.has_work:
                 break
             self.step()
-        assert not self.engine.has_work, f"no end after {limit} steps"
+        stuck = {id: (r.status.value, self.scheduler.explain(id)) for id, r in self.scheduler.books.requests.items()}
+        assert not self.engine.has_work, f"no end after {limit} steps: {stuck}"
         self.abort(*[request.id for request in self.scheduler.books.requests.values() if request.is_paused])
         assert self.kv.num_pinned == 0, "pages are still in use"
         assert self.scheduler.books.rows.num_free == self.settings.max_num_seqs, "rows are still in use"

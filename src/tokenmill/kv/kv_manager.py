@@ -74,8 +74,11 @@ class KVManager:
         usable = (request.num_tokens - 1) // self.page_size * self.page_size
         return self.cache.match(request.cache_salt, request.token_ids[:usable], step)
 
-    def acquire(self, request: Request, match: PrefixMatch, num_tokens: int, step: int) -> bool:
+    def acquire(self, request: Request, match: PrefixMatch, num_tokens: int, step: int, spare: int = 0) -> bool:
         """Give a waiting request its matched pages and new ones, to hold `num_tokens` tokens in all.
+
+        Args:
+            spare: pages that must stay available for others.
 
         Returns:
             False if there are not enough pages; nothing has changed then.
@@ -83,7 +86,7 @@ class KVManager:
         assert request.id not in self._holdings, f"request {request.id} holds pages already"
         # Lock first: what was matched must not be evicted to make room for the rest.
         self.cache.lock(match.node)
-        fresh = self._take(self.num_pages_for(num_tokens) - len(match.pages))
+        fresh = self._take(self.num_pages_for(num_tokens) - len(match.pages), spare)
         if fresh is None:
             self.cache.unlock(match.node, step)
             return False
@@ -93,8 +96,11 @@ class KVManager:
         self.num_hit_tokens += match.num_tokens
         return True
 
-    def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
+    def allocate(self, request: Request, num_tokens: int, spare: int = 0) -> list[int] | None:
         """Lengthen a request's pages to hold `num_tokens` tokens.
+
+        Args:
+            spare: pages that must stay available for others.
 
         Returns:
             The new pages (none needed: an empty list), or None if there are not enough; nothing has changed then.
@@ -103,10 +109,14 @@ class KVManager:
         missing = self.num_pages_for(num_tokens) - len(holding.pages)
         if missing <= 0:
             return []
-        fresh = self._take(missing)
+        fresh = self._take(missing, spare)
         if fresh is not None:
             holding.pages.extend(fresh)
         return fresh
+
+    def num_missing_pages(self, request: Request, num_tokens: int) -> int:
+        """Pages that a request lacks to hold `num_tokens` tokens."""
+        return max(0, self.num_pages_for(num_tokens) - len(self._holdings[request.id].pages))
 
     def pages(self, request: Request) -> list[int]:
         """The page table of a request; the caller must not change it."""
@@ -156,8 +166,8 @@ class KVManager:
         self.num_queried_tokens = self.num_hit_tokens = 0
         return True
 
-    def _take(self, count: int) -> list[int] | None:
-        if count > self.num_available:
+    def _take(self, count: int, spare: int) -> list[int] | None:
+        if count + spare > self.num_available:
             return None
         if count > self.pool.num_free:
             self.pool.free(self.cache.evict(count - self.pool.num_free))

@@ -70,12 +70,14 @@ class Books:
         self.retire(victim)
         return victim
 
-    def preempt_paused(self) -> bool:
-        """Take row and pages from a session that waits for input; the last in policy order. False if none has any.
+    def preempt_idle(self, but: Request | None = None) -> bool:
+        """Take row and pages from a session between two turns. False if none but `but` has any.
 
-        It stays paused. Its next turn finds what the prefix cache has kept and recomputes the rest.
+        The victim, the last in policy order, keeps its place. Its next turn finds what the prefix cache has kept and
+        recomputes the rest.
         """
-        idle = [r for r in self.requests.values() if r.is_paused and r.row is not None and not r.num_inflight_steps]
+        owners = [r for r in self.requests.values() if r.row is not None and not r.is_running and r is not but]
+        idle = [request for request in owners if not request.num_inflight_steps]
         if not idle:
             return False
         victim = max(idle, key=self._policy)

@@ -151,7 +151,7 @@ class Scheduler:
         if preempt_running:
             while self.books.running:
                 self.books.preempt_last()
-            while self.books.preempt_paused():
+            while self.books.preempt_idle():
                 pass
         return self.kv.clear_cache()
 

@@ -23,6 +23,7 @@ class StepPass:
         self._config = config
         self._books = books
         self._kv = books.kv
+        self._claimed_pages = 0
         self._tokens_to_hold = ADMISSION_POLICIES[config.admission]
 
     @property
@@ -31,11 +32,19 @@ class StepPass:
         return not self.builder.requests
 
     def advance(self, which: Callable[[Request], bool]) -> bool:
-        """Schedule running requests in order. Returns True if none was short of pages: only then may others enter."""
+        """Schedule running requests in order. Returns True if none was short of pages: only then may others enter.
+
+        Those not meant by `which` keep a claim on the pages of their next token; otherwise a prompt after them could
+        take those pages again and again, be preempted, and nobody would get on.
+        """
         enough_pages = True
+        self._claimed_pages = 0
         for request in list(self._books.running):
-            if not request.is_running or not which(request):
-                continue  # preempted by an earlier one in this very pass, or not meant
+            if not request.is_running:
+                continue  # preempted by an earlier one in this very pass
+            if not which(request):
+                self._claimed_pages += self._kv.num_missing_pages(request, request.num_computed_tokens + 1)
+                continue
             if request.will_reach_length or request.num_uncomputed_tokens == 0:
                 continue  # its last token is being sampled by a launched step
             if self.builder.budget == 0:
@@ -58,25 +67,25 @@ class StepPass:
                 continue
             request.wait_reason = self._resume(request) if request.row is not None else self._admit(request)
             # Idle sessions yield only when nobody runs whose end would make room.
-            if request.wait_reason and (self._books.running or not self._books.preempt_paused()):
+            if request.wait_reason and (self._books.running or not self._books.preempt_idle(but=request)):
                 break
 
     def _advance_one(self, request: Request) -> bool:
         num_tokens = self._chunk(request.num_uncomputed_tokens)
         end = request.num_computed_tokens + num_tokens
         first_page = len(self._kv.pages(request))
-        new_pages = self._kv.allocate(request, end)
+        new_pages = self._kv.allocate(request, end, self._claimed_pages)
         if new_pages is not None:
             self.builder.schedule(request, num_tokens, first_page, new_pages)
             return True
         while new_pages is None:
-            missing = self._kv.num_pages_for(end) - first_page - self._kv.num_available
+            missing = self._kv.num_missing_pages(request, end) + self._claimed_pages - self._kv.num_available
             if self._books.num_returning_pages() >= missing:
                 request.wait_reason = f"waits for {missing} pages that launched steps still use"
                 return False
-            if not self._books.preempt_paused() and self._books.preempt_last() is request:
+            if not self._books.preempt_idle() and self._books.preempt_last() is request:
                 return False
-            new_pages = self._kv.allocate(request, end)
+            new_pages = self._kv.allocate(request, end, self._claimed_pages)
         self.builder.schedule(request, num_tokens, first_page, new_pages)
         return False
 
@@ -100,7 +109,7 @@ class StepPass:
         if num_tokens < remaining and not self._config.enable_chunked_prefill:
             return f"needs {remaining} tokens of a step's budget, {self.builder.budget} are left"
         hold = self._tokens_to_hold(request, match.num_tokens + num_tokens)
-        if not self._kv.acquire(request, match, hold, self.builder.step):
+        if not self._kv.acquire(request, match, hold, self.builder.step, self._claimed_pages):
             needed = self._kv.num_pages_for(hold) - len(match.pages)
             return f"needs {needed} pages, {self._kv.num_available} are free or evictable"
         self._books.start(request)
@@ -118,7 +127,7 @@ class StepPass:
             return f"needs {remaining} tokens of a step's budget, {self.builder.budget} are left"
         hold = self._tokens_to_hold(request, request.num_computed_tokens + num_tokens)
         first_page = len(self._kv.pages(request))
-        new_pages = self._kv.allocate(request, hold)
+        new_pages = self._kv.allocate(request, hold, self._claimed_pages)
         if new_pages is None:
             needed = self._kv.num_pages_for(hold) - first_page
             return f"needs {needed} more pages, {self._kv.num_available} are free or evictable"
