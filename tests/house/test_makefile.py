@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -49,11 +50,15 @@ def test_an_interpreter_that_is_not_fit_is_passed_over(tmp_path):
     stub = tmp_path / "python3"
     stub.write_text("#!/bin/sh\nexit 127\n")
     stub.chmod(0o755)
-    environment = {**os.environ, "PATH": str(tmp_path)}
-    command = ["/usr/bin/env", "make", "VENV=" + str(tmp_path / "venv"), str(tmp_path / "venv/bin/python")]
-    make_folder = subprocess.run(["which", "make"], capture_output=True, text=True, check=True).stdout.strip()
+    make = shutil.which("make")
+    assert make is not None
     done = subprocess.run(
-        [make_folder, *command[2:]], cwd=ROOT, capture_output=True, text=True, check=False, env=environment
+        [make, f"VENV={tmp_path}/venv", f"{tmp_path}/venv/bin/python"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": str(tmp_path)},
     )
     assert done.returncode == 2
     assert "Python 3.11, 3.12 or 3.13 with its venv module is needed" in done.stderr
