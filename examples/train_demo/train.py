@@ -42,9 +42,10 @@ class Place:
 class Run:
     """One training run in a folder."""
 
-    def __init__(self, folder: Path, shape: ModelShape, encoder: Encoder, schedule: Schedule) -> None:
-        self.folder, self.encoder, self.schedule, self.place = folder, encoder, schedule, Place()
-        torch.manual_seed(schedule.seed)
+    def __init__(self, folder: Path, shape: ModelShape, encoder: Encoder, schedule: Path) -> None:
+        self.folder, self.encoder, self.schedule_path, self.place = folder, encoder, schedule, Place()
+        self.schedule: Schedule = read_schedule(schedule)
+        torch.manual_seed(self.schedule.seed)
         self.model = DemoModel(shape).to(torch.bfloat16)
         self.optimizer = MasterOptimizer(self.model)
         self.heldout = heldout_rows(encoder, 60)
@@ -83,6 +84,7 @@ class Run:
         with Progress(*columns, refresh_per_second=0.2) as progress:
             bar = progress.add_task("training", total=self.schedule.total_steps, completed=self.optimizer.steps)
             while self.place.phase < len(self.schedule.phases):
+                progress.update(bar, total=self.schedule.total_steps)
                 for loss, speed in self._phase(self.schedule.phases[self.place.phase]):
                     step = self.optimizer.steps
                     progress.update(bar, completed=step, description=f"loss {loss:.3f} {speed:.0f} tokens/s")
@@ -92,6 +94,7 @@ class Run:
                         self.save()
                 self.save()
                 self._next_phase()
+                self.schedule = read_schedule(self.schedule_path)  # later phases may have been added or changed
         self.report(0.0, 0.0)
 
     def report(self, loss: float, speed: float) -> None:
@@ -134,7 +137,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     encoder = Encoder(arguments.model_folder)
-    run = Run(arguments.run, SHAPES[arguments.shape], encoder, read_schedule(arguments.schedule))
+    run = Run(arguments.run, SHAPES[arguments.shape], encoder, arguments.schedule)
     if not arguments.no_compile:
         run.model.compile()
     run.train(arguments.save_every, arguments.evaluate_every)
