@@ -6,6 +6,7 @@ index tensor names rows of the logits (0..S-1); a group of which no row is a mem
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -27,6 +28,12 @@ class DrawGroup:
     top_p: Tensor
     min_p: Tensor
     uniform: Tensor
+
+    def parts(self, size: int) -> Iterator[DrawGroup]:
+        """The same rows in order, at most `size` in each group."""
+        fields = (self.indices, self.temperature, self.top_k, self.top_p, self.min_p, self.uniform)
+        for part in zip(*(field.split(size) for field in fields), strict=True):
+            yield DrawGroup(*part)
 
 
 @dataclass(frozen=True, slots=True)

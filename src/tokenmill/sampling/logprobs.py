@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenmill.messages import Logprob, TokenLogprobs
 from tokenmill.sampling.batch import LogprobGroup
 from tokenmill.sampling.candidates import finite, largest
-from tokenmill.sampling.weights import cumulative_group_weights, relative_weights
+from tokenmill.sampling.weights import cumulative_group_weights, relative_weights, rows_at_once
 
 # JSON has no -inf; this is what OpenAI's clients and vLLM's know for it.
 LOWEST_LOGPROB = -9999.0
@@ -47,24 +47,28 @@ def take_logprobs(logits: Tensor, token_ids: Tensor, group: LogprobGroup) -> Log
         logits: [S, V] float32, raw.
         token_ids: [S] int64, sampled.
     """
-    rows = finite(logits if len(group.indices) == len(logits) else logits[group.indices])
+    # At least one, so that the shapes hold when only the sampled token's are wanted.
+    num_top = max(1, *group.counts)
     sampled_ids = token_ids[group.indices]
+    size = rows_at_once(logits)
+    parts = [
+        _take_part(finite(logits[indices]), ids, num_top)
+        for indices, ids in zip(group.indices.split(size), sampled_ids.split(size), strict=True)
+    ]
+    logprobs, ranks, top_ids, top_logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
+    return LogprobTensors(group.indices, group.counts, sampled_ids, logprobs, ranks, top_ids, top_logprobs)
+
+
+def _take_part(rows: Tensor, sampled_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log probabilities and ranks of the sampled tokens, [n]; ids and log probabilities of the likely, [n, num_top]."""
     sampled = rows.gather(1, sampled_ids[:, None])
     weight = cumulative_group_weights(relative_weights(rows))[:, -1:]
     normalizer = rows.amax(-1, keepdim=True) + weight.log()
     ids = torch.arange(rows.shape[1], device=rows.device)
     is_before = (rows > sampled) | ((rows == sampled) & (ids < sampled_ids[:, None]))
-    # At least one, so that the shapes hold when only the sampled token's are wanted.
-    top, top_ids = largest(rows, max(1, *group.counts))
-    return LogprobTensors(
-        indices=group.indices,
-        counts=group.counts,
-        token_ids=sampled_ids,
-        logprobs=_bounded(sampled - normalizer).squeeze(1),
-        ranks=1 + is_before.sum(-1, dtype=torch.int32),  # int32: summed in place of a widened copy.
-        top_ids=top_ids,
-        top_logprobs=_bounded(top - normalizer),
-    )
+    ranks = 1 + is_before.sum(-1, dtype=torch.int32)  # int32: summed in place of a widened copy.
+    top, top_ids = largest(rows, num_top)
+    return _bounded(sampled - normalizer).squeeze(1), ranks, top_ids, _bounded(top - normalizer)
 
 
 def to_messages(tensors: LogprobTensors, batch_indices: Sequence[int] | None = None) -> dict[int, TokenLogprobs]:

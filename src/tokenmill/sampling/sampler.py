@@ -17,6 +17,7 @@ from tokenmill.sampling.candidates import finite, first_argmax
 from tokenmill.sampling.draw import draw_filtered, draw_plain
 from tokenmill.sampling.logprobs import LogprobTensors, take_logprobs
 from tokenmill.sampling.penalties import apply_penalties
+from tokenmill.sampling.weights import rows_at_once
 from tokenmill.sampling.wide import WideDraw, draw_wide
 
 
@@ -52,16 +53,13 @@ class Sampler:
         token_ids = torch.empty(batch.size, dtype=torch.int64, device=logits.device)
         if batch.greedy is not None:
             token_ids[batch.greedy] = first_argmax(_rows(processed, batch.greedy))
-        if batch.plain is not None:
-            rows = finite(_rows(processed, batch.plain.indices))
-            token_ids[batch.plain.indices] = draw_plain(rows, batch.plain.temperature, batch.plain.uniform)
-        if batch.filtered is not None:
-            rows = finite(_rows(processed, batch.filtered.indices))
-            token_ids[batch.filtered.indices] = _sample_filtered(rows, batch.filtered, batch.filtered_within_candidates)
-        if batch.wide is not None:
-            every = list(range(len(batch.wide.indices)))
-            rows = finite(_rows(processed, batch.wide.indices))
-            token_ids[batch.wide.indices] = _sample_wide(rows, batch.wide, every)
+        for draw, group in (
+            (_draw_plain, batch.plain),
+            (_draw_within_candidates if batch.filtered_within_candidates else _draw_filtered, batch.filtered),
+            (_draw_wide, batch.wide),
+        ):
+            for part in group.parts(rows_at_once(logits)) if group is not None else ():
+                token_ids[part.indices] = draw(finite(_rows(processed, part.indices)), part)
         if batch.logprobs is None:
             return SampledTokens(token_ids, None)
         return SampledTokens(token_ids, take_logprobs(logits, token_ids, batch.logprobs))
@@ -84,17 +82,27 @@ def _ban(logits: Tensor, entries: LogitEntries) -> None:
     logits[entries.indices, entries.token_ids] = entries.values
 
 
-def _sample_filtered(logits: Tensor, group: DrawGroup, within_candidates: bool) -> Tensor:
-    token_ids, is_complete = draw_filtered(logits, group, within_candidates)
-    if within_candidates:
-        return token_ids
+def _draw_plain(logits: Tensor, group: DrawGroup) -> Tensor:
+    return draw_plain(logits, group.temperature, group.uniform)
+
+
+def _draw_within_candidates(logits: Tensor, group: DrawGroup) -> Tensor:
+    return draw_filtered(logits, group, within_candidates=True)[0]
+
+
+def _draw_filtered(logits: Tensor, group: DrawGroup) -> Tensor:
+    token_ids, is_complete = draw_filtered(logits, group, within_candidates=False)
     incomplete = (~is_complete).nonzero().squeeze(1)
     if len(incomplete):
-        token_ids[incomplete] = _sample_wide(logits, group, incomplete.tolist())
+        token_ids[incomplete] = _draw_members_wide(logits, group, incomplete.tolist())
     return token_ids
 
 
-def _sample_wide(logits: Tensor, group: DrawGroup, members: list[int]) -> Tensor:
+def _draw_wide(logits: Tensor, group: DrawGroup) -> Tensor:
+    return _draw_members_wide(logits, group, list(range(len(logits))))
+
+
+def _draw_members_wide(logits: Tensor, group: DrawGroup, members: list[int]) -> Tensor:
     """Token ids of those members of a group, whose rows are `logits`, that need the long way."""
     return torch.stack(
         [

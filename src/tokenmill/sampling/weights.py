@@ -11,6 +11,13 @@ from torch import Tensor
 
 # Neighbouring tokens that are summed before the float64 cumulative sum.
 GROUP_WIDTH = 128
+# Logits handled at once on a CPU: what stays in its cache, and is not fetched from the kernel anew in each step.
+_PART_SIZE = 2**19
+
+
+def rows_at_once(logits: Tensor) -> int:
+    """How many rows to handle at once, so that temporaries are of a good size for the device."""
+    return max(1, _PART_SIZE // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
 
 
 def relative_weights(logits: Tensor, temperature: Tensor | None = None) -> Tensor:
