@@ -64,7 +64,7 @@ class PlainScreen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._phase = ""
+        """Nothing to let go: what was said stays."""
 
     def on_progress(self, progress: EngineProgress) -> None:
         """Report a change of phase; progress within a phase is silent here."""
