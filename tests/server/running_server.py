@@ -76,7 +76,7 @@ class RunningServer:
             with contextlib.suppress(OSError, ValueError):
                 if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == self.process.pid:
                     arguments = (folder / "cmdline").read_text().split("\0")
-                    found[" ".join(arguments[2:3] + arguments[4:-1])] = int(folder.name)
+                    found[" ".join(arguments[3:4] + arguments[5:-1])] = int(folder.name)
         return found
 
     def wait_for_end(self, seconds: float) -> int:
@@ -107,7 +107,7 @@ def spawn(engine: EngineConfig, engine_module: str = STUB, **server) -> RunningS
             cwd=REPOSITORY,
             stdout=output,
             stderr=output,
-            env=os.environ | {"TMPDIR": str(private)},
+            env=os.environ | {"TMPDIR": str(private), "PYTHONPATH": str(REPOSITORY)},
         )
     return RunningServer(process, f"http://127.0.0.1:{port}", log, private)
 

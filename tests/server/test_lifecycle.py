@@ -88,7 +88,7 @@ def test_when_the_server_is_killed_its_children_end(slow_model):
         assert list(server.private.iterdir()) == []
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.7])
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.7])
 def test_a_stop_during_the_start_leaves_nothing_behind(stub_model, seconds):
     running = spawn(EngineConfig(model=str(stub_model)))
     try:

@@ -55,6 +55,7 @@ class ChildProcess:
         """Start `python -m module arguments`, in a session of its own so that Ctrl-C reaches only this process."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # a torch.py in the current folder must not be what `import torch` finds
             "-m",
             module,
             *arguments,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from tokenmill.errors import TokenMillError
 from tokenmill.frontend.channels import LaunchFile
 from tokenmill.messages import EngineProgress, EngineReady
 from tokenmill.server.listener import bind, check_tls
+from tokenmill.server.stop_signals import held_back
 from tokenmill.server.supervisor import Events, Supervisor
 
 ENGINE_MODULE = "tokenmill.engine.process"
@@ -56,13 +56,11 @@ def run(
         line=on_line or _to_stderr,
     )
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    # Until the event loop has its own handlers, SIGTERM ends the server as Ctrl-C does: through the `with` below.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         engine, server = _with_names(engine, server)
         engine, server = engine.resolve(), server.resolve()
         check_tls(server)
-        with _listener(server) as listener, _private_folder() as folder:
+        with held_back(), _listener(server) as listener, _private_folder() as folder:
             # The children have no use for the keys.
             LaunchFile(engine, replace(server, api_key=())).write(folder)
 
@@ -74,8 +72,6 @@ def run(
     except TokenMillError as error:
         events.error(str(error))
         return error.exit_code
-    except KeyboardInterrupt:
-        return 0
 
 
 @contextlib.contextmanager

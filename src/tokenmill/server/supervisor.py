@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +29,11 @@ from tokenmill.server.context import ServerContext
 from tokenmill.server.errors import ServerStopping
 from tokenmill.server.inbox_reader import InboxReader
 from tokenmill.server.listener import explain
+from tokenmill.server.pulse import Pulse
+from tokenmill.server.stop_signals import handled_by
 
 _logger = logging.getLogger(__name__)
 
-# Longer than a stopped machine's nap, shorter than a client's patience.
-SILENCE_SECONDS = 60.0
 THROUGHPUT_SECONDS = 10.0
 # What streams get to send their last event after they have been told to end.
 _LAST_EVENT_SECONDS = 0.3
@@ -84,7 +83,7 @@ class Supervisor:
         self._watchers: list[asyncio.Task[None]] = []
         self._http: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._last_news = time.monotonic()
+        self._pulse = Pulse()
         self._metrics = Metrics()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         inbox: Inbox[ToApi] = Inbox(self._context, folder, API, ToApi)
@@ -95,24 +94,20 @@ class Supervisor:
 
     async def run(self) -> int:
         """Serve until something ends it; return the exit code."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop_asked)
-        self._reader.start()
-        tasks = [asyncio.ensure_future(self._start()), asyncio.ensure_future(self._log_throughput())]
-        try:
-            ending = await self._ending
-            await self._close(ending)
-            if ending.error is not None:
-                self._events.error(ending.error)
-            return ending.exit_code
-        finally:
-            for task in (*tasks, *self._watchers):
-                task.cancel()
-            await asyncio.gather(*tasks, *self._watchers, return_exceptions=True)
-            await asyncio.gather(*(child.stop() for child in self._children))
-            self._reader.stop()
-            self._context.destroy(linger=0)
-            self._listener.close()
+        with handled_by(self._stop_asked):
+            self._reader.start()
+            tasks = [asyncio.ensure_future(self._start()), asyncio.ensure_future(self._log_throughput())]
+            try:
+                ending = await self._ending
+                await self._close(ending)
+                if ending.error is not None:
+                    self._events.error(ending.error)
+                return ending.exit_code
+            finally:
+                await _cancel([*tasks, *self._watchers])
+                await asyncio.gather(*(child.stop() for child in self._children))
+                self._reader.stop()
+                self._context.destroy(linger=0)
 
     # --- start ------------------------------------------------------------------------------------------------------
 
@@ -193,7 +188,7 @@ class Supervisor:
     # --- while it runs ----------------------------------------------------------------------------------------------
 
     def _handle(self, message: ToApi) -> None:
-        self._last_news = time.monotonic()
+        self._pulse.beat()
         match message:
             case EngineStats():
                 self._metrics.engine_stats(message)
@@ -211,10 +206,7 @@ class Supervisor:
         """Why /health should say no."""
         if self._client.failure is not None:
             return str(self._client.failure)
-        silence = time.monotonic() - self._last_news
-        if self._client.num_open and silence > SILENCE_SECONDS:
-            return f"requests are open, but nothing was heard from the engine for {silence:.0f} seconds"
-        return None
+        return self._pulse.trouble(self._client.num_open)
 
     async def _log_throughput(self) -> None:
         log = ThroughputLog()
@@ -271,3 +263,9 @@ def _checked_defaults(folder: Path) -> dict[str, object]:
     except InvalidRequest as error:
         raise InvalidCheckpoint(f"{folder / 'generation_config.json'}: {error}") from error
     return defaults
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

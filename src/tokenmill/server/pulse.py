@@ -1,0 +1,28 @@
+"""Whether the engine still lives: the time since it was last heard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+# Longer than the longest step of a slow machine.
+SILENCE_SECONDS = 120.0
+
+
+class Pulse:
+    """Remembers when the last message came."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_beat = clock()
+
+    def beat(self) -> None:
+        """Something was heard."""
+        self._last_beat = self._clock()
+
+    def trouble(self, num_open: int) -> str | None:
+        """A sentence if requests are open and nothing was heard for too long; an idle engine may be silent."""
+        silence = self._clock() - self._last_beat
+        if not num_open or silence <= SILENCE_SECONDS:
+            return None
+        return f"{num_open} requests are open, but nothing was heard from the engine for {silence:.0f} seconds"
