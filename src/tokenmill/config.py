@@ -80,6 +80,7 @@ class EngineConfig:
     async_scheduling: bool | None = flag(None, "schedule the next step while one runs (auto: off on CPU)")
     attention_backend: str = flag("auto", "attention implementation", choices=("auto", "reference", "cpu"))
     num_threads: int | None = flag(None, "CPU threads of a step (auto: the cores this process may use)")
+    step_log: str | None = flag(None, "write every step to this file; `tokenmill replay` reads it")
     seed: int = flag(0, "seed of requests that bring none")
 
     def resolve(self) -> EngineConfig:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output
 from tokenmill.engine.engine import Engine, ModelLimits
+from tokenmill.engine.parts import make_scheduler
+from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.errors import InvalidRequest
-from tokenmill.kv.kv_manager import KVManager
-from tokenmill.kv.page_pool import PagePool
-from tokenmill.kv.prefix_cache import NullCache
-from tokenmill.kv.radix_tree import RadixTree
 from tokenmill.messages import AddRequest, TokenOutput
 from tokenmill.request import FinishReason, RequestStatus
 from tokenmill.sampling_params import SamplingParams
 from tokenmill.scheduler.config import SchedulerConfig
-from tokenmill.scheduler.scheduler import Scheduler
 
 
 @dataclass
@@ -35,6 +33,7 @@ class Settings:
     depth: int = 1
     max_model_len: int = 32
     eos: frozenset[int] = frozenset()
+    log: Path | None = None
 
 
 @dataclass
@@ -54,14 +53,24 @@ class Harness:
 
     def __init__(self, settings: Settings | None = None, **overrides: object) -> None:
         self.settings = s = settings or Settings(**overrides)  # type: ignore[arg-type]
-        cache = RadixTree(s.page_size) if s.caching else NullCache(s.page_size)
-        self.kv = KVManager(PagePool(s.num_pages + 1), cache, s.page_size)
         config = SchedulerConfig(
             s.max_num_seqs, s.budget, s.threshold, s.chunked, s.policy, s.batch_policy, s.admission
         )
-        self.scheduler = Scheduler(config, self.kv)
+        self.header = LogHeader(
+            scheduler=config,
+            num_pages=s.num_pages,
+            page_size=s.page_size,
+            enable_prefix_caching=s.caching,
+            max_model_len=s.max_model_len,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=sorted(s.eos),
+            depth=s.depth,
+        )
+        self.scheduler = make_scheduler(config, s.num_pages, s.page_size, s.caching)
+        self.kv = self.scheduler.kv
         self.runner = PagedMemoryRunner(s.max_num_seqs, s.num_pages, s.page_size, s.max_model_len)
-        self.engine = Engine(self.scheduler, self.runner, ModelLimits(s.max_model_len, VOCAB_SIZE, s.eos), s.depth)
+        limits = ModelLimits(s.max_model_len, VOCAB_SIZE, s.eos)
+        self.engine = Engine(self.scheduler, self.runner, limits, s.depth, StepLog(s.log, self.header))
         self.records: dict[str, Record] = {}
         self.sessions: dict[str, list[Record]] = {}
 

@@ -56,7 +56,7 @@ class SchedulerTrace(RuleBasedStateMachine):
     @rule()
     def wake(self) -> None:
         if self.held:
-            self.harness.scheduler.wake(self.held.pop(0))
+            self.harness.engine.wake(self.held.pop(0))
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 8))
     def open_session(self, prompt: list[int], max_tokens: int) -> None:
@@ -69,7 +69,7 @@ class SchedulerTrace(RuleBasedStateMachine):
 
     @rule(preempt=st.booleans())
     def reset_cache(self, preempt: bool) -> None:
-        self.harness.scheduler.reset_prefix_cache(preempt)
+        self.harness.engine.reset_prefix_cache(preempt)
         self.harness.scheduler.check_invariants()
 
     @rule(back=st.integers(1, 6))
@@ -86,7 +86,7 @@ class SchedulerTrace(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "harness"):
             for request_id in self.held:
-                self.harness.scheduler.wake(request_id)
+                self.harness.engine.wake(request_id)
             self.harness.drain()
 
 

@@ -231,7 +231,7 @@ def test_a_request_that_waits_for_something_else_is_passed_over_and_keeps_its_pl
     first, second = harness.add([4, 5, 6], max_tokens=2), harness.add([7, 8, 9], max_tokens=2)
     harness.step()
     assert harness.scheduler.explain(held) == "is waiting for grammar"
-    harness.scheduler.wake(held)
+    harness.engine.wake(held)
     harness.drain()
     order = list(dict.fromkeys(request_id for step in plans(harness) for request_id in step))
     assert order == [first, held, second]
@@ -286,12 +286,12 @@ def test_reset_is_refused_while_requests_run_or_preempts_them_when_asked(depth: 
         harness.add([n, 1, 2, 3, 4, 5, 6, 7], max_tokens=8)
     for _ in range(3):
         harness.step()
-    assert not harness.scheduler.reset_prefix_cache()
-    done = harness.scheduler.reset_prefix_cache(preempt_running=True)
+    assert not harness.engine.reset_prefix_cache()
+    done = harness.engine.reset_prefix_cache(preempt_running=True)
     assert done == (depth == 1), "pages that a launched step uses cannot be forgotten yet"
     harness.scheduler.check_invariants()
     harness.drain()
-    assert harness.scheduler.reset_prefix_cache()
+    assert harness.engine.reset_prefix_cache()
     assert harness.kv.cache.num_evictable == 0
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -13,12 +14,10 @@ from tokenmill.attention.select import select
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.kv_size import KVSize, decide_kv_size
+from tokenmill.engine.parts import make_scheduler
+from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.errors import InvalidConfig
 from tokenmill.frontend.model_files import eos_token_ids
-from tokenmill.kv.kv_manager import KVManager
-from tokenmill.kv.page_pool import PagePool
-from tokenmill.kv.prefix_cache import NullCache
-from tokenmill.kv.radix_tree import RadixTree
 from tokenmill.messages import AddRequest, EngineReady
 from tokenmill.platform.select import select_platform
 from tokenmill.runner.model_runner import ModelRunner
@@ -100,9 +99,21 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
         sampling = SamplingTable(config.max_num_seqs, architecture.vocab_size, device)
     runner = ModelRunner(model, attention, tables, sampling, overlap=bool(config.async_scheduling))
     limits = ModelLimits(size.max_model_len, architecture.vocab_size, eos_token_ids(folder))
-    engine = Engine(make_scheduler(config, size), runner, limits, depth=2 if config.async_scheduling else 1)
+    depth = 2 if config.async_scheduling else 1
+    header = LogHeader(
+        scheduler=scheduler_config(config, size),
+        num_pages=size.num_pages,
+        page_size=config.page_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        max_model_len=size.max_model_len,
+        vocab_size=architecture.vocab_size,
+        eos_token_ids=sorted(limits.eos_token_ids),
+        depth=depth,
+    )
     with phases.phase("warming up"):
-        warm_up(engine)
+        warm_up(Engine(_scheduler(header), runner, limits))
+    log = StepLog(Path(config.step_log) if config.step_log else None, header)
+    engine = Engine(_scheduler(header), runner, limits, depth, log)
     ready = EngineReady(
         model=str(folder),
         architecture=architecture.name,
@@ -125,8 +136,8 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
     return BuiltEngine(engine, ready)
 
 
-def make_scheduler(config: EngineConfig, size: KVSize) -> Scheduler:
-    """The scheduler with its KV bookkeeping.
+def scheduler_config(config: EngineConfig, size: KVSize) -> SchedulerConfig:
+    """The scheduler's part of the config.
 
     Raises:
         InvalidConfig: without chunked prefill a step must hold the longest prompt.
@@ -135,21 +146,20 @@ def make_scheduler(config: EngineConfig, size: KVSize) -> Scheduler:
         raise InvalidConfig(
             f"--no-enable-chunked-prefill needs --max-num-batched-tokens of at least the context ({size.max_model_len})"
         )
-    cache = RadixTree(config.page_size) if config.enable_prefix_caching else NullCache(config.page_size)
-    kv = KVManager(PagePool(size.num_pages + 1), cache, config.page_size)
-    return Scheduler(
-        SchedulerConfig(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
-            enable_chunked_prefill=config.enable_chunked_prefill,
-            policy=config.scheduling_policy,
-            batch_policy=config.batch_policy,
-            admission=config.admission,
-            seed=config.seed,
-        ),
-        kv,
+    return SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        policy=config.scheduling_policy,
+        batch_policy=config.batch_policy,
+        admission=config.admission,
+        seed=config.seed,
     )
+
+
+def _scheduler(header: LogHeader) -> Scheduler:
+    return make_scheduler(header.scheduler, header.num_pages, header.page_size, header.enable_prefix_caching)
 
 
 def warm_up(engine: Engine) -> None:
@@ -158,4 +168,3 @@ def warm_up(engine: Engine) -> None:
     engine.add(AddRequest(id="warm-up", prompt_token_ids=[0] * min(8, engine.limits.max_model_len - 2), params=params))
     while engine.has_work:
         engine.step()
-    engine.forget_history()

@@ -9,12 +9,16 @@ Knows no sockets and no text.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from tokenmill.engine.events import Aborted, Added, CacheReset, Extended, Woken
+from tokenmill.engine.step_log import StepLog, StepRecord
+from tokenmill.engine.watchdog import Watchdog
 from tokenmill.errors import InvalidRequest
 from tokenmill.messages import AddRequest, EngineStats, TokenOutput
 from tokenmill.request import FinishReason, Request, RequestStatus
@@ -50,13 +54,23 @@ class Runner(Protocol):
 
 
 class Engine:
-    """Accepts requests at any time and answers each with exactly one terminal output."""
+    """Accepts requests at any time and answers each with exactly one terminal output.
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, limits: ModelLimits, depth: int = 1) -> None:
+    Attributes:
+        is_idle: the last `step` found nothing to do, though `has_work` may be true: what waits, waits for something
+            from outside.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, limits: ModelLimits, depth: int = 1, log: StepLog | None = None
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.limits = limits
+        self.is_idle = True
         self._depth = depth
+        self._log = log or StepLog()
+        self._watchdog = Watchdog()
         self._running_steps: deque[Future[StepResult]] = deque()
         self._num_arrived = 0
         self._prompt_tokens = 0
@@ -76,6 +90,7 @@ class Engine:
         Returns:
             Nothing, or the terminal error output of a request that can never run.
         """
+        self._log.note(Added(message, status.value))
         room = self.limits.max_model_len - len(message.prompt_token_ids)
         if not message.prompt_token_ids or room < 1:
             error = f"the prompt has {len(message.prompt_token_ids)} tokens; 1 to {self.limits.max_model_len - 1} fit"
@@ -118,39 +133,61 @@ class Engine:
         room = self.limits.max_model_len - length
         if not token_ids or room < 1:
             raise InvalidRequest(f"{length} tokens with this input; the context holds {self.limits.max_model_len}")
+        self._log.note(Extended(request_id, list(token_ids), params, is_last))
         request.is_resumable = not is_last
         self._prompt_tokens += len(token_ids)
         self.scheduler.extend(request_id, token_ids, params, length + min(room, params.max_tokens or room))
 
     def abort(self, ids: Iterable[str]) -> list[TokenOutput]:
         """End requests at once; unknown ids are ignored."""
+        ids = list(ids)
+        self._log.note(Aborted(ids))
         return self.scheduler.abort(ids)
+
+    def wake(self, request_id: str) -> None:
+        """What a request waited for besides its turn is there; unknown ids are ignored."""
+        self._log.note(Woken(request_id))
+        self.scheduler.wake(request_id)
+
+    def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
+        """Forget cached prefixes; see `Scheduler.reset_prefix_cache`."""
+        self._log.note(CacheReset(preempt_running))
+        return self.scheduler.reset_prefix_cache(preempt_running)
 
     def step(self) -> list[TokenOutput]:
         """Launch what can be launched; commit the oldest step when `depth` steps run or nothing else can be done.
 
         A step that raises ends the requests that are in it, and no others.
         """
+        started = time.perf_counter()
         plan = self.scheduler.schedule()
+        scheduled = time.perf_counter()
+        result, error = self._launch_and_wait(plan)
+        done = time.perf_counter()
+        outputs = self.scheduler.fail_launched(error) if error else self.scheduler.commit(result) if result else []
+        self._generation_tokens += sum(len(output.token_ids) for output in outputs)
+        seconds = (scheduled - started, done - scheduled, time.perf_counter() - done)
+        self._log.add(plan, result, StepRecord(error=error, waiting=self.scheduler.first_wait_reason, seconds=seconds))
+        self.is_idle = plan is None and result is None
+        if self.is_idle and self.scheduler.is_stuck:
+            self._watchdog.report(self._log)
+        return outputs
+
+    def _launch_and_wait(self, plan: StepPlan | None) -> tuple[StepResult | None, str | None]:
+        """The outcome of the step that is due, if one is, or why a step failed."""
         # The barrier between a request and the engine: whatever a step raises ends that step's requests only.
         try:
             if plan is not None:
                 self._running_steps.append(self.runner.launch(plan))
             if not self._running_steps or (plan is not None and len(self._running_steps) < self._depth):
-                return []
-            result = self._running_steps.popleft().result()
+                return None, None
+            return self._running_steps.popleft().result(), None
         except Exception as error:
             logger.exception("a step failed; its requests end with an error")
-            return self._fail_launched(error)
-        outputs = self.scheduler.commit(result)
-        self._generation_tokens += sum(len(output.token_ids) for output in outputs)
-        return outputs
-
-    def _fail_launched(self, error: Exception) -> list[TokenOutput]:
-        while self._running_steps:
-            # They build on the failed step's tokens, so their outcome is void; only their end matters.
-            self._running_steps.popleft().exception()
-        return self.scheduler.fail_launched(f"the step of this request failed: {type(error).__name__}")
+            while self._running_steps:
+                # They build on the failed step's tokens, so their outcome is void; only their end matters.
+                self._running_steps.popleft().exception()
+            return None, f"the step of this request failed: {type(error).__name__}"
 
     def stats(self) -> EngineStats:
         """Counters since start, and the state now."""
@@ -170,12 +207,7 @@ class Engine:
             generation_tokens=self._generation_tokens,
         )
 
-    def forget_history(self) -> None:
-        """Start afresh after a warm-up: an empty prefix cache and counters at zero."""
-        assert not self.has_work, "forgetting while requests run"
-        self.scheduler.kv.clear_cache()
-        self._num_arrived = self._prompt_tokens = self._generation_tokens = 0
-
     def close(self) -> None:
-        """Wait for launched steps and let the runner's thread go."""
+        """Wait for launched steps, let the runner's thread go and finish the log."""
         self.runner.close()
+        self._log.close()

@@ -108,7 +108,7 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until `stop`."""
         while not self._stopping:
-            for message in self._sockets.receive(0 if self._engine.has_work else IDLE_POLL_MS):
+            for message in self._sockets.receive(IDLE_POLL_MS if self._engine.is_idle else 0):
                 self._publish(self._accept(message))
             if self._engine.has_work:
                 self._publish(self._engine.step())

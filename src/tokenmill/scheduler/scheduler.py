@@ -13,7 +13,7 @@ from tokenmill.messages import TokenOutput
 from tokenmill.request import FinishReason, Request, RequestStatus
 from tokenmill.sampling_params import SamplingParams
 from tokenmill.scheduler.batch_policy import BATCH_POLICIES
-from tokenmill.scheduler.books import Books, LaunchedStep
+from tokenmill.scheduler.books import Books, LaunchedStep, is_ready
 from tokenmill.scheduler.config import SchedulerConfig
 from tokenmill.scheduler.plan import StepPlan, StepResult
 from tokenmill.scheduler.queue import POLICIES
@@ -50,6 +50,21 @@ class Scheduler:
     def has_work(self) -> bool:
         """True while a request waits or runs, or a launched step is not committed. Paused sessions are no work."""
         return bool(self.books.waiting or self.books.running or self.books.launched)
+
+    @property
+    def first_wait_reason(self) -> str:
+        """Why the first of the waiting requests waits; "" if none waits."""
+        return self.books.waiting.first().wait_reason if self.books.waiting else ""
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if a request could go on, nothing is launched whose commit could change that, and nothing runs.
+
+        Meaningful after a `schedule()` that returned None. It would be a bug: liveness is an invariant.
+        """
+        if self.books.launched:
+            return False
+        return bool(self.books.running) or any(is_ready(request) for request in self.books.waiting)
 
     def add(self, request: Request) -> None:
         """Take in a request; it waits for its turn."""

@@ -1,0 +1,41 @@
+"""A scheduler that does nothing although it could is noticed, once, and its last steps are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.scheduler.harness import Harness
+from tokenmill.engine.watchdog import Watchdog
+from tokenmill.request import RequestStatus
+
+
+def test_a_stuck_scheduler_is_reported_once_with_its_last_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness()
+    harness.engine._watchdog = Watchdog(tmp_path)
+    harness.add([1, 2, 3], max_tokens=5)
+    harness.step()
+    harness.step()
+    monkeypatch.setattr(harness.scheduler, "schedule", lambda: None)
+    for _ in range(3):
+        harness.engine.step()
+    assert caplog.text.count("no request makes progress") == 1
+    (dump,) = tmp_path.iterdir()
+    records = [json.loads(line) for line in dump.read_text().splitlines()]
+    assert [record["plan"]["step"] for record in records] == [1, 2]
+
+
+def test_waiting_for_something_from_outside_is_no_reason_to_bark(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = Harness()
+    harness.engine._watchdog = Watchdog(tmp_path)
+    harness.add([1, 2, 3], status=RequestStatus.WAITING_FOR_GRAMMAR)
+    harness.step()
+    assert harness.engine.is_idle
+    assert not caplog.text
+    assert not list(tmp_path.iterdir())
