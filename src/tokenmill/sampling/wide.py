@@ -46,17 +46,18 @@ def draw_wide(logits: Tensor, how: WideDraw) -> Tensor:
 
 
 class _Ranking:
-    """Tokens of positive weight, at least `min_p`, in the order larger first, then lower id."""
+    """Tokens of a weight of at least `min_p`, in the order larger first, then lower id."""
 
     def __init__(self, scaled: Tensor, min_p: float) -> None:
-        weights = scaled.exp()
-        self._ids = ((weights >= min_p) & (weights > 0.0)).nonzero().squeeze(1)
-        self._scaled = scaled[self._ids]
-        self._weights = weights[self._ids]
-        self._bins = (self._scaled * -_BINS_PER_NAT).clamp_(max=_NUM_BINS - 1).to(torch.int64)
-        self._counts = torch.bincount(self._bins, minlength=_NUM_BINS).cumsum(0)
-        self._cumulative = torch.bincount(self._bins, self._weights, minlength=_NUM_BINS).cumsum(0)
-        self.size = len(self._ids)
+        self._scaled = scaled
+        self._weights = scaled.exp()
+        self._bins = (scaled * -_BINS_PER_NAT).clamp_(max=_NUM_BINS - 1).to(torch.int64)
+        if min_p > 0.0:
+            self._bins.masked_fill_(self._weights < min_p, _NUM_BINS)  # one bin more, which nobody looks into
+        counts = torch.bincount(self._bins, minlength=_NUM_BINS + 1)[:_NUM_BINS]
+        weights = torch.bincount(self._bins, self._weights, minlength=_NUM_BINS + 1)[:_NUM_BINS]
+        self._counts, self._cumulative = counts.cumsum(0), weights.cumsum(0)
+        self.size = int(self._counts[-1])
 
     def weight_of_first(self, count: int) -> float:
         """Weight of the first `count` tokens."""
@@ -68,12 +69,9 @@ class _Ranking:
 
     def find(self, weight: float, right: bool) -> tuple[int, Tensor]:
         """Rank and id of the first token at which the cumulative weight reaches `weight`; `right`: exceeds it."""
-        below = self._cumulative <= weight if right else self._cumulative < weight
-        # Rounding may put a weight just past the sum of all: the last token stands for it.
-        bin_index = min(int(below.sum()), int(self._bins.max()))
+        bin_index = _reach(self._cumulative, weight, right)
         ids, cumulative = self._sorted_bin(bin_index)
-        below = cumulative <= weight if right else cumulative < weight
-        place = min(int(below.sum()), len(ids) - 1)
+        place = _reach(cumulative, weight, right)
         return self._count_before(bin_index) + place, ids[place]
 
     def _count_before(self, bin_index: int) -> int:
@@ -81,7 +79,16 @@ class _Ranking:
 
     def _sorted_bin(self, bin_index: int) -> tuple[Tensor, Tensor]:
         """Ids of a bin in rank order, and the cumulative weight up to and with each of them."""
-        members = (self._bins == bin_index).nonzero().squeeze(1)
-        members = members[torch.sort(self._scaled[members], descending=True, stable=True).indices]
+        ids = (self._bins == bin_index).nonzero().squeeze(1)
+        ids = ids[torch.sort(self._scaled[ids], descending=True, stable=True).indices]
         before = self._cumulative[bin_index - 1] if bin_index else 0.0
-        return self._ids[members], self._weights[members].cumsum(0) + before
+        return ids, self._weights[ids].cumsum(0) + before
+
+
+def _reach(cumulative: Tensor, weight: float, right: bool) -> int:
+    """First index at which the cumulative weight reaches (`right`: exceeds) a weight.
+
+    Rounding may put the weight just past the sum of all: the last that has any weight stands for it.
+    """
+    below = cumulative <= weight if right else cumulative < weight
+    return min(int(below.sum()), int((cumulative < cumulative[-1]).sum()))
