@@ -63,14 +63,14 @@ class PagedRequests:
         )
 
     def run(self, decoder: Decoder, attention: AttentionBackend, schedule: Sequence[Chunks]) -> list[torch.Tensor]:
-        """Run the steps of a schedule; the logits of each request, [tokens it ran, vocab_size]."""
+        """Run the steps of a schedule; the logits of each request, [tokens it ran, vocab_size], if it ran any."""
         logits: list[list[torch.Tensor]] = [[] for _ in self.sequences]
         for chunks in schedule:
             with torch.inference_mode():
                 step = decoder.forward(self.batch(chunks), attention)
             for (request, _), rows in zip(chunks, step.split([count for _, count in chunks]), strict=True):
                 logits[request].append(rows)
-        return [torch.cat(rows) for rows in logits]
+        return [torch.cat(rows) if rows else torch.empty(0) for rows in logits]
 
 
 def random_schedule(lengths: Sequence[int], longest: int, rng: np.random.Generator) -> list[Chunks]:

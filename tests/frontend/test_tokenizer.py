@@ -5,8 +5,8 @@ from tokenizers import AddedToken, processors
 
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tokenmill.errors import InvalidCheckpoint
-from tokenmill.frontend.model_files import default_sampling, eos_token_ids
 from tokenmill.frontend.tokenizer import Tokenizer
+from tokenmill.model_files import default_sampling, eos_token_ids
 
 
 def load(folder, backend=None, **config) -> Tokenizer:

@@ -125,6 +125,29 @@ def test_bfloat16_logits_stay_near_float32_ones(tmp_path: Path, rng: np.random.G
     assert_close(runs[torch.bfloat16], runs[torch.float32], relative=0.05)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_logits_are_bit_identical_alone_and_in_company(
+    family: str, dtype: torch.dtype, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Each request runs the same chunks of its own, first in mixed batches, then alone."""
+    decoder = load(make_checkpoint(tmp_path, family, tokenizer=False), dtype)
+    lengths = [int(length) for length in rng.integers(1, 150, 5)]
+    sequences = [rng.integers(0, 331, length).tolist() for length in lengths]
+    schedule = random_schedule(lengths, 40, rng)
+
+    def run(steps: list[list[tuple[int, int]]]) -> list[torch.Tensor]:
+        requests = PagedRequests(sequences, 16, rng)
+        attention, _ = select("cpu", "cpu", decoder.attention_spec, requests.num_pages, 16, dtype)
+        return requests.run(decoder, attention, steps)
+
+    together = run(schedule)
+    for request, mixed in enumerate(together):
+        own = [[chunk for chunk in chunks if chunk[0] == request] for chunks in schedule]
+        alone = run([chunks for chunks in own if chunks])[request]
+        assert torch.equal(alone, mixed), f"lengths {lengths}, request {request}, {schedule}"
+
+
 def test_only_the_asked_rows_get_logits(tmp_path: Path, rng: np.random.Generator) -> None:
     decoder = load(make_checkpoint(tmp_path, "qwen2", tokenizer=False))
     requests = PagedRequests([[1, 2, 3], [4, 5]], 16, rng)

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from tokenmill.frontend.channels import API, ENGINE, Inbox, LaunchFile, Outbox, worker_name
+from tokenmill.channels import API, ENGINE, Inbox, LaunchFile, Outbox, worker_name
 from tokenmill.messages import (
     AbortRequests,
     AddRequest,

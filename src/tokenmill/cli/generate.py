@@ -102,7 +102,7 @@ def _answer_all(source: Path, journal: Journal, config: EngineConfig, fields: di
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from tokenmill.cli.local import load_llm
-    from tokenmill.frontend.model_files import default_sampling
+    from tokenmill.model_files import default_sampling
 
     with load_llm(config) as llm:
         defaults = {**default_sampling(Path(llm.info.model)), **fields}

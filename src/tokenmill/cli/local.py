@@ -32,7 +32,7 @@ class LocalModel:
 
     def __init__(self, model: str) -> None:
         """Load it; raises TokenMillError where that fails."""
-        from tokenmill.frontend.model_files import default_sampling
+        from tokenmill.model_files import default_sampling
 
         self._llm = load_llm(EngineConfig(model=model))
         self._defaults = default_sampling(Path(self._llm.info.model))

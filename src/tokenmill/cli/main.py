@@ -16,6 +16,7 @@ VERBS = {
     "complete": "complete one prompt",
     "generate": "run a JSONL file of prompts offline",
     "bench": "measure throughput",
+    "replay": "check a recorded schedule against the scheduler",
     "version": "print the versions of what is installed",
 }
 EXIT_INTERRUPTED = 130

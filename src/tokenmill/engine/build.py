@@ -17,8 +17,8 @@ from tokenmill.engine.kv_size import KVSize, decide_kv_size
 from tokenmill.engine.parts import make_scheduler
 from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.errors import InvalidConfig
-from tokenmill.frontend.model_files import eos_token_ids
 from tokenmill.messages import AddRequest, EngineReady
+from tokenmill.model_files import eos_token_ids
 from tokenmill.platform.select import select_platform
 from tokenmill.runner.model_runner import ModelRunner
 from tokenmill.runner.row_tables import RowTables

@@ -8,7 +8,7 @@ from tokenmill.messages import AddRequest
 from tokenmill.sampling_params import SamplingParams
 
 
-class Event(msgspec.Struct, tag=True, frozen=True):
+class Event(msgspec.Struct, tag=True):
     """Base of all events; the class name is the tag."""
 
 

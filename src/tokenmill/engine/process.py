@@ -14,10 +14,9 @@ import threading
 import time
 from pathlib import Path
 
-import msgspec
 import zmq
 
-from tokenmill.config import EngineConfig
+from tokenmill.channels import API, ENGINE, LINGER_MILLISECONDS, Inbox, LaunchFile, Outbox, worker_name
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import TokenMillError
 from tokenmill.messages import (
@@ -36,13 +35,6 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL = 0.25
 # How long an idle engine sleeps at most before it looks whether it should end, in milliseconds.
 IDLE_POLL_MS = 200
-LINGER_MS = 1000
-
-
-class LaunchFile(msgspec.Struct):
-    """The part of FOLDER/launch.json that the engine reads."""
-
-    engine: EngineConfig
 
 
 class EngineSockets:
@@ -50,45 +42,33 @@ class EngineSockets:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._context = zmq.Context()
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
-        self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.set_hwm(0)
-        self._inbox.bind(f"ipc://{folder}/engine.ipc")
-        self._api = self._outbox("api.ipc")
-        self._workers: dict[int, zmq.Socket[bytes]] = {}
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._inbox: Inbox[ToEngine] = Inbox(self._context, folder, ENGINE, ToEngine)
+        self._api = Outbox(self._context, folder, API)
+        self._workers: dict[int, Outbox] = {}
 
     def receive(self, wait_ms: int) -> list[ToEngine]:
         """All messages that are there; waits up to `wait_ms` for the first."""
         messages: list[ToEngine] = []
-        if wait_ms and not self._inbox.poll(wait_ms):
+        if wait_ms and not self._inbox.socket.poll(wait_ms):
             return messages
-        while True:
-            try:
-                messages.append(self._decoder.decode(self._inbox.recv(zmq.NOBLOCK)))
-            except zmq.Again:
-                return messages
+        while (message := self._inbox.receive()) is not None:
+            messages.append(message)
+        return messages
 
     def send_to_api(self, message: ToApi) -> None:
         """Send a message to the API process."""
-        self._api.send(self._encoder.encode(message))
+        self._api.send(message)
 
     def send_to_worker(self, worker: int, message: StepOutputs) -> None:
         """Send a step's outputs to the text worker whose requests they belong to."""
         if worker not in self._workers:
-            self._workers[worker] = self._outbox(f"worker-{worker}.ipc")
-        self._workers[worker].send(self._encoder.encode(message))
+            self._workers[worker] = Outbox(self._context, self._folder, worker_name(worker))
+        self._workers[worker].send(message)
 
     def close(self) -> None:
-        """Deliver what is on its way, at most a second of it, and let go."""
-        self._context.destroy(linger=LINGER_MS)
-
-    def _outbox(self, name: str) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.PUSH)
-        socket.set_hwm(0)
-        socket.connect(f"ipc://{self._folder}/{name}")
-        return socket
+        """Deliver what is on its way, a moment long, and let go."""
+        self._context.destroy(linger=LINGER_MILLISECONDS)
 
 
 class EngineLoop:
@@ -142,7 +122,7 @@ def serve(folder: Path) -> int:
     """Build the engine that FOLDER/launch.json describes and serve; returns the exit code."""
     sockets = EngineSockets(folder)
     try:
-        config = msgspec.json.decode((folder / "launch.json").read_bytes(), type=LaunchFile).engine
+        config = LaunchFile.read(folder).engine
         # Here and not above: torch takes a second to load, and the start-up screen should say so.
         sockets.send_to_api(EngineProgress("loading torch", 0, 0))
         from tokenmill.engine.build import build_engine

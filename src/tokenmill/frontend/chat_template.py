@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokenmill.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
 from tokenmill.frontend.chat_messages import normalize_messages
-from tokenmill.frontend.model_files import read_json
+from tokenmill.model_files import read_json
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 

@@ -19,7 +19,6 @@ import msgspec
 from tokenmill.errors import InvalidRequest
 from tokenmill.frontend.chat_template import ChatTemplate, load_chat_template
 from tokenmill.frontend.detokenizer import IncrementalDetokenizer
-from tokenmill.frontend.model_files import eos_token_ids
 from tokenmill.frontend.prompt_encoder import PromptEncoder
 from tokenmill.frontend.stop_strings import StopStrings
 from tokenmill.frontend.tokenizer import Tokenizer
@@ -42,6 +41,7 @@ from tokenmill.messages import (
     TokenOutput,
     ToWorker,
 )
+from tokenmill.model_files import eos_token_ids
 from tokenmill.request import FinishReason
 from tokenmill.sampling_params import SamplingParams
 

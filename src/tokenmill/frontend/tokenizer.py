@@ -15,7 +15,7 @@ import tokenizers
 
 from tokenmill.errors import InvalidCheckpoint
 from tokenmill.frontend.decoders import ByteLevel, Stage, build_stages, byte_level_bytes, byte_of_character
-from tokenmill.frontend.model_files import read_json
+from tokenmill.model_files import read_json
 
 
 class _TokenizerFile(msgspec.Struct):

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import zmq
 
+from tokenmill.channels import API, ENGINE, Inbox, LaunchFile, Outbox, worker_name
 from tokenmill.errors import TokenMillError
-from tokenmill.frontend.channels import API, ENGINE, Inbox, LaunchFile, Outbox, worker_name
 from tokenmill.frontend.text_processor import TextProcessor, load_text_processor
 from tokenmill.messages import EngineFailed, EngineReady, ToWorker
 

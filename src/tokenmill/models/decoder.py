@@ -16,7 +16,7 @@ from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend, AttentionSpec
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.layer import Layer
-from tokenmill.models.linear import Target
+from tokenmill.models.linear import Target, product
 from tokenmill.models.norm import RMSNorm
 from tokenmill.models.rotary import Rotary
 
@@ -66,7 +66,7 @@ class Decoder:
         for layer in self.layers:
             hidden = layer.forward(hidden, cos_sin, attention, plan)
         outputs = self.final_norm.forward(hidden[batch.output_indices])
-        return functional.linear(outputs, self.head).float()
+        return product(outputs, self.head).float()
 
     def targets(self) -> Iterator[Target]:
         """Every checkpoint tensor this model needs, by name, with the (view of a) parameter that takes its values."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.nn import functional
 
 from tokenmill.models.architecture import MoeSpec
-from tokenmill.models.linear import Empty, Linear, Target
+from tokenmill.models.linear import Empty, Linear, Target, product
 from tokenmill.models.mlp import gated
 
 
@@ -43,8 +42,8 @@ class MoE:
         for expert, count in enumerate(counts):
             if count:
                 mine = slice(start, start + count)
-                inner = gated(functional.linear(inputs[mine], self.gate_up[expert]))
-                result.index_add_(0, tokens[mine], functional.linear(inner, self.down[expert]).mul_(scales[mine]))
+                inner = gated(product(inputs[mine], self.gate_up[expert]))
+                result.index_add_(0, tokens[mine], product(inner, self.down[expert]).mul_(scales[mine]))
                 start += count
         return result
 

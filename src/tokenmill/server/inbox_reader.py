@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import zmq
 
-from tokenmill.frontend.channels import Inbox
+from tokenmill.channels import Inbox
 
 _AT_ONCE = 256
 

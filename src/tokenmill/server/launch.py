@@ -20,9 +20,9 @@ from pathlib import Path
 
 import uvloop
 
+from tokenmill.channels import LaunchFile
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.errors import TokenMillError
-from tokenmill.frontend.channels import LaunchFile
 from tokenmill.messages import EngineProgress, EngineReady
 from tokenmill.server.listener import bind, check_tls
 from tokenmill.server.stop_signals import held_back

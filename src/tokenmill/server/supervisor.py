@@ -14,12 +14,12 @@ from pathlib import Path
 import uvicorn
 import zmq
 
+from tokenmill.channels import API, Inbox, Outbox, worker_name
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.errors import EngineDead, InvalidCheckpoint, InvalidRequest, TokenMillError
-from tokenmill.frontend.channels import API, Inbox, Outbox, worker_name
 from tokenmill.frontend.client import EngineClient
-from tokenmill.frontend.model_files import default_sampling
 from tokenmill.messages import EngineFailed, EngineProgress, EngineReady, EngineStats, ToApi
+from tokenmill.model_files import default_sampling
 from tokenmill.observe.metrics import Metrics
 from tokenmill.observe.throughput import ThroughputLog
 from tokenmill.sampling_params import SamplingParams
