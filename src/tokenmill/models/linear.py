@@ -14,13 +14,13 @@ Target = tuple[str, torch.Tensor]
 """A tensor's name in a checkpoint, and the (view of a) parameter that takes its values."""
 
 
-# Below these row counts the CPU libraries of torch take other code paths, whose sums round differently (measured with
-# MKL and oneDNN); padded up to them, a token's result is the same to the bit whoever shares its batch.
+# Below these row counts the CPU libraries of torch take other code paths, whose sums round differently; padded up to
+# them, a token's result hardly ever depends on who shares its batch (measured: MKL, one thread: never; oneDNN: rarely).
 FEWEST_ROWS = {torch.float32: 8, torch.bfloat16: 4}
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x W^T + b: [T, in_size] -> [T, out_size]; on a CPU, rows do not depend on how many there are."""
+    """x W^T + b: [T, in_size] -> [T, out_size]; on a CPU, the same code whether T is 1 or more."""
     missing = FEWEST_ROWS.get(x.dtype, 0) - x.shape[0] if x.is_cpu else 0
     if missing <= 0:
         return functional.linear(x, weight, bias)
