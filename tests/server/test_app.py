@@ -1,6 +1,8 @@
 """The application without processes: which routes are open, guarded, documented."""
 
 import asyncio
+import json
+import re
 
 import httpx
 import pytest
@@ -106,6 +108,8 @@ def test_the_documentation_shows_every_field_of_a_body():
     fields = document["components"]["schemas"]["ChatBody"]["properties"]
     assert {"messages", "temperature", "min_p", "cache_salt", "chat_template_kwargs"} <= set(fields)
     assert not {"echo", "suffix", "response_format"} & set(fields), "what is not supported is not offered"
+    references = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert references <= set(document["components"]["schemas"])
     assert request(make_app(), "GET", "/docs").status_code == 200
 
 

@@ -17,6 +17,16 @@ from tokenmill.config import EngineConfig
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
+def refuses_connections(server) -> bool:
+    try:
+        httpx.get(f"{server.url}/health")
+    except httpx.ConnectError:
+        return True
+    except httpx.TransportError:  # accepted by the kernel at the last moment
+        return False
+    return False
+
+
 def open_stream(server, lines: list[str], **fields) -> threading.Thread:
     """Read a stream in a thread; `lines` fills with its events."""
 
@@ -41,9 +51,7 @@ def test_a_stop_lets_short_streams_end_and_cuts_long_ones_within_five_seconds(sl
         threads = [open_stream(server, short, max_tokens=20), open_stream(server, long)]
         began = time.monotonic()
         server.process.send_signal(number)
-        time.sleep(0.4)
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{server.url}/health")
+        server.wait_for(lambda: refuses_connections(server), 2.0)
         assert server.wait_for_end(5.0) == 0
         assert time.monotonic() - began < 5.0
         for thread in threads:
@@ -61,7 +69,7 @@ def test_a_second_interrupt_does_not_wait(slow_model):
         server.process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         server.process.send_signal(signal.SIGINT)
-        assert server.wait_for_end(3.0) == 0
+        assert server.wait_for_end(5.0) == 0
 
 
 @pytest.mark.parametrize("victim", ["stub_engine", "frontend.worker"])
@@ -107,7 +115,7 @@ def test_a_stopped_engine_is_killed_at_the_end(slow_model):
         (engine,) = [pid for name, pid in server.children().items() if "stub_engine" in name]
         os.kill(engine, signal.SIGSTOP)
         server.process.send_signal(signal.SIGINT)
-        assert server.wait_for_end(3.0) == 0
+        assert server.wait_for_end(5.0) == 0
 
 
 def end_of(engine: EngineConfig, **server) -> tuple[int, str]:
@@ -167,8 +175,7 @@ def test_nothing_answers_before_the_server_is_ready(stub_model):
     port = free_port()
     running = spawn(EngineConfig(model=str(stub_model)), port=port)
     try:
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{running.url}/health")
+        assert refuses_connections(running)
         running.wait_for(lambda: "READY" in running.output(), 30)
         assert httpx.get(f"{running.url}/health").status_code == 200
     finally:
