@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from tokenmill.errors import InvalidConfig
 
@@ -36,6 +38,24 @@ class Flag:
 def flag(default: Any, help: str, **how: Any) -> Any:
     """A dataclass field that is also a flag; see `Flag`."""
     return field(default=default, metadata={"flag": Flag(help, **how)})
+
+
+class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The value of `--kv-events-config`, with vLLM's field names.
+
+    Attributes:
+        endpoint: where events are published. On this machine only, unless another address is given.
+        replay_endpoint: where subscribers may ask for what they missed; None: nowhere.
+        buffer_steps: batches kept for replays.
+    """
+
+    enable_kv_cache_events: bool = True
+    publisher: Literal["zmq", "null"] = "zmq"
+    endpoint: str = "tcp://127.0.0.1:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    topic: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +100,7 @@ class EngineConfig:
     async_scheduling: bool | None = flag(None, "schedule the next step while one runs (auto: off on CPU)")
     attention_backend: str = flag("auto", "attention implementation", choices=("auto", "reference", "cpu"))
     num_threads: int | None = flag(None, "CPU threads of a step (auto: the cores this process may use)")
+    kv_events_config: str | None = flag(None, "JSON: publish what the prefix cache stores and evicts, as vLLM does")
     step_log: str | None = flag(None, "write every step to this file; `tokenmill replay` reads it")
     seed: int = flag(0, "seed of requests that bring none")
 
@@ -105,6 +126,7 @@ class EngineConfig:
         for name in ("max_model_len", "num_pages", "kv_cache_memory_bytes", "num_threads"):
             if getattr(self, name) is not None:
                 _check_positive(self, name)
+        self.kv_events()
         return dataclasses.replace(
             self,
             device="cpu" if self.device == "auto" else self.device,
@@ -112,6 +134,20 @@ class EngineConfig:
             gpu_memory_utilization=utilization,
             async_scheduling=bool(self.async_scheduling),
         )
+
+    def kv_events(self) -> KVEventsConfig | None:
+        """How to publish KV events; None: not at all.
+
+        Raises:
+            InvalidConfig: the JSON is broken or has a field that is unknown.
+        """
+        if self.kv_events_config is None:
+            return None
+        try:
+            config = msgspec.json.decode(self.kv_events_config, type=KVEventsConfig)
+        except msgspec.DecodeError as error:
+            raise InvalidConfig(f"--kv-events-config: {error}") from error
+        return config if config.enable_kv_cache_events and config.publisher == "zmq" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,8 @@ class LLM:
         for name in engine_options.keys() - known:
             raise InvalidConfig(f"LLM has no option {name!r}; there are: {', '.join(sorted(known))}")
         config = EngineConfig(model=str(model) or str(demo_model_path()), **engine_options).resolve()
+        if config.kv_events() is not None:
+            raise InvalidConfig("kv_events_config needs a server: LLM opens no sockets")
         built = build_engine(config)
         self.info = built.ready
         self._engine = built.engine

@@ -17,6 +17,7 @@ from tokenmill.engine.kv_size import KVSize, decide_kv_size
 from tokenmill.engine.parts import make_scheduler
 from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.errors import InvalidConfig
+from tokenmill.kv.events import KVEventLog
 from tokenmill.messages import AddRequest, EngineReady
 from tokenmill.model_files import eos_token_ids
 from tokenmill.platform.select import select_platform
@@ -112,8 +113,9 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
     )
     with phases.phase("warming up"):
         warm_up(Engine(_scheduler(header), runner, limits))
+    events = KVEventLog() if config.kv_events() is not None else None
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
-    engine = Engine(_scheduler(header), runner, limits, depth, log)
+    engine = Engine(_scheduler(header, events), runner, limits, depth, log)
     ready = EngineReady(
         model=str(folder),
         architecture=architecture.name,
@@ -158,8 +160,8 @@ def scheduler_config(config: EngineConfig, size: KVSize) -> SchedulerConfig:
     )
 
 
-def _scheduler(header: LogHeader) -> Scheduler:
-    return make_scheduler(header.scheduler, header.num_pages, header.page_size, header.enable_prefix_caching)
+def _scheduler(header: LogHeader, events: KVEventLog | None = None) -> Scheduler:
+    return make_scheduler(header.scheduler, header.num_pages, header.page_size, header.enable_prefix_caching, events)
 
 
 def warm_up(engine: Engine) -> None:

@@ -20,6 +20,7 @@ from tokenmill.engine.events import Aborted, Added, CacheReset, Extended, Woken
 from tokenmill.engine.step_log import StepLog, StepRecord
 from tokenmill.engine.watchdog import Watchdog
 from tokenmill.errors import InvalidRequest
+from tokenmill.kv.events import KVEvent
 from tokenmill.messages import AddRequest, EngineStats, TokenOutput
 from tokenmill.request import FinishReason, Request, RequestStatus
 from tokenmill.sampling_params import SamplingParams
@@ -188,6 +189,11 @@ class Engine:
                 # They build on the failed step's tokens, so their outcome is void; only their end matters.
                 self._running_steps.popleft().exception()
             return None, f"the step of this request failed: {type(error).__name__}"
+
+    def take_kv_events(self) -> list[KVEvent]:
+        """What the prefix cache took in and gave up since the last call; empty unless events are on."""
+        events = self.scheduler.kv.cache.events
+        return [] if events is None else events.take()
 
     def stats(self) -> EngineStats:
         """Counters since start, and the state now."""

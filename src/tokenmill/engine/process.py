@@ -18,6 +18,7 @@ import zmq
 
 from tokenmill.channels import API, ENGINE, LINGER_MILLISECONDS, Inbox, LaunchFile, Outbox, worker_name
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.kv_publisher import KVPublisher
 from tokenmill.errors import TokenMillError
 from tokenmill.messages import (
     AbortRequests,
@@ -74,8 +75,9 @@ class EngineSockets:
 class EngineLoop:
     """Receive, step, publish, until told to stop."""
 
-    def __init__(self, engine: Engine, sockets: EngineSockets) -> None:
+    def __init__(self, engine: Engine, sockets: EngineSockets, publisher: KVPublisher | None) -> None:
         self._engine = engine
+        self._publisher = publisher
         self._sockets = sockets
         self._worker_of: dict[str, int] = {}
         self._stopping = False
@@ -88,11 +90,18 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until `stop`."""
         while not self._stopping:
-            for message in self._sockets.receive(IDLE_POLL_MS if self._engine.is_idle else 0):
+            is_busy = self._engine.has_work and not self._engine.is_idle
+            for message in self._sockets.receive(0 if is_busy else IDLE_POLL_MS):
                 self._publish(self._accept(message))
             if self._engine.has_work:
                 self._publish(self._engine.step())
-                self._send_stats(now=not self._engine.has_work)
+            self._publish_kv_events()
+            self._send_stats(now=is_busy and not self._engine.has_work)
+
+    def _publish_kv_events(self) -> None:
+        if self._publisher is not None:
+            self._publisher.publish(self._engine.take_kv_events())
+            self._publisher.answer_replays()
 
     def _accept(self, message: ToEngine) -> list[TokenOutput]:
         if isinstance(message, AbortRequests):
@@ -113,6 +122,7 @@ class EngineLoop:
 
     def _send_stats(self, now: bool) -> None:
         moment = time.monotonic()
+        # An idle engine sends them too: they are the sign of life that /health goes by.
         if now or moment - self._last_stats >= STATS_INTERVAL:
             self._last_stats = moment
             self._sockets.send_to_api(self._engine.stats())
@@ -128,7 +138,9 @@ def serve(folder: Path) -> int:
         from tokenmill.engine.build import build_engine
 
         built = build_engine(config, lambda *step: sockets.send_to_api(EngineProgress(*step)))
-        loop = EngineLoop(built.engine, sockets)
+        kv_events = config.kv_events()
+        publisher = None if kv_events is None else KVPublisher(kv_events)
+        loop = EngineLoop(built.engine, sockets, publisher)
         signal.signal(signal.SIGTERM, lambda *_: loop.stop())
         # Before it is ready, so that whoever scrapes a fresh server finds the engine's metrics.
         sockets.send_to_api(built.engine.stats())

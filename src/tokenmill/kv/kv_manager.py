@@ -159,11 +159,12 @@ class KVManager:
         self.cache.unlock(holding.node, step)
 
     def clear_cache(self) -> bool:
-        """Forget every cached prefix and the hit statistics. Refused (False) while requests hold pages."""
+        """Forget every cached prefix. Refused (False) while requests hold pages."""
         if self._holdings:
             return False
         self.pool.free(self.cache.evict(self.cache.num_evictable))
-        self.num_queried_tokens = self.num_hit_tokens = 0
+        if self.cache.events is not None:
+            self.cache.events.cleared()
         return True
 
     def _take(self, count: int, spare: int) -> list[int] | None:

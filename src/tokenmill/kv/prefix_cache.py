@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from tokenmill.kv.events import KVEventLog
 from tokenmill.kv.radix_node import PageArray, RadixNode
 from tokenmill.kv.radix_tree import PrefixMatch
 from tokenmill.request import TokenArray
@@ -17,6 +18,7 @@ class PrefixCache(Protocol):
     """See `RadixTree`, which implements it, for the meaning of each method."""
 
     keeps_pages: bool
+    events: KVEventLog | None
     num_pinned: int
     num_evictable: int
 
@@ -47,6 +49,7 @@ class NullCache:
 
     def __init__(self, page_size: int) -> None:
         self.keeps_pages = False
+        self.events: KVEventLog | None = None
         self.num_pinned = 0
         self.num_evictable = 0
         self._root = RadixNode(None, _NOTHING, _NOTHING, page_size, serial=0)

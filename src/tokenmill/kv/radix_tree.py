@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tokenmill.kv.events import KVEventLog
 from tokenmill.kv.radix_node import PageArray, RadixNode
 from tokenmill.request import TokenArray
 
@@ -31,8 +32,9 @@ class PrefixMatch:
 class RadixTree:
     """Owns the pages of its edges. `num_pinned + num_evictable` is the number of pages it owns."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, events: KVEventLog | None = None) -> None:
         self.page_size = page_size
+        self.events = events
         self.keeps_pages = True
         self.num_pinned = 0
         self.num_evictable = 0
@@ -78,6 +80,9 @@ class RadixTree:
         duplicates, new = pages[:depth], pages[depth:]
         if len(new):
             new_tokens = tokens[depth * self.page_size :]
+            if self.events is not None:
+                parent_page = int(node.pages[-1]) if node.num_pages else None
+                self.events.stored(_namespace(node), parent_page, new_tokens, new)
             # A leaf that only the caller has locked grows in place: otherwise each decoded page would add a node.
             if node is start and node.parent is not None and node.is_leaf and node.locks == 1:
                 node.append(new_tokens, new)
@@ -131,6 +136,8 @@ class RadixTree:
                 self._offer(node)
             else:
                 self._remove(node)
+        if self.events is not None:
+            self.events.removed(evicted)
         return evicted
 
     def _root(self, namespace: str) -> RadixNode:
@@ -228,6 +235,13 @@ class RadixTree:
             assert node.parent is not None and node.parent.children[node.key] is node, "a child under a wrong key"
             assert node.parent.locks >= node.locks, "a locked node below an unlocked one"
             assert node.locks or not node.is_leaf or id(node) in offered, "an evictable leaf that the LRU does not know"
+
+
+def _namespace(node: RadixNode) -> str:
+    while node.parent is not None:
+        node = node.parent
+    assert node.namespace is not None, "a path that does not end at a root"
+    return node.namespace
 
 
 def _is_current(node: RadixNode, last_used: int) -> bool:
