@@ -39,8 +39,9 @@ def answers(files) -> dict[int, dict]:
     return {line["line"]: line for line in map(json.loads, files[1].read_text().splitlines())}
 
 
-def test_every_line_is_answered_once_and_a_bad_one_fails_alone(files, tiny_model):
+def test_every_line_is_answered_once_and_a_bad_one_fails_alone(files, tiny_model, capsys):
     assert generate(files, tiny_model) == 0
+    assert "out.jsonl: 9 lines, 5 of them errors" in capsys.readouterr().err
     found = answers(files)
     assert list(found) == [1, 2, 4, 5, 6, 7, 8, 9, 10]
     assert found[1]["usage"]["completion_tokens"] == 4

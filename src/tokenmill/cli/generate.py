@@ -47,7 +47,8 @@ def run(arguments: Sequence[str]) -> int:
                 print("\ninterrupted; the same command goes on from here", file=sys.stderr)
                 raise
         journal.sort()
-    print(f"{namespace.output}: {num_lines} lines", file=sys.stderr)
+    errors = f", {journal.num_errors} of them errors" if journal.num_errors else ""
+    print(f"{namespace.output}: {num_lines} lines{errors}", file=sys.stderr)
     return 0
 
 

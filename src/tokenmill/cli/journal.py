@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,11 +22,24 @@ SYNC_SECONDS = 2.0
 LINE_START = b'{"line":'
 
 
+class _Response(msgspec.Struct):
+    """As much of a batch line's answer as tells whether it is one."""
+
+    status_code: int = 200
+
+
 class _Written(msgspec.Struct):
     """What resuming needs of an output line."""
 
     line: int
     input: str
+    error: Any = None
+    response: _Response | None = None
+
+    @property
+    def is_answer(self) -> bool:
+        """False where the line says why there is none."""
+        return self.error is None and (self.response is None or self.response.status_code == HTTPStatus.OK)
 
 
 class Journal:
@@ -33,6 +47,7 @@ class Journal:
 
     Attributes:
         done: input line number -> digest of that line, for every line of the file.
+        num_errors: lines that say why there is no answer.
     """
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
@@ -54,6 +69,7 @@ class Journal:
         if overwrite:
             self._file.truncate(0)
         self.done: dict[int, str] = {}
+        self.num_errors = 0
         self._in_order = True
         self._highest = 0
         self._last_sync = time.monotonic()
@@ -70,9 +86,10 @@ class Journal:
 
     def append(self, document: dict[str, Any]) -> None:
         """Write one line. It survives the end of this process at once, and of the machine two seconds later."""
-        self._note(document["line"], document["input"])
+        encoded = msgspec.json.encode(document)
+        self._note(_parse(encoded))
         # One write of the whole line: a reader, or the next run, sees all of it or a part without a line break.
-        data = memoryview(msgspec.json.encode(document) + b"\n")
+        data = memoryview(encoded + b"\n")
         while data:
             data = data[self._file.write(data) :]
         if time.monotonic() - self._last_sync > SYNC_SECONDS:
@@ -102,17 +119,18 @@ class Journal:
                 raise self._foreign(f"line {number} is not an output line") from None
             if written.line in self.done:
                 raise self._foreign(f"input line {written.line} is answered twice")
-            self._note(written.line, written.input)
+            self._note(written)
         torn = content[len(whole) :]
         if not (torn.startswith(LINE_START) or LINE_START.startswith(torn)):
             raise self._foreign("its last line is not an output line")
         self._file.truncate(len(whole))
         self._file.seek(len(whole))
 
-    def _note(self, line: int, digest: str) -> None:
-        self._in_order = self._in_order and line > self._highest
-        self._highest = max(self._highest, line)
-        self.done[line] = digest
+    def _note(self, written: _Written) -> None:
+        self._in_order = self._in_order and written.line > self._highest
+        self._highest = max(self._highest, written.line)
+        self.done[written.line] = written.input
+        self.num_errors += not written.is_answer
 
     def _foreign(self, what: str) -> InvalidConfig:
         return InvalidConfig(f"{self._path}: {what}; name another --output, or give --overwrite")
