@@ -32,6 +32,7 @@ from tokenmill.messages import (
 )
 from tokenmill.request_output import CompletionOutput, RequestOutput
 from tokenmill.sampling_params import SamplingParams
+from tokenmill.session import Session
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -116,6 +117,10 @@ class LLM:
                 yield from self.step()
         finally:
             self._abort_open()
+
+    def session(self) -> Session:
+        """Open a session: turns that append to each other, with nothing computed twice."""
+        return Session(self._engine, self._text.tokenizer, self._publish)
 
     def submit(
         self,

@@ -1,0 +1,78 @@
+"""`LLM.session()` with a real model: turns equal transformers' continuation of all that was said."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import load_oracle, make_checkpoint
+from tokenmill import LLM, SamplingParams
+from tokenmill.errors import InvalidRequest
+
+SEED = random.randrange(10**6)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen3", seed=SEED)
+
+
+@pytest.fixture
+def llm(folder: Path) -> LLM:
+    with LLM(folder, dtype="float32", max_num_seqs=4) as engine:
+        yield engine
+        assert engine.stats().num_pages_pinned == 0
+        assert engine.stats().num_rows_used == 0
+
+
+def test_each_turn_continues_from_all_that_was_said(llm: LLM, folder: Path) -> None:
+    oracle, generator, context = load_oracle(folder), random.Random(SEED), []
+    with llm.session() as session:
+        for _ in range(4):
+            turn = [generator.randrange(300) for _ in range(generator.randint(1, 30))]
+            output = session.send(turn, GREEDY)
+            context = [*context, *turn]
+            ids = torch.tensor([context])
+            answer = oracle.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=12,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            expected = answer[0, len(context) :].tolist()
+            assert output.token_ids == expected, f"seed {SEED}"
+            assert output.text == llm._text.tokenizer.decode(expected)
+            context += expected[:-1]  # the last one was never run
+    assert llm.stats().prompt_tokens == len(context) - 4 * 11, "only new input counts as prompt"
+
+
+def test_other_requests_go_on_beside_a_session(llm: LLM) -> None:
+    other = llm.submit([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    with llm.session() as session:
+        session.send([4, 5], GREEDY)
+        session.send([6], GREEDY)
+        while not other.is_finished:
+            llm.step()
+    alone = llm.generate([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True), False)
+    assert other.outputs[0].token_ids == alone[0].outputs[0].token_ids
+
+
+def test_what_cannot_be_served_is_refused_and_the_session_goes_on(llm: LLM) -> None:
+    with llm.session() as session:
+        for wrong in ([], [10**6], [1] * 600):
+            with pytest.raises(InvalidRequest):
+                session.send(wrong, GREEDY)
+        with pytest.raises(InvalidRequest, match="stop strings"):
+            session.send([1], SamplingParams(stop=("x",)))
+        assert session.send([1, 2], GREEDY).finish_reason == "length"
+        with pytest.raises(InvalidRequest, match="context holds 512"):
+            session.send([1] * 500, GREEDY)
+        assert session.send("text", GREEDY).token_ids
+    with pytest.raises(InvalidRequest, match="closed"):
+        session.send([1], GREEDY)
