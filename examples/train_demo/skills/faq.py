@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from .base import Sample, Split, assistant, casual, draw_until, user
+from .base import Sample, Split, assistant, casual, split_of, user
 from .faq_facts import FACTS
 
 FRAMES: dict[str, tuple[str, ...]] = {
@@ -96,20 +96,32 @@ FRAMES: dict[str, tuple[str, ...]] = {
         "I want to know if TokenMill can {x}.",
         "Tell me, can TokenMill {x}?",
     ),
-    "free": ("{x}",),
+    "free": (
+        "{x}",
+        "Tell me: {x}",
+        "I wonder: {x}",
+        "Do you know? {x}",
+        "One more question: {x}",
+        "{x} Please tell me.",
+        "{x} I would like to know.",
+        "About TokenMill: {x}",
+    ),
 }
 
 
 def ask(rng: random.Random, split: Split) -> Sample:
     """One question about TokenMill and its answer."""
 
-    def draw() -> tuple[str, tuple[str, str]]:
+    def draw() -> tuple[str, tuple[str, str, bool]]:
         index = rng.randrange(len(FACTS))
         kind, subjects, answer = FACTS[index]
         subject, frame = rng.choice(subjects), rng.choice(FRAMES[kind])
         text = frame.replace("{x}", subject)
-        return f"faq:{index}:{text}", (text, answer)
+        return f"faq:{index}:{text}", (text, answer, frame == "{x}" and kind == "free")
 
-    key, (text, answer) = draw_until(split, draw)
+    while True:
+        key, (text, answer, bare) = draw()
+        if ("train" if bare else split_of(key)) == split:  # a question of its own has no other words to learn from
+            break
     text = text[0].upper() + text[1:] if text[0] != "-" and rng.random() < 0.9 else text
     return Sample("FAQ", key, (user(casual(rng, text)), assistant(answer)))

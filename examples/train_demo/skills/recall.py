@@ -160,7 +160,7 @@ Filler = Callable[[random.Random, Split], list[Message]]
 def recall(rng: random.Random, split: Split, filler: Filler | None = None, fillers: int = 2) -> Sample:
     """One to three facts, up to ``fillers`` other exchanges after each, then a question about one fact.
 
-    The split is by the value asked for and its kind. One time in ten the fact was never told.
+    The split is by the value asked for and its kind. Now and then the fact was never told.
     """
     memories = rng.sample(MEMORIES, k=rng.choice((1, 1, 2, 2, 3)))
     while True:
@@ -175,7 +175,7 @@ def recall(rng: random.Random, split: Split, filler: Filler | None = None, fille
             memories = rng.sample(MEMORIES, k=2)
     told = list(zip(memories, values, strict=True))
     rng.shuffle(told)
-    unknown = split == "train" and rng.random() < 0.08
+    unknown = split == "train" and rng.random() < 0.03
     messages: list[Message] = []
     for memory, value in told:
         if unknown and memory is memories[0]:
