@@ -4,5 +4,11 @@ from __future__ import annotations
 
 import os
 
+from hypothesis import Phase, settings
+
 # Test models are tiny: a second thread only waits, and on a busy machine its spinning makes a step 50 times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A fault need not be made small to be counted as caught (benchmarks/mutants.py).
+settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate])
+settings.load_profile(os.environ.get("TOKENMILL_HYPOTHESIS_PROFILE", "default"))
