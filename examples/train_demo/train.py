@@ -1,6 +1,7 @@
 """Train the demo model (or its draft) by a schedule; restarts from its checkpoint.
 
     python train.py --run runs/main --model-folder ../../src/tokenmill/demo/model
+    python train.py --run runs/more --init ../../src/tokenmill/demo/model --schedule schedule_more.toml ...
     python train.py --run runs/draft --shape draft --schedule schedule_draft.toml ...
 
 A run folder holds ``state.safetensors`` (float32 masters and moments), ``state.json`` (where it stands) and
@@ -61,6 +62,13 @@ class Run:
             done = self.place.step >= self.schedule.phases[self.place.phase].steps
             if done:
                 self._next_phase()
+
+    def start_from(self, folder: Path) -> None:
+        """Begin a new run from exported weights (the optimizer's moments start at zero)."""
+        weights = load_file(folder / "model.safetensors")
+        for name, master in self.optimizer.master.items():
+            master.copy_(weights[name])
+            self.optimizer.parameters[name].data.copy_(master)
 
     def save(self) -> None:
         """Write the checkpoint; a crash in between leaves the old one."""
@@ -130,6 +138,7 @@ def main() -> None:
     parser.add_argument("--model-folder", type=Path, required=True, help="folder with tokenizer.json")
     parser.add_argument("--shape", choices=SHAPES, default="main")
     parser.add_argument("--schedule", type=Path, default=HERE / "schedule.toml")
+    parser.add_argument("--init", type=Path, help="begin a new run from the weights in this exported folder")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-compile", action="store_true", help="run the model without torch.compile")
     parser.add_argument("--save-every", type=int, default=100)
@@ -138,6 +147,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     encoder = Encoder(arguments.model_folder)
     run = Run(arguments.run, SHAPES[arguments.shape], encoder, arguments.schedule)
+    if arguments.init is not None and not run.optimizer.steps:
+        run.start_from(arguments.init)
     if not arguments.no_compile:
         run.model.compile()
     run.train(arguments.save_every, arguments.evaluate_every)
