@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -79,6 +80,12 @@ class RunningServer:
                     found[" ".join(arguments[3:4] + arguments[5:-1])] = int(folder.name)
         return found
 
+    def clean(self) -> None:
+        """Remove what this helper made."""
+        self.http.close()
+        self.log.unlink(missing_ok=True)
+        shutil.rmtree(self.private)
+
     def wait_for_end(self, seconds: float) -> int:
         """Exit code; also checks that no process and no folder is left behind."""
         pids = list(self.children().values())
@@ -127,4 +134,4 @@ def start_server(engine: EngineConfig, engine_module: str = STUB, **server) -> I
                 running.process.wait(timeout=10)
             except subprocess.TimeoutExpired:
                 running.process.kill()
-        running.log.unlink(missing_ok=True)
+        running.clean()

@@ -107,7 +107,7 @@ def test_a_stop_during_the_start_leaves_nothing_behind(stub_model, seconds):
         assert "Traceback" not in running.output()
     finally:
         running.process.kill()
-        running.log.unlink()
+        running.clean()
 
 
 def test_a_stopped_engine_is_killed_at_the_end(slow_model):
@@ -125,7 +125,7 @@ def end_of(engine: EngineConfig, **server) -> tuple[int, str]:
         return code, "\n".join(line for line in running.output().splitlines() if not line.startswith("PROGRESS"))
     finally:
         running.process.kill()
-        running.log.unlink()
+        running.clean()
 
 
 def stub_folder(tmp_path, **stub):
@@ -181,7 +181,7 @@ def test_nothing_answers_before_the_server_is_ready(stub_model):
     finally:
         running.process.send_signal(signal.SIGINT)
         assert running.wait_for_end(5.0) == 0
-        running.log.unlink()
+        running.clean()
 
 
 def test_the_private_folder_is_private_and_holds_no_key(stub_model):
