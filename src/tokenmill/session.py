@@ -30,7 +30,7 @@ class Session:
     turn sees: append it to the next input where the model's format wants it there.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, run_others: Callable[[list[TokenOutput]], None]) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, run_others: Callable[[list[TokenOutput]], object]) -> None:
         self._id = uuid.uuid4().hex
         self._engine = engine
         self._tokenizer = tokenizer
