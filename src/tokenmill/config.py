@@ -163,6 +163,10 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = flag((), "CORS origins that browsers may call from", repeat=True)
     tokenizer_workers: int = flag(1, "processes for tokenizing and detokenizing; 0: inside the API process")
     chat_template: str | None = flag(None, "file with a chat template")
+    max_num_queued_reqs: int | None = flag(None, "requests that may wait for a row; more are answered 429")
+    max_num_queued_tokens: int | None = flag(
+        None, "prompt tokens, by a guess from their bytes, that may wait; more are answered 429", size=True
+    )
     max_logprobs: int = flag(20, "logprobs a request may ask for at most")
     ssl_keyfile: str | None = flag(None, "TLS key")
     ssl_certfile: str | None = flag(None, "TLS certificate")
@@ -178,6 +182,10 @@ class ServerConfig:
         """
         if not 0 <= self.port <= 65535:
             raise InvalidConfig(f"--port must be between 0 and 65535, got {self.port}")
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
         if self.tokenizer_workers < 0:
             raise InvalidConfig("--tokenizer-workers must be 0 or more")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):

@@ -49,7 +49,16 @@ class EngineDead(TokenMillError):
 
 
 class QueueFull(TokenMillError):
-    """More requests wait than `max_num_queued_reqs` allows."""
+    """More waits than `--max-num-queued-reqs` or `--max-num-queued-tokens` allow.
+
+    Attributes:
+        retry_after: seconds after which there should be room.
+    """
 
     status = 429
-    type = "queue_full"
+    type = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

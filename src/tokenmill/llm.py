@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tokenmill.config import EngineConfig
 from tokenmill.demo import demo_model_path
 from tokenmill.engine.build import build_engine
-from tokenmill.errors import InvalidConfig, InvalidRequest, QueueFull, TokenMillError
+from tokenmill.errors import InvalidConfig, InvalidRequest, TokenMillError
 from tokenmill.frontend.text_processor import Routed, load_text_processor
 from tokenmill.messages import (
     AbortRequests,
@@ -209,7 +209,7 @@ class LLM:
         deltas: list[TextOutput] = []
         for reply in routed.to_api:
             if isinstance(reply, RequestRejected):
-                raise InvalidRequest(reply.error, reply.param) if reply.status < 500 else QueueFull(reply.error)
+                raise InvalidRequest(reply.error, reply.param) if reply.status < 500 else TokenMillError(reply.error)
             if isinstance(reply, TextOutputs):
                 deltas.extend(self._take(delta) for delta in reply.outputs)
         for message in routed.to_engine:

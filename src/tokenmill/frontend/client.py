@@ -18,6 +18,7 @@ import msgspec
 
 from tokenmill.errors import InvalidRequest, TokenMillError
 from tokenmill.frontend.generation import Generation
+from tokenmill.frontend.queue_limit import QueueLimit, QueueLimits
 from tokenmill.messages import (
     AbortRequests,
     Decoded,
@@ -74,8 +75,11 @@ class _OpenRequest:
 class EngineClient:
     """Starts, follows and aborts requests; spreads API calls over the text workers in turn."""
 
-    def __init__(self, workers: Sequence[Send], observer: RequestObserver | None = None) -> None:
+    def __init__(
+        self, workers: Sequence[Send], observer: RequestObserver | None = None, limits: QueueLimits | None = None
+    ) -> None:
         self._workers = list(workers)
+        self._queue = QueueLimit(limits or QueueLimits())
         self._turn = itertools.cycle(range(len(self._workers)))
         self._observer = observer
         self._open: dict[str, _OpenRequest] = {}
@@ -94,6 +98,7 @@ class EngineClient:
 
     async def start(self, ready: EngineReady) -> None:
         """Tell every text worker that the engine is ready, and return when all have loaded their tokenizer."""
+        self._queue.num_rows = ready.max_num_seqs
         for send in self._workers:
             send(ready)
         # The reply to a decode of nothing shows that a worker has loaded: messages are handled in order.
@@ -104,9 +109,11 @@ class EngineClient:
 
         Raises:
             EngineDead: the engine is gone.
+            QueueFull: too much waits already.
             InvalidRequest: a value in a message or a template variable cannot be sent.
         """
         self._raise_failure()
+        self._queue.check(prompts, len(self._open))
         worker = next(self._turn)
         prompts = [msgspec.structs.replace(p, ids=[_new_id() for _ in range(p.params.n)]) for p in prompts]
         ids = [request_id for prompt in prompts for request_id in prompt.ids]
@@ -118,6 +125,8 @@ class EngineClient:
             self._send(worker, AbortRequests(ids))
             raise
         now = time.monotonic()
+        for prompt in prompts:
+            self._queue.enter(prompt)
         for request_id in ids:
             self._open[request_id] = _OpenRequest(generation, now, now)
         return generation
@@ -155,6 +164,10 @@ class EngineClient:
                 future = self._calls.pop(message.id, None)
                 if future is not None and not future.done():
                     future.set_result(message)
+
+    def note_waiting(self, num_waiting: int) -> None:
+        """The engine says how many requests wait there."""
+        self._queue.num_waiting = num_waiting
 
     def fail(self, error: Exception) -> None:
         """End every open request with this error, and refuse new ones."""
@@ -196,6 +209,8 @@ class EngineClient:
                 self._observer.first_token(now - request.arrived)
             else:
                 self._observer.next_tokens(num_tokens, now - request.last_output)
+        if request.num_output_tokens == 0:
+            self._queue.started(output.id)
         request.last_output = now
         request.num_prompt_tokens = output.num_prompt_tokens
         request.num_output_tokens += num_tokens
@@ -225,6 +240,7 @@ class EngineClient:
 
     def _forget(self, request_id: str, reason: FinishReason) -> None:
         request = self._open.pop(request_id)
+        self._queue.ended(request_id)
         if self._observer is not None:
             seconds = time.monotonic() - request.arrived
             self._observer.finished(reason, seconds, request.num_prompt_tokens, request.num_output_tokens)

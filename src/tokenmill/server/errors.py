@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmill.errors import InvalidRequest, TokenMillError
+from tokenmill.errors import InvalidRequest, QueueFull, TokenMillError
 
 _logger = logging.getLogger(__name__)
 
@@ -87,7 +87,11 @@ def error_status(error: Exception) -> int:
 
 def error_response(error: Exception) -> Response:
     """The whole response to a request that failed."""
-    headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthorized) else None
+    headers = {}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, QueueFull):
+        headers["Retry-After"] = str(error.retry_after)
     return Response(msgspec.json.encode(error_body(error)), error_status(error), headers, media_type="application/json")
 
 

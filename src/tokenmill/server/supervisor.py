@@ -18,6 +18,7 @@ from tokenmill.channels import API, Inbox, Outbox, worker_name
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.errors import EngineDead, InvalidCheckpoint, InvalidRequest, TokenMillError
 from tokenmill.frontend.client import EngineClient
+from tokenmill.frontend.queue_limit import QueueLimits
 from tokenmill.messages import EngineFailed, EngineProgress, EngineReady, EngineStats, ToApi
 from tokenmill.model_files import default_sampling
 from tokenmill.observe.metrics import Metrics
@@ -90,7 +91,8 @@ class Supervisor:
         self._reader = InboxReader(inbox, self._handle)
         num_workers = max(1, server.tokenizer_workers)
         outboxes = [Outbox(self._context, folder, worker_name(index)) for index in range(num_workers)]
-        self._client = EngineClient([outbox.send for outbox in outboxes], self._metrics)
+        limits = QueueLimits(server.max_num_queued_reqs, server.max_num_queued_tokens)
+        self._client = EngineClient([outbox.send for outbox in outboxes], self._metrics, limits)
 
     async def run(self) -> int:
         """Serve until something ends it; return the exit code."""
@@ -192,6 +194,7 @@ class Supervisor:
         match message:
             case EngineStats():
                 self._metrics.engine_stats(message)
+                self._client.note_waiting(message.num_waiting)
             case EngineProgress():
                 self._events.progress(message)
             case EngineReady():

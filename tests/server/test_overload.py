@@ -1,0 +1,54 @@
+"""More requests than may wait: 429 with Retry-After for the surplus, and an answer for everyone else."""
+
+import asyncio
+
+import openai
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.server.running_server import start_server
+from tokenmill.config import EngineConfig
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = make_checkpoint(tmp_path_factory.mktemp("model"))
+    engine = EngineConfig(model=str(folder), dtype="float32", max_num_seqs=2)
+    limits = {"max_num_queued_reqs": 3, "max_num_queued_tokens": 2000}
+    with start_server(engine, "tokenmill.engine.process", **limits) as running:
+        yield running
+
+
+async def ask(client: openai.AsyncOpenAI, number: int):
+    return await client.completions.create(
+        model=(await client.models.list()).data[0].id,
+        prompt=f"number {number}",
+        max_tokens=150,
+        extra_body={"ignore_eos": True},
+    )
+
+
+def test_the_surplus_is_refused_at_once_and_the_rest_is_answered(server):
+    async def burst():
+        async with server.async_client as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(30)), return_exceptions=True)
+
+    answers = asyncio.run(burst())
+    refused = [answer for answer in answers if isinstance(answer, openai.RateLimitError)]
+    served = [answer for answer in answers if not isinstance(answer, Exception)]
+    assert len(refused) + len(served) == 30
+    assert len(served) >= 5, "two rows and three places in the queue"
+    assert refused, "30 at once are more than that"
+    for error in refused:
+        assert 1 <= int(error.response.headers["Retry-After"]) <= 600
+        assert error.body["code"] == "queue_full"
+        assert "wait already, at most 3 may" in error.body["message"]
+    assert all(answer.usage.completion_tokens == 150 for answer in served)
+    server.wait_until_unused()
+
+
+def test_a_prompt_larger_than_the_queue_is_refused_before_it_is_encoded(server):
+    answer = server.post("/v1/completions", {"prompt": "x" * 9000, "max_tokens": 1})
+    assert answer.status_code == 429
+    assert "this request has about 2250; at most 2000 may wait" in answer.json()["error"]["message"]
+    assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
