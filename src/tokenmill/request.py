@@ -189,7 +189,10 @@ class Request:
 
     def append_output(self, token_id: int) -> None:
         """Take in a sampled token; end the turn if it is a stop token or the last that fits."""
-        self._append(np.array([token_id], dtype=np.int32))
+        if self.num_tokens == len(self._buffer):
+            self._make_room(1)
+        self._buffer[self.num_tokens] = token_id
+        self.num_tokens += 1
         if token_id in self.stop_token_ids and self.num_output_tokens > self.params.min_tokens:
             self._end_turn(FinishReason.STOP, token_id)
         elif self.num_tokens >= self.max_tokens_total:
@@ -203,7 +206,9 @@ class Request:
         """
         self.move_to(RequestStatus.WAITING)
         self.num_tokens -= 1
-        self._append(np.asarray(token_ids, dtype=np.int32))
+        self._make_room(len(token_ids))
+        self._buffer[self.num_tokens : self.num_tokens + len(token_ids)] = token_ids
+        self.num_tokens += len(token_ids)
         self.num_prompt_tokens = self.num_tokens
         self.params = params
         self.max_tokens_total = max_tokens_total
@@ -221,10 +226,8 @@ class Request:
         self.num_computed_tokens = self.num_tokens - 1
         self.num_pending_tokens = 0
 
-    def _append(self, token_ids: TokenArray) -> None:
-        total = self.num_tokens + len(token_ids)
-        if total > len(self._buffer):
-            room = np.zeros(max(len(self._buffer), len(token_ids)), dtype=np.int32)
+    def _make_room(self, count: int) -> None:
+        """Let the buffer hold `count` more tokens; doubling keeps appends cheap at any length."""
+        if self.num_tokens + count > len(self._buffer):
+            room = np.zeros(max(len(self._buffer), count), dtype=np.int32)
             self._buffer = np.concatenate([self._buffer, room])
-        self._buffer[self.num_tokens : total] = token_ids
-        self.num_tokens = total

@@ -19,8 +19,6 @@ from tokenmill.scheduler.plan import StepPlan, StepResult
 from tokenmill.scheduler.queue import POLICIES
 from tokenmill.scheduler.step_pass import StepPass
 
-_COMMITTING = frozenset({RequestStatus.RUNNING, RequestStatus.PREEMPTED})
-
 
 class Scheduler:
     """All requests between their arrival and their last output."""
@@ -120,19 +118,22 @@ class Scheduler:
         launched = self.books.launched.popleft()
         plan = launched.plan
         assert plan.step == result.step, f"committing step {result.step}, expected {plan.step}"
-        ends = (plan.num_computed + plan.num_scheduled).tolist()
-        token_ids = result.token_ids.tolist()
+        ends = plan.num_computed + plan.num_scheduled
+        fills_page = ends // self.kv.page_size > plan.num_computed // self.kv.page_size
+        columns = zip(launched.requests, ends.tolist(), fills_page.tolist(), result.token_ids.tolist(), strict=True)
         outputs = []
-        for index, request in enumerate(launched.requests):
+        for index, (request, end, has_full_page, token_id) in enumerate(columns):
             request.num_inflight_steps -= 1
             # One that ended, or paused and perhaps got new input, has no use for what was launched before that.
-            if request.status in _COMMITTING:
-                self.kv.cache_full_pages(request, ends[index], plan.step)
-                if token_ids[index] >= 0:
-                    outputs.append(self._take_token(request, token_ids[index]))
+            if request.is_running or request.status is RequestStatus.PREEMPTED:
+                if has_full_page:
+                    self.kv.cache_full_pages(request, end, plan.step)
+                if token_id >= 0:
+                    outputs.append(self._take_token(request, token_id))
                     if index in result.logprobs:
                         outputs[-1].logprobs = [result.logprobs[index]]
-            self.books.retire(request)
+            if not request.is_running:
+                self.books.retire(request)
         return outputs
 
     def fail_launched(self, error: str) -> list[TokenOutput]:
