@@ -133,6 +133,7 @@ class Harness:
         """One turn of the loop, then every check. Liveness: with nothing launched, something must have run."""
         self.collect(self.engine.step())
         self.scheduler.check_invariants()
+        assert not (self.engine.is_idle and self.scheduler.is_stuck), "somebody could run and the plan is empty"
 
     def drain(self, limit: int = 2000) -> None:
         """Run until nothing is left; then nothing may be in use."""

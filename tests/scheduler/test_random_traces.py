@@ -92,5 +92,9 @@ class SchedulerTrace(RuleBasedStateMachine):
 
 TestSchedulerTrace = SchedulerTrace.TestCase
 TestSchedulerTrace.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    # some 20,000 steps
+    max_examples=350,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )

@@ -308,3 +308,12 @@ def test_common_prefix_pages_are_those_of_all_running_requests() -> None:
     assert harness.scheduler.num_common_prefix_pages() == 0
     harness.drain()
     assert harness.scheduler.num_common_prefix_pages() == 0
+
+
+@pytest.mark.parametrize("batch_policy", ["mixed", "prefill-first"])
+def test_a_request_that_holds_twice_what_the_cache_has_goes_on_from_the_cache_at_once(batch_policy: str) -> None:
+    harness = Harness(num_pages=8, page_size=1, max_num_seqs=2, budget=5, max_model_len=8, batch_policy=batch_policy)
+    harness.add([0, 0], max_tokens=1)
+    harness.add([0, 0], max_tokens=6)
+    harness.drain()
+    assert harness.scheduler.books.num_preemptions == 1

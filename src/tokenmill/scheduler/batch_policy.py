@@ -1,4 +1,8 @@
-"""What may share a step: two policies, side by side."""
+"""What may share a step: two policies, side by side.
+
+Nobody enters a step in which a running request was short of pages, unless the step would be empty: the last request
+running may have preempted itself, to find in the cache what it held twice.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ BatchPolicy = Callable[[StepPass], None]
 
 def mixed(step: StepPass) -> None:
     """Prompts and decodes share steps (vLLM V1): running requests first, then as many new ones as fit."""
-    if step.advance(lambda request: True):
+    if step.advance(lambda request: True) or step.is_empty:
         step.admit()
 
 
@@ -20,8 +24,8 @@ def prefill_first(step: StepPass) -> None:
     """A step is all prompts, else all decodes (Mini-SGLang): new requests start soonest, decodes wait for them."""
     if step.advance(is_prefilling):
         step.admit()
-    if step.is_empty:
-        step.advance(lambda request: not is_prefilling(request))
+    if step.is_empty and (step.advance(lambda request: not is_prefilling(request)) or step.is_empty):
+        step.admit()
 
 
 def is_prefilling(request: Request) -> bool:

@@ -82,6 +82,7 @@ class StepPass:
             missing = self._kv.num_missing_pages(request, end) + self._claimed_pages - self._kv.num_available
             if self._books.num_returning_pages() >= missing:
                 request.wait_reason = f"waits for {missing} pages that launched steps still use"
+                self._claimed_pages += self._kv.num_missing_pages(request, end)
                 return False
             if not self._books.preempt_idle() and self._books.preempt_last() is request:
                 return False
