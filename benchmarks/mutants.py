@@ -28,7 +28,13 @@ from rich.progress import track
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("scheduler", "kv")
-TESTS = ("tests/kv", "tests/scheduler", "tests/engine/test_step_log.py")
+TESTS = (
+    "tests/kv",
+    "tests/scheduler",
+    "tests/engine/test_step_log.py",
+    "tests/engine/test_watchdog.py",
+    "tests/engine/test_kv_publisher.py",
+)
 SECONDS = 120
 
 TURNED: dict[type[ast.AST], type[ast.AST]] = {

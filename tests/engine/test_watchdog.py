@@ -29,6 +29,28 @@ def test_a_stuck_scheduler_is_reported_once_with_its_last_steps(
     assert [record["plan"]["step"] for record in records] == [1, 2]
 
 
+def test_requests_that_wait_and_could_start_count_as_stuck_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness()
+    harness.engine._watchdog = Watchdog(tmp_path)
+    harness.add([1, 2, 3])
+    monkeypatch.setattr(harness.scheduler, "schedule", lambda: None)
+    harness.engine.step()
+    assert "no request makes progress" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_is_no_second_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness()
+    harness.engine._watchdog = Watchdog(tmp_path / "no folder")
+    harness.add([1, 2, 3])
+    monkeypatch.setattr(harness.scheduler, "schedule", lambda: None)
+    harness.engine.step()
+    assert "could not be written" in caplog.text
+
+
 def test_waiting_for_something_from_outside_is_no_reason_to_bark(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -317,3 +317,38 @@ def test_a_request_that_holds_twice_what_the_cache_has_goes_on_from_the_cache_at
     harness.add([0, 0], max_tokens=6)
     harness.drain()
     assert harness.scheduler.books.num_preemptions == 1
+
+
+def test_a_request_behind_others_is_told_how_many_and_why_the_first_waits() -> None:
+    harness = Harness(max_num_seqs=1)
+    ids = [harness.add([n, 1, 2], max_tokens=5) for n in range(3)]
+    assert harness.scheduler.explain(ids[0]) == "has just arrived"
+    assert harness.scheduler.explain(ids[2]) == "2 ahead of it; the first has just arrived"
+    harness.step()
+    assert harness.scheduler.explain(ids[0]) == "", "it runs"
+    assert harness.scheduler.explain(ids[1]) == "needs a row, all 1 are in use"
+    assert harness.scheduler.explain(ids[2]) == "1 ahead of it; the first needs a row, all 1 are in use"
+    harness.drain()
+
+
+def test_the_reasons_name_pages_and_budget() -> None:
+    harness = Harness(num_pages=8, budget=16)
+    harness.add(list(range(16)), max_tokens=10)
+    big, small = harness.add([40] * 17, max_tokens=2), harness.add([41, 42, 43], max_tokens=2)
+    harness.step()
+    harness.step()
+    assert harness.scheduler.explain(big) == "needs 4 pages, 3 are free or evictable"
+    assert harness.scheduler.explain(small).startswith("1 ahead of it; the first needs 4 pages")
+    harness.drain()
+
+
+def test_no_row_is_taken_and_no_page_held_while_a_request_waits() -> None:
+    harness = Harness(num_pages=8, budget=16)
+    harness.add(list(range(16)), max_tokens=10)
+    harness.add([40] * 17, max_tokens=2)
+    harness.step()
+    before = harness.kv.num_available
+    harness.step()
+    assert harness.kv.num_available in (before, before - 1), "only the running request may have taken a page"
+    assert harness.scheduler.books.rows.num_free == 3
+    harness.drain()

@@ -84,3 +84,39 @@ def test_an_idle_session_yields_its_pages_rather_than_let_others_wait_for_ever()
     assert harness.scheduler.books.requests[session].row is None
     assert harness.extend(session, [9, 9], max_tokens=3)
     harness.drain()
+
+
+def test_without_chunked_prefill_a_further_input_runs_whole_or_waits() -> None:
+    harness = Harness(budget=12, chunked=False, max_model_len=24, num_pages=20)
+    session = harness.open_session([1, 2, 3], max_tokens=2)
+    run_turn(harness)
+    harness.add([9, 8, 7, 6, 5, 4], max_tokens=3)
+    assert harness.extend(session, [4] * 8, max_tokens=2)
+    harness.step()
+    assert dict(zip(harness.runner.plans[-1].request_ids, harness.runner.plans[-1].num_scheduled, strict=True)) == {
+        session: 9
+    }, "the session's arrival is older; the other prompt waits for the budget of the next step"
+    harness.drain()
+
+
+def test_a_further_input_that_exceeds_what_is_left_of_a_step_says_so() -> None:
+    harness = Harness(budget=12, chunked=False, max_model_len=24, num_pages=20, policy="priority")
+    session = harness.open_session([1, 2, 3], max_tokens=2)
+    run_turn(harness)
+    harness.add([9, 8, 7, 6, 5, 4], max_tokens=3, priority=-1)
+    assert harness.extend(session, [4] * 8, max_tokens=2)
+    harness.step()
+    assert harness.scheduler.explain(session) == "needs 9 tokens of a step's budget, 6 are left"
+    harness.drain()
+
+
+def test_a_session_that_lacks_pages_for_its_input_says_so_and_waits() -> None:
+    harness = Harness(num_pages=8, max_num_seqs=3, budget=32)
+    session = harness.open_session([1, 2, 3, 4, 5, 6], max_tokens=2)
+    run_turn(harness)
+    harness.add([20 + k for k in range(16)], max_tokens=4)
+    harness.step()
+    assert harness.extend(session, [7] * 10, max_tokens=2)
+    harness.step()
+    assert harness.scheduler.explain(session) == "needs 3 more pages, 1 are free or evictable"
+    harness.drain()
