@@ -170,7 +170,7 @@ class ServerConfig:
     max_logprobs: int = flag(20, "logprobs a request may ask for at most")
     ssl_keyfile: str | None = flag(None, "TLS key")
     ssl_certfile: str | None = flag(None, "TLS certificate")
-    shutdown_timeout: float = flag(4.0, "seconds that open streams get to end after Ctrl-C")
+    shutdown_timeout: float = flag(3.0, "seconds that open streams get to end after Ctrl-C")
     enable_log_requests: bool = flag(False, "log every request")
     disable_log_stats: bool = flag(False, "do not log throughput every ten seconds")
 

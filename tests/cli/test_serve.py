@@ -31,7 +31,7 @@ def test_the_start_names_model_capacity_and_address(server):
     server.wait_for(lambda: "ready in" in server.output())
     text = server.output()
     assert "1,536 tokens in 96 pages" in text
-    assert "room for 6.0 requests of the full 256 tokens" in text
+    assert "room for 6 requests of the full 256 tokens" in text
     assert f"{server.url}/v1" in text
     assert "the-key" not in text
 

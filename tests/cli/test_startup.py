@@ -152,3 +152,12 @@ def test_counts(count, text):
 )
 def test_byte_sizes(size, text):
     assert bytes_text(size) == text
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "text"),
+    [(32, "room for 1 request of"), (47, "room for 1.4 requests of"), (32 * 1024, "room for 1,024 requests of")],
+)
+def test_room_is_counted_in_whole_tenths_and_never_rounded_up(num_pages, text):
+    lines = [line for _, line in facts(msgspec.structs.replace(READY, num_pages=num_pages), SERVER)]
+    assert any(line.startswith(text) for line in lines)

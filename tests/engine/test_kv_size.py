@@ -39,8 +39,18 @@ def test_a_context_that_was_asked_for_is_never_shrunk() -> None:
 
 
 def test_a_pool_of_no_use_is_refused() -> None:
-    with pytest.raises(InvalidConfig, match="--kv-cache-memory-bytes to 65000"):
+    with pytest.raises(InvalidConfig, match="--kv-cache-memory-bytes to 65000, or lower --max-model-len to 32"):
         size(kv_cache_memory_bytes=3000)
+
+
+def test_the_advice_of_a_refusal_works() -> None:
+    with pytest.raises(InvalidConfig) as refusal:
+        size(num_pages=10, max_model_len=1024)
+    assert "--kv-cache-memory-bytes" not in str(refusal.value)  # --num-pages would still win
+    assert str(refusal.value).endswith("raise --num-pages to 64, or lower --max-model-len to 160")
+    assert size(num_pages=64, max_model_len=1024) == KVSize(64, 1024)
+    assert size(num_pages=10, max_model_len=160) == KVSize(10, 160)
+    assert size(kv_cache_memory_bytes=65000, max_model_len=1024) == KVSize(64, 1024)
 
 
 def test_a_context_beyond_the_model_is_refused() -> None:

@@ -94,7 +94,7 @@ def test_without_chunked_prefill_a_further_input_runs_whole_or_waits() -> None:
     assert harness.extend(session, [4] * 8, max_tokens=2)
     harness.step()
     assert dict(zip(harness.runner.plans[-1].request_ids, harness.runner.plans[-1].num_scheduled, strict=True)) == {
-        session: 9
+        session: 8
     }, "the session's arrival is older; the other prompt waits for the budget of the next step"
     harness.drain()
 
@@ -106,7 +106,7 @@ def test_a_further_input_that_exceeds_what_is_left_of_a_step_says_so() -> None:
     harness.add([9, 8, 7, 6, 5, 4], max_tokens=3, priority=-1)
     assert harness.extend(session, [4] * 8, max_tokens=2)
     harness.step()
-    assert harness.scheduler.explain(session) == "needs 9 tokens of a step's budget, 6 are left"
+    assert harness.scheduler.explain(session) == "needs 8 tokens of a step's budget, 6 are left"
     harness.drain()
 
 

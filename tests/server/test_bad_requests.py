@@ -152,8 +152,8 @@ def test_bad_chats_are_refused_by_field(echo_server):
 def test_bad_prompts_are_refused(echo_server):
     for prompt in BAD_PROMPTS:
         assert_refused(echo_server.post("/v1/completions", TEXT | {"prompt": prompt}), "prompt")
-    assert_refused(echo_server.post("/v1/completions", {"max_tokens": 3}))
-    assert_refused(echo_server.post("/v1/chat/completions", {"max_tokens": 3}))
+    assert_refused(echo_server.post("/v1/completions", {"max_tokens": 3}), "prompt")
+    assert_refused(echo_server.post("/v1/chat/completions", {"max_tokens": 3}), "messages")
     assert_refused(echo_server.post("/v1/completions", TEXT | {"prompt": ["a"] * 200, "n": 100}), "n")
     assert_refused(echo_server.post("/detokenize", {"tokens": [512]}), "tokens")
     assert_refused(echo_server.post("/tokenize", {}))

@@ -59,6 +59,7 @@ def test_a_stop_lets_short_streams_end_and_cuts_long_ones_within_five_seconds(sl
         assert '"finish_reason":"length"' in short[-2]
         assert '"type":"server_stopping"' in long[-2]
         assert short[-1] == long[-1] == "data: [DONE]"
+        assert "stopping: 2 open requests have 1.5 s to end" in server.output()
         assert "Traceback" not in server.output()
 
 

@@ -106,7 +106,7 @@ class Chat:
                 for name, purpose in _COMMANDS.items():
                     self._say(f"{name:<9}{purpose}\n")
             case _:
-                self._say(f"there is no {command}{did_you_mean(command, _COMMANDS)}; /help lists the commands\n")
+                self._say(f"there is no {command} (/help lists the commands){did_you_mean(command, _COMMANDS)}\n")
 
     def _answer(self, line: str) -> None:
         self._said.append({"role": "user", "content": line})

@@ -23,7 +23,7 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         ("weights", f"{bytes_text(ready.weight_bytes)} of {ready.dtype} on {ready.device}"),
         ("attention", f"{ready.attention_backend} ({ready.attention_reason})"),
         ("KV cache", f"{capacity:,} tokens in {ready.num_pages:,} pages, {bytes_text(ready.kv_bytes)}"),
-        ("", f"room for {full_requests:,.1f} requests of the full {ready.max_model_len:,} tokens"),
+        ("", f"room for {_amount(full_requests)} of the full {ready.max_model_len:,} tokens"),
         ("a step", f"up to {ready.max_num_seqs:,} requests and {ready.max_num_batched_tokens:,} tokens"),
         ("threads", str(ready.num_threads)),
         ("API", f"{url}/v1"),
@@ -71,6 +71,14 @@ def chat_command(server: ServerConfig) -> str | None:
         return None
     url = base_url(server)
     return "tokenmill chat" if url == f"http://127.0.0.1:{DEFAULT_PORT}" else f"tokenmill chat --url {url}"
+
+
+def _amount(requests: float) -> str:
+    """`1 request`, `1.5 requests`, `256 requests`; rounded down, since it is a promise."""
+    whole, tenths = divmod(int(requests * 10), 10)
+    if (whole, tenths) == (1, 0):
+        return "1 request"
+    return f"{whole:,}.{tenths} requests" if tenths else f"{whole:,} requests"
 
 
 def count_text(count: int) -> str:

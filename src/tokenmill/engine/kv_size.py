@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tokenmill.config import EngineConfig
 from tokenmill.errors import InvalidConfig
 
-GIB = 1 << 30
+MIB = 1 << 20
 # Below this a pool is no use to anyone; `--max-model-len auto` does not shrink further.
 SMALLEST_CONTEXT = 64
 
@@ -52,8 +52,12 @@ def decide_kv_size(config: EngineConfig, max_position: int, bytes_per_page: int,
     if config.max_model_len is None and capacity >= min(SMALLEST_CONTEXT, wanted):
         return KVSize(num_pages, capacity)
     needed = (pages_per_request + 1) * bytes_per_page
+    # Only the flag that decides: raising the other would change nothing.
+    raised = (
+        f"--kv-cache-memory-bytes to {needed}" if config.num_pages is None else f"--num-pages to {pages_per_request}"
+    )
+    lowered = f", or lower --max-model-len to {capacity}" if capacity else ""
     raise InvalidConfig(
         f"the KV cache holds {capacity} tokens, one request of {wanted} tokens needs {pages_per_request} pages "
-        f"({needed / GIB:.3g} GiB): raise --kv-cache-memory-bytes to {needed}, --num-pages to {pages_per_request}, "
-        f"or lower --max-model-len"
+        f"({needed / MIB:,.3g} MiB): raise {raised}{lowered}"
     )

@@ -15,6 +15,7 @@ MAX_BODY_BYTES = 16 * 2**20
 
 _AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>.*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<name>.*?)`")
+_MISSING = re.compile(r"missing required field `(?P<name>.*?)`")
 
 T = TypeVar("T")
 
@@ -60,6 +61,9 @@ def _explain(message: str) -> InvalidRequest:
     if unknown:
         name = f"{path}.{unknown['name']}" if path else unknown["name"]
         return InvalidRequest(f"{name}: unknown or unsupported field", _top(name))
+    if missing := _MISSING.search(message):
+        name = f"{path}.{missing['name']}" if path else missing["name"]
+        return InvalidRequest(f"{name} is missing", _top(name))
     if not path:
         return InvalidRequest(f"the body is not as expected: {what}")
     return InvalidRequest(f"{path}: {what[:1].lower()}{what[1:]}", _top(path))
