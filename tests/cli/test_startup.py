@@ -3,6 +3,7 @@ import re
 import shlex
 import time
 
+import msgspec
 import pytest
 
 from tokenmill.cli.facts import base_url, bytes_text, chat_command, count_text, curl_command, facts

@@ -106,7 +106,9 @@ def check_names(given: Given, config_classes: Iterable[type]) -> None:
     for name in given.environment:
         other = name.removeprefix(ENV_PREFIX) in OTHER_VARIABLES
         if name.startswith(ENV_PREFIX) and name not in variables and not other:
-            print(f"tokenmill: {name} is ignored: there is no such flag{did_you_mean(name, variables)}", file=sys.stderr)
+            print(
+                f"tokenmill: {name} is ignored: there is no such flag{did_you_mean(name, variables)}", file=sys.stderr
+            )
 
 
 def _keys(setting: Setting) -> list[str]:

@@ -55,7 +55,10 @@ def _dispatch(arguments: list[str]) -> int:
     if verb not in VERBS:
         from tokenmill.cli.parser import did_you_mean
 
-        print(f"tokenmill: there is no {verb!r} (tokenmill --help lists the verbs){did_you_mean(verb, VERBS)}", file=sys.stderr)
+        print(
+            f"tokenmill: there is no {verb!r} (tokenmill --help lists the verbs){did_you_mean(verb, VERBS)}",
+            file=sys.stderr,
+        )
         return 2
     run = importlib.import_module(f"tokenmill.cli.{verb}").run
     return int(run(arguments[1:]))
