@@ -25,6 +25,7 @@ from skills import SKILLS, Message, Sample
 from skills.recall import recall
 
 DEFAULT_MODEL = Path(__file__).parents[2] / "src" / "tokenmill" / "demo" / "model"
+COUNTING = ("counting", "counting one kind")
 BEGIN, END = "<!-- accuracy: written by evaluate.py -->", "<!-- end of accuracy -->"
 
 
@@ -56,8 +57,13 @@ def heldout(count: int, seed: int) -> dict[str, list[Sample]]:
     groups: dict[str, list[Sample]] = {}
     for name, generate in SKILLS.items():
         rng = random.Random(f"evaluate-{seed}-{name}")
-        samples = [generate(rng, "heldout") for _ in range(count)]
-        groups.setdefault(samples[0].skill, []).extend(samples)
+        while True:  # one generator may serve two skills: draw until each of them has enough
+            sample = generate(rng, "heldout")
+            group = groups.setdefault(sample.skill, [])
+            if len(group) < count:
+                group.append(sample)
+            elif name != "count" or all(len(groups.get(skill, ())) >= count for skill in COUNTING):
+                break
     rng = random.Random(f"evaluate-{seed}-far")
     groups["recall over 1,500 tokens"] = [far_recall(rng) for _ in range(max(1, count // 4))]
     return groups

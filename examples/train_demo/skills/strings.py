@@ -129,7 +129,8 @@ def _count_one(rng: random.Random, split: Split) -> Sample:
         total += x == wanted
         parts.append(f"{x} {total}")
     times = f"{total} time{'' if total == 1 else 's'}"
-    return Sample("counting", key, (user(question), assistant(f"{', '.join(parts)}. {wanted} appears {times}.")))
+    answer = assistant(f"{', '.join(parts)}. {wanted} appears {times}.")
+    return Sample("counting one kind", key, (user(question), answer))
 
 
 def sort(rng: random.Random, split: Split) -> Sample:
