@@ -3,7 +3,7 @@
 python evaluate.py                                # the bundled model, through TokenMill
 python evaluate.py --backend transformers         # the same prompts through transformers
 python evaluate.py --card                         # also write the table into the model's card
-python evaluate.py --same-as-transformers 40      # greedy tokens of both backends must be equal
+python evaluate.py --same-as-transformers 40      # in float32 both backends must give the same tokens
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def heldout(count: int, seed: int) -> dict[str, list[Sample]]:
     return groups
 
 
-def with_tokenmill(model: Path, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
+def with_tokenmill(model: Path, prompts: list[list[int]], max_tokens: int, dtype: str) -> list[Answer]:
     """Greedy answers through TokenMill's offline ``LLM``."""
     from tokenmill import LLM, SamplingParams
 
-    llm = LLM(str(model))
+    llm = LLM(str(model), dtype=dtype)
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=max_tokens))
     answers = []
     for output in outputs:
@@ -82,12 +82,12 @@ def with_tokenmill(model: Path, prompts: list[list[int]], max_tokens: int) -> li
     return answers
 
 
-def with_transformers(model: Path, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
+def with_transformers(model: Path, prompts: list[list[int]], max_tokens: int, dtype: str) -> list[Answer]:
     """Greedy answers through transformers, in batches of prompts of one length (no padding, so no doubt)."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
     tokenizer = AutoTokenizer.from_pretrained(model)
     ends = set(network.generation_config.eos_token_id)
     by_length: dict[int, list[int]] = {}
@@ -167,7 +167,9 @@ def main() -> int:
     parser.add_argument("--stories", type=int, default=0, metavar="N", help="also print N stories")
     parser.add_argument("--card", action="store_true", help="write the table into the model's README.md")
     parser.add_argument("--json", type=Path, help="also write the scores here")
-    parser.add_argument("--same-as-transformers", type=int, default=0, metavar="N", help="compare N prompts")
+    parser.add_argument(
+        "--same-as-transformers", type=int, default=0, metavar="N", help="compare N prompts, in float32"
+    )
     arguments = parser.parse_args()
     encoder = Encoder(arguments.model)
     groups = heldout(arguments.samples, arguments.seed)
@@ -175,11 +177,11 @@ def main() -> int:
     prompts = [encoder.tokenizer.encode(encoder.text(sample, prompt_only=True)).ids for sample in samples]
     if arguments.same_as_transformers:
         chosen = random.Random(arguments.seed).sample(prompts, k=min(arguments.same_as_transformers, len(prompts)))
-        both = [backend(arguments.model, chosen, arguments.max_tokens) for backend in BACKENDS.values()]
+        both = [backend(arguments.model, chosen, arguments.max_tokens, "float32") for backend in BACKENDS.values()]
         difference = first_difference(both[0], both[1])
         print(f"{len(chosen)} prompts: " + (difference or "both backends give the same greedy tokens"))
         return int(difference is not None)
-    answers = BACKENDS[arguments.backend](arguments.model, prompts, arguments.max_tokens)
+    answers = BACKENDS[arguments.backend](arguments.model, prompts, arguments.max_tokens, "bfloat16")
     scores = score(groups, answers)
     show(scores, f"{arguments.model.name}, greedy, held-out, through {arguments.backend}")
     if arguments.show_wrong:
