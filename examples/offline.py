@@ -11,7 +11,7 @@ model = sys.argv[1] if len(sys.argv) > 1 else ""  # none: the bundled demo model
 
 with LLM(model, max_num_seqs=16, kv_cache_memory_bytes=64 << 20) as llm:
     # A batch of texts runs together; results come back in order.
-    prompts = ["The mill grinds", "One, two, three,", "A page of KV"]
+    prompts = ["TokenMill is", "A page is", "There was a"]
     greedy = SamplingParams(temperature=0, max_tokens=12)
     for prompt, result in zip(prompts, llm.generate(prompts, greedy), strict=True):
         print(f"{prompt!r} -> {result.outputs[0].text!r} ({result.outputs[0].finish_reason})")

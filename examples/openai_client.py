@@ -34,7 +34,7 @@ for chunk in stream:
 
 # The same seed draws the same tokens, whatever else the server does meanwhile.
 again = [
-    client.completions.create(model=model, prompt="The wheel", max_tokens=8, seed=5, stop=["."]).choices[0].text
+    client.completions.create(model=model, prompt="There was a", max_tokens=8, seed=5, stop=["."]).choices[0].text
     for _ in range(2)
 ]
 print("the same twice:", again[0] == again[1])

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from tokenmill.demo import demo_model_path
+from tokenmill.errors import InvalidRequest
+from tokenmill.frontend.chat_template import load_chat_template
 
 TOOL = {
     "type": "function",
@@ -136,3 +138,13 @@ def test_loss_falls_on_the_answers_only():
         said = encoder.tokenizer.decode(row.ids[row.mask].tolist(), skip_special_tokens=False)
         assert said.count("<|im_end|>") == sum(m["role"] == "assistant" for m in sample.messages)
         assert "<|im_start|>" not in said and said.endswith(sample.messages[-1]["content"] + "<|im_end|>")
+
+
+@pytest.mark.parametrize("model", ["model", "draft"])
+def test_a_role_that_does_not_exist_is_refused_not_dropped(model):
+    folder = demo_model_path().parent / model
+    template = load_chat_template(folder, {})
+    assert template is not None
+    with pytest.raises(InvalidRequest, match='there is no role "alien"'):
+        template.render([user("Hi"), {"role": "alien", "content": "Hello"}])
+    assert "Hi" in template.render([user("Hi")])
