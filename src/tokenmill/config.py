@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from tokenmill.errors import InvalidConfig
+from tokenmill.sampling_params import MAX_LOGPROBS
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEFAULT_PORT = 8000
@@ -186,6 +187,8 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
+        if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
+            raise InvalidConfig(f"--max-logprobs must be between 0 and {MAX_LOGPROBS}, got {self.max_logprobs}")
         if self.tokenizer_workers < 0:
             raise InvalidConfig("--tokenizer-workers must be 0 or more")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):

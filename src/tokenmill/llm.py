@@ -18,6 +18,7 @@ from tokenmill.demo import demo_model_path
 from tokenmill.engine.build import build_engine
 from tokenmill.errors import InvalidConfig, InvalidRequest, TokenMillError
 from tokenmill.frontend.text_processor import Routed, load_text_processor
+from tokenmill.interrupts import interrupts_deferred
 from tokenmill.messages import (
     AbortRequests,
     AddRequest,
@@ -30,6 +31,7 @@ from tokenmill.messages import (
     TokenOutput,
     ToWorker,
 )
+from tokenmill.request import FinishReason
 from tokenmill.request_output import CompletionOutput, RequestOutput
 from tokenmill.sampling_params import SamplingParams
 from tokenmill.session import Session
@@ -114,13 +116,13 @@ class LLM:
         output = self.submit(prompt, params, template_options)
         try:
             while not output.is_finished:
-                yield from self.step()
+                yield from [delta for delta in self.step() if delta.id in output.request_ids]
         finally:
-            self._abort_open()
+            self._abort([output])
 
     def session(self) -> Session:
         """Open a session: turns that append to each other, with nothing computed twice."""
-        return Session(self._engine, self._text.tokenizer, self._publish)
+        return Session(self)
 
     def submit(
         self,
@@ -138,7 +140,7 @@ class LLM:
         ids = [uuid.uuid4().hex for _ in range(params.n)]
         message = GenerateText(ids=ids, params=params, tools=options.pop("tools", None), template_kwargs=options)
         _set_prompt(message, prompt)
-        output = RequestOutput([], [CompletionOutput(index) for index in range(params.n)])
+        output = RequestOutput([], [CompletionOutput(index) for index in range(params.n)], ids)
         self._open.update({request_id: (output, index) for index, request_id in enumerate(ids)})
         try:
             self._deliver(message)
@@ -149,8 +151,43 @@ class LLM:
         return output
 
     def step(self) -> list[TextOutput]:
-        """Run one step of the engine; returns the deltas it brought."""
-        return self._publish(self._engine.step())
+        """Run one step of the engine; returns the deltas it brought to all that is open."""
+        with interrupts_deferred():
+            return self._publish(self._engine.step())
+
+    def begin_turn(self, prompt: str | list[int], params: SamplingParams, session_id: str | None) -> str:
+        """For `Session`: start the first turn (no id) or a further one; returns the session's id.
+
+        Raises:
+            InvalidRequest: the input is empty or outside the vocabulary, or the context has no room for it.
+        """
+        token_ids = self._text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        vocab_size = self.info.vocab_size
+        if not token_ids or not all(0 <= token_id < vocab_size for token_id in token_ids):
+            raise InvalidRequest(f"the input must be one or more token ids below {vocab_size}", "prompt")
+        params.check_vocabulary(vocab_size)
+        if session_id is not None:
+            self._engine.extend(session_id, token_ids, params)
+        else:
+            session_id = uuid.uuid4().hex
+            message = AddRequest(id=session_id, prompt_token_ids=token_ids, params=params, is_resumable=True)
+            for refusal in self._engine.add(message):
+                raise InvalidRequest(refusal.error or "the input cannot be served", "prompt")
+        self._text.expect(session_id, params, len(token_ids))
+        self._open[session_id] = RequestOutput(token_ids, [CompletionOutput(0)], [session_id]), 0
+        return session_id
+
+    def finish_turn(self, session_id: str) -> CompletionOutput:
+        """For `Session`: run until the turn ends."""
+        turn = self._open[session_id][0]
+        while not turn.is_finished:
+            self.step()
+        return turn.outputs[0]
+
+    def end_session(self, session_id: str) -> None:
+        """For `Session`: give up what it holds."""
+        self._open.pop(session_id, None)
+        self._deliver(AbortRequests([session_id]))
 
     def stats(self) -> EngineStats:
         """Counters since start and what is in use now: rows, pages, cache hits, preemptions."""
@@ -158,7 +195,7 @@ class LLM:
 
     def close(self) -> None:
         """End what runs and free the engine's thread."""
-        self._abort_open()
+        self._abort([output for output, _ in self._open.values()])
         self._engine.close()
 
     def __enter__(self) -> Self:
@@ -179,13 +216,15 @@ class LLM:
         each = [params] * len(batch) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(batch):
             raise InvalidRequest(f"{len(batch)} prompts, but {len(each)} sampling parameters")
+        outputs: list[RequestOutput] = []
         try:
-            outputs = [self.submit(prompt, own, template_options) for prompt, own in zip(batch, each, strict=True)]
+            for prompt, own in zip(batch, each, strict=True):
+                outputs.append(self.submit(prompt, own, template_options))
             with _progress_bar(use_progress_bar) as progress:
                 task = progress.add_task("generating", total=len(outputs), tokens=0, rate=0.0)
                 self._drain(outputs, progress, task)
         finally:
-            self._abort_open()
+            self._abort(outputs)
         return outputs
 
     def _drain(self, outputs: list[RequestOutput], progress: Progress, task: Any) -> None:
@@ -232,11 +271,15 @@ class LLM:
             del self._open[delta.id]
         return delta
 
-    def _abort_open(self) -> None:
-        """End requests that nobody waits for any more: an exception or an early end of a loop left them."""
-        if self._open:
-            self._deliver(AbortRequests(list(self._open)))
-            self._open.clear()
+    def _abort(self, outputs: Sequence[RequestOutput]) -> None:
+        """End what is still open of these: an exception or an early end of a loop left it, and nobody waits for it."""
+        ids = [request_id for output in outputs for request_id in output.request_ids if request_id in self._open]
+        if not ids:
+            return
+        self._deliver(AbortRequests(ids))
+        for request_id in ids:
+            output, index = self._open.pop(request_id)
+            output.outputs[index].finish_reason = FinishReason.ABORT
 
 
 def _set_prompt(message: GenerateText, prompt: Prompt | Conversation) -> None:

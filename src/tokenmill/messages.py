@@ -202,7 +202,12 @@ class EngineReady(Message, kw_only=True):
 
 
 class EngineStats(Message, kw_only=True):
-    """Counters since start and the state now, sent a few times a second and whenever the engine becomes idle."""
+    """Counters since start and the state now, sent a few times a second and whenever the engine becomes idle.
+
+    Attributes:
+        num_queued: those of the waiting requests that only rows, pages or budget keep from running.
+        is_stuck: some of them could run, and nothing does: a bug that /health must show.
+    """
 
     step: int
     num_running: int
@@ -216,6 +221,8 @@ class EngineStats(Message, kw_only=True):
     prefix_hits: int
     prompt_tokens: int
     generation_tokens: int
+    num_queued: int = 0
+    is_stuck: bool = False
 
 
 class EngineFailed(Message):

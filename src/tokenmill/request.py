@@ -67,7 +67,7 @@ class Request:
         num_pending_tokens: tokens that launched steps will sample, ids not yet known to the host.
         num_cached_tokens: prompt tokens that the prefix cache supplied at the (latest) admission.
         num_inflight_steps: launched, uncommitted steps that use its row and pages.
-        group: requests with the same non-empty group share a prompt (n > 1) and end together when it is aborted.
+        group: requests with the same non-empty group share a prompt (n > 1).
         is_resumable: a session: at the end of a turn it waits for further input instead of finishing.
         row: the row of the page and token tables it owns, or None.
         wait_reason: why it was not scheduled in the last step; empty while it runs.
@@ -161,6 +161,11 @@ class Request:
         return self.status is RequestStatus.RUNNING
 
     @property
+    def awaits_step(self) -> bool:
+        """True if the outcome of a launched step still concerns it: it has not ended or paused since the launch."""
+        return self.status is RequestStatus.RUNNING or self.status is RequestStatus.PREEMPTED
+
+    @property
     def is_paused(self) -> bool:
         """True for a session between two turns; it keeps its row and pages."""
         return self.status is RequestStatus.WAITING_FOR_INPUT
@@ -210,6 +215,7 @@ class Request:
         self._buffer[self.num_tokens : self.num_tokens + len(token_ids)] = token_ids
         self.num_tokens += len(token_ids)
         self.num_prompt_tokens = self.num_tokens
+        self.num_cached_tokens = 0
         self.params = params
         self.max_tokens_total = max_tokens_total
         self.finish_reason = None

@@ -35,7 +35,9 @@ class CompletionOutput:
         self.stop_reason = delta.stop_reason
         self.error = delta.error
         if delta.logprobs is not None:
-            self.logprobs = [*(self.logprobs or []), *delta.logprobs]
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs.extend(delta.logprobs)
 
 
 @dataclass(slots=True)
@@ -43,11 +45,13 @@ class RequestOutput:
     """A prompt and its n continuations.
 
     Attributes:
+        request_ids: the engine's ids of the continuations.
         num_cached_tokens: prompt tokens that the prefix cache supplied (to the first continuation).
     """
 
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    request_ids: list[str] = field(default_factory=list)
     num_cached_tokens: int = 0
 
     @property

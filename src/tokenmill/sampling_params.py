@@ -15,8 +15,10 @@ from tokenmill.errors import InvalidRequest
 MAX_N = 128
 MAX_STOP_STRINGS = 4
 MAX_LOGPROBS = 20
-MAX_LOGIT_BIAS = 1024
+MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_TOKEN_IDS = 128
+# What the arrays of a step can hold.
+MAX_INT = 2**31 - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -28,7 +30,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         min_tokens: EOS and stop token ids are masked until this many tokens are out.
         temperature: 0 is greedy: the exact argmax.
         top_k: 0 or -1: off.
-        seed: draws are keyed by (seed, position); None: the engine picks a seed at random.
+        seed: draws are keyed by (seed, position); None: one made of the engine's `--seed` and the order of arrival.
         stop: strings that end the text; matched on text by the frontend, across token borders.
         stop_token_ids: ids that end the text, besides the model's EOS ids.
         logit_bias: token id -> value added to its logit, clamped to +-100.
@@ -60,15 +62,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         _check_int("n", self.n, 1, MAX_N)
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1)
-        _check_int("min_tokens", self.min_tokens, 0)
+            _check_int("max_tokens", self.max_tokens, 1, MAX_INT)
+        _check_int("min_tokens", self.min_tokens, 0, MAX_INT)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", "min_tokens"
             )
         _check_number("temperature", self.temperature, 0.0, 2.0)
         _check_number("top_p", self.top_p, 0.0, 1.0, above_low=True)
-        _check_int("top_k", self.top_k, -1)
+        _check_int("top_k", self.top_k, -1, MAX_INT)
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
@@ -76,9 +78,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**63), 2**63 - 1)
         self._check_stops()
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+        if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
             raise InvalidRequest(
-                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias"
+                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS_ENTRIES}", "logit_bias"
             )
         for token_id, value in self.logit_bias.items():
             _check_int("logit_bias", token_id, 0)
@@ -129,7 +131,7 @@ def _check_int(field: str, value: object, low: int, high: int | None = None) -> 
 def _check_number(field: str, value: object, low: float, high: float, above_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"{field} must be a number, got {type(value).__name__}", field)
-    if not math.isfinite(value):
+    if (isinstance(value, int) and abs(value) > MAX_INT) or not math.isfinite(value):
         raise InvalidRequest(f"{field} must be finite", field)
     if value > high or value < low or (above_low and value == low):
         open_bracket = "(" if above_low else "["

@@ -27,6 +27,7 @@ def test_without_limits_everything_may_wait() -> None:
 def test_requests_that_find_a_row_do_not_count_as_waiting() -> None:
     queue = limit(rows=2, max_requests=0)
     queue.check([prompt("a", "b")], num_open=0)
+    queue.check([prompt("a", "b", "c", "d")], num_open=0)
     with pytest.raises(QueueFull, match="0 requests wait already, at most 0 may"):
         queue.check([prompt("c")], num_open=2)
 
@@ -42,7 +43,7 @@ def test_the_queue_takes_as_many_as_its_limit_beyond_the_rows() -> None:
 
 def test_requests_that_wait_for_pages_count_too() -> None:
     queue = limit(rows=100, max_requests=3)
-    queue.num_waiting = 3
+    queue.num_queued = 3
     with pytest.raises(QueueFull, match="3 requests wait already"):
         queue.check([prompt("a")], num_open=5)
 
@@ -57,9 +58,9 @@ def test_waiting_prompt_tokens_are_limited_until_their_first_token() -> None:
         queue.check([prompt("d")], num_open=3)
     queue.started("a")
     queue.check([prompt("d")], num_open=3)
-    queue.ended("a")
-    queue.ended("c")
-    queue.check([prompt("d", text="x" * 100)], num_open=0)
+    queue.ended("a", True)
+    queue.ended("c", False)
+    queue.check([prompt("d", text="x" * 200)], num_open=1)
 
 
 def test_a_refused_client_is_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +76,8 @@ def test_a_refused_client_is_told_when_to_come_again(monkeypatch: pytest.MonkeyP
     assert told() == 1, "nothing has been measured yet"
     for second in range(10):
         now[0] = 3.0 * second
-        queue.ended(str(second))
+        queue.ended(str(second), True)
+        queue.ended(f"refused {second}", False)
     assert told() == 11, "four over the limit, one of them done every 2.7 seconds"
     now[0] = 1e9
     assert told() == LONGEST_RETRY_SECONDS

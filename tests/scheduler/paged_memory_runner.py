@@ -43,20 +43,28 @@ class PagedMemoryRunner:
         self.page_table = np.zeros((num_rows, -(-max_len // page_size)), dtype=np.int64)
         self.token_table = np.zeros((num_rows, max_len + 1), dtype=np.int64)
         self.failing_steps: set[int] = set()
+        self.has_failed = False
         self.plans: list[StepPlan] = []
 
     def launch(self, plan: StepPlan) -> Future[StepResult]:
-        """Run the step; the future holds its outcome."""
+        """Run the step; the future holds its outcome. Behind a failed step all are refused until `recover`."""
+        self.plans.append(plan)
         future: Future[StepResult] = Future()
         try:
+            if self.has_failed:
+                raise RuntimeError("a step before this one failed")
             future.set_result(self.execute(plan))
         except RuntimeError as error:
+            self.has_failed = True
             future.set_exception(error)
         return future
 
+    def recover(self) -> None:
+        """Run plans again."""
+        self.has_failed = False
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Write the step's tokens to their slots, then sample from the contexts as the pages have them."""
-        self.plans.append(plan)
         if plan.step in self.failing_steps:
             raise RuntimeError(f"step {plan.step} fails as planned")
         for new in plan.new_rows:

@@ -46,8 +46,8 @@ class SchedulerTrace(RuleBasedStateMachine):
 
     @rule()
     def abort_a_group(self) -> None:
-        for name in list(self.harness.scheduler.books.groups)[:1]:
-            self.harness.collect(self.harness.scheduler.abort_group(name))
+        for group in list(self.harness.scheduler.books.groups.values())[:1]:
+            self.harness.abort(*[request.id for request in group.members])
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 8))
     def add_held(self, prompt: list[int], max_tokens: int) -> None:
@@ -66,6 +66,10 @@ class SchedulerTrace(RuleBasedStateMachine):
     def extend_sessions(self, more: list[int], max_tokens: int, is_last: bool) -> None:
         for request_id in list(self.harness.sessions):
             self.harness.extend(request_id, more, max_tokens, is_last)
+
+    @rule(ahead=st.integers(1, 5))
+    def let_a_step_fail(self, ahead: int) -> None:
+        self.harness.runner.failing_steps.add(self.harness.scheduler.step + ahead)
 
     @rule(preempt=st.booleans())
     def reset_cache(self, preempt: bool) -> None:

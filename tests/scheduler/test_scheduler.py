@@ -262,7 +262,7 @@ def test_aborting_a_group_aborts_all_of_it(depth: int) -> None:
     other = harness.add([1, 2], max_tokens=2)
     for _ in range(3):
         harness.step()
-    harness.collect(harness.scheduler.abort_group("g"))
+    harness.abort(*ids)
     assert [harness.records[i].finish_reason for i in ids] == [FinishReason.ABORT] * 3
     harness.drain()
     assert harness.records[other].finish_reason is FinishReason.LENGTH
@@ -352,3 +352,53 @@ def test_no_row_is_taken_and_no_page_held_while_a_request_waits() -> None:
     assert harness.kv.num_available in (before, before - 1), "only the running request may have taken a page"
     assert harness.scheduler.books.rows.num_free == 3
     harness.drain()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_group_of_one_token_answers_runs_in_two_steps(depth: int) -> None:
+    harness = Harness(num_pages=30, max_num_seqs=8, budget=64, depth=depth)
+    for _ in range(8):
+        harness.add(list(range(9)), max_tokens=1, group="g")
+    harness.drain()
+    assert len(harness.runner.plans) == 2, "one computes the prompt, the others share it"
+
+
+def test_what_a_preempted_request_finds_again_of_its_own_is_not_called_cached() -> None:
+    harness = Harness(num_pages=8, max_num_seqs=3)
+    for n in range(3):
+        harness.add([n * 10, n * 10 + 1, n * 10 + 2], max_tokens=20)
+    harness.drain()
+    assert harness.scheduler.books.num_preemptions > 0
+    assert [record.num_cached_tokens for record in harness.records.values()] == [0, 0, 0]
+
+
+def test_a_request_that_found_the_budget_used_up_is_told_so() -> None:
+    harness = Harness(budget=8)
+    harness.add(list(range(30)), max_tokens=1)
+    other = harness.add([1, 2], max_tokens=1)
+    harness.step()
+    assert harness.scheduler.explain(other) == "the token budget of the step is used up"
+    harness.drain()
+
+
+def test_waiting_requests_that_only_lack_room_are_counted_apart() -> None:
+    harness = Harness(max_num_seqs=1, num_pages=20, budget=4)
+    harness.add([1, 2], max_tokens=2, status=RequestStatus.WAITING_FOR_GRAMMAR)
+    for _ in range(3):
+        harness.add(list(range(9)), max_tokens=2, group="g")
+    harness.add([3, 4], max_tokens=2)
+    harness.step()
+    assert (harness.engine.stats().num_waiting, harness.engine.stats().num_queued) == (4, 1)
+    harness.scheduler.wake("0")
+    harness.drain()
+
+
+def test_with_overlap_a_failed_step_neither_looks_idle_nor_stuck_nor_ends_a_paused_session() -> None:
+    harness = Harness(depth=2, max_num_seqs=2)
+    session = harness.open_session([1, 2, 3], max_tokens=2)
+    harness.add([9, 8, 7, 6], max_tokens=9)
+    waiting = harness.add([5, 5, 5], max_tokens=3)
+    harness.runner.failing_steps = {4}
+    harness.drain()
+    assert harness.records[session].finish_reason in (FinishReason.LENGTH, FinishReason.ABORT)
+    assert harness.records[waiting].finish_reason is FinishReason.LENGTH

@@ -50,6 +50,9 @@ class Runner(Protocol):
     def launch(self, plan: StepPlan) -> Future[StepResult]:
         """Start a step; steps run in the order of their launch."""
 
+    def recover(self) -> None:
+        """After a failure, run plans again. Until then all are refused: their differences build on one that is lost."""
+
     def close(self) -> None:
         """Wait for launched steps."""
 
@@ -169,7 +172,7 @@ class Engine:
         self._generation_tokens += sum(len(output.token_ids) for output in outputs)
         seconds = (scheduled - started, done - scheduled, time.perf_counter() - done)
         self._log.add(plan, result, StepRecord(error=error, waiting=self.scheduler.first_wait_reason, seconds=seconds))
-        self.is_idle = plan is None and result is None
+        self.is_idle = plan is None and result is None and error is None
         if self.is_idle and self.scheduler.is_stuck:
             self._watchdog.report(self._log)
         return outputs
@@ -186,8 +189,9 @@ class Engine:
         except Exception as error:
             logger.exception("a step failed; its requests end with an error")
             while self._running_steps:
-                # They build on the failed step's tokens, so their outcome is void; only their end matters.
+                # They build on the failed step: the runner refuses them, and their requests end with it.
                 self._running_steps.popleft().exception()
+            self.runner.recover()
             return None, f"the step of this request failed: {type(error).__name__}"
 
     def take_kv_events(self) -> list[KVEvent]:
@@ -202,6 +206,8 @@ class Engine:
             step=self.scheduler.step,
             num_running=self.scheduler.num_running,
             num_waiting=self.scheduler.num_waiting,
+            num_queued=self.scheduler.num_queued,
+            is_stuck=self.is_idle and self.scheduler.is_stuck,
             num_rows_used=self.scheduler.books.rows.num_rows - self.scheduler.books.rows.num_free,
             num_pages=kv.pool.num_usable,
             num_pages_pinned=kv.num_pinned,

@@ -147,6 +147,8 @@ def serve(folder: Path) -> int:
         sockets.send_to_api(built.ready)
         loop.run()
         built.engine.close()
+        if publisher is not None:
+            publisher.close()
     except TokenMillError as error:
         sockets.send_to_api(EngineFailed(str(error), error.exit_code))
         return error.exit_code

@@ -44,6 +44,9 @@ class RecordedRunner:
             future.set_exception(RuntimeError("the recorded step brought nothing"))
         return future
 
+    def recover(self) -> None:
+        """Nothing was lost."""
+
     def close(self) -> None:
         """Nothing is running."""
 

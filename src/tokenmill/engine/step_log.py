@@ -72,9 +72,7 @@ class StepLog:
     def __init__(self, path: Path | None = None, header: LogHeader | None = None) -> None:
         """Open `path` for appending, if there is one; its header is written at once."""
         self._events: list[AnyEvent] = []
-        self._recent: deque[tuple[list[AnyEvent], StepPlan | None, StepResult | None, StepRecord]] = deque(
-            maxlen=RECORDS_KEPT
-        )
+        self._recent: deque[tuple[StepPlan | None, StepRecord]] = deque(maxlen=RECORDS_KEPT)
         self._file: RawIOBase | None = None
         if path is not None:
             assert header is not None, "a log file begins with its header"
@@ -85,22 +83,24 @@ class StepLog:
             self._write(header)
 
     def note(self, event: AnyEvent) -> None:
-        """Something arrived; it belongs to the next record."""
-        self._events.append(event)
+        """Something arrived; it belongs to the next record of the file. Memory does not keep it: prompts are long."""
+        if self._file is not None:
+            self._events.append(event)
 
     def add(self, plan: StepPlan | None, result: StepResult | None, record: StepRecord) -> None:
         """A turn of the loop is over; `record` holds what is not in its plan and its result."""
         events, self._events = self._events, []
         if plan is None and result is None and not events and record.error is None:
             return  # an idle turn
-        entry = (events, plan, result, record)
-        self._recent.append(entry)
+        if result is not None:
+            record = msgspec.structs.replace(record, committed=result.step, token_ids=result.token_ids.tolist())
+        self._recent.append((plan, record))
         if self._file is not None:
-            self._write(_completed(*entry))
+            self._write(_with_plan(plan, msgspec.structs.replace(record, events=events)))
 
     def recent(self) -> Iterator[StepRecord]:
         """The last thousand records, oldest first."""
-        return (_completed(*entry) for entry in self._recent)
+        return (_with_plan(plan, record) for plan, record in self._recent)
 
     def close(self) -> None:
         """Finish the file."""
@@ -159,16 +159,8 @@ def _payloads(data: bytes) -> Iterator[bytes]:
         position += length
 
 
-def _completed(
-    events: list[AnyEvent], plan: StepPlan | None, result: StepResult | None, record: StepRecord
-) -> StepRecord:
-    return msgspec.structs.replace(
-        record,
-        events=events,
-        plan=None if plan is None else plain_plan(plan),
-        committed=None if result is None else result.step,
-        token_ids=[] if result is None else result.token_ids.tolist(),
-    )
+def _with_plan(plan: StepPlan | None, record: StepRecord) -> StepRecord:
+    return record if plan is None else msgspec.structs.replace(record, plan=plain_plan(plan))
 
 
 def _array_to_list(value: object) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 from pathlib import Path
 
@@ -18,7 +17,7 @@ class Watchdog:
     """Writes the recent step records to a file the first time the scheduler is stuck."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._path = (folder or Path(tempfile.gettempdir())) / f"tokenmill-stuck-{os.getpid()}.jsonl"
+        self._folder = folder
         self._has_reported = False
 
     def report(self, log: StepLog) -> None:
@@ -26,10 +25,13 @@ class Watchdog:
         if self._has_reported:
             return
         self._has_reported = True
-        logger.error("no request makes progress although some could; the last steps are in %s", self._path)
+        logger.error("no request makes progress although some could")
         try:
-            with self._path.open("wb") as file:
+            # A name that nobody can guess: the folder is everybody's.
+            number, path = tempfile.mkstemp(prefix="tokenmill-stuck-", suffix=".jsonl", dir=self._folder)
+            with open(number, "wb") as file:
                 for record in log.recent():
                     file.write(msgspec.json.encode(record) + b"\n")
+            logger.error("the last steps are in %s", path)
         except OSError as error:
-            logger.error("the last steps could not be written to %s: %s", self._path, error)
+            logger.error("the last steps could not be written: %s", error.strerror)

@@ -165,9 +165,9 @@ class EngineClient:
                 if future is not None and not future.done():
                     future.set_result(message)
 
-    def note_waiting(self, num_waiting: int) -> None:
-        """The engine says how many requests wait there."""
-        self._queue.num_waiting = num_waiting
+    def note_queued(self, num_queued: int) -> None:
+        """The engine says how many requests wait there for a row, pages or budget."""
+        self._queue.num_queued = num_queued
 
     def fail(self, error: Exception) -> None:
         """End every open request with this error, and refuse new ones."""
@@ -240,7 +240,7 @@ class EngineClient:
 
     def _forget(self, request_id: str, reason: FinishReason) -> None:
         request = self._open.pop(request_id)
-        self._queue.ended(request_id)
+        self._queue.ended(request_id, reason in (FinishReason.STOP, FinishReason.LENGTH))
         if self._observer is not None:
             seconds = time.monotonic() - request.arrived
             self._observer.finished(reason, seconds, request.num_prompt_tokens, request.num_output_tokens)

@@ -32,7 +32,7 @@ class QueueLimit:
     def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
         self.num_rows = 0
-        self.num_waiting = 0
+        self.num_queued = 0
         self._tokens: dict[str, int] = {}
         self._num_tokens = 0
         self._ends: deque[float] = deque(maxlen=_ENDS_KEPT)
@@ -46,19 +46,21 @@ class QueueLimit:
         Raises:
             QueueFull: with the seconds after which the queue should have room, from the rate of the last requests.
         """
+        if not num_open:
+            return  # whatever it is, waiting would not make more room for it
         count = sum(prompt.params.n for prompt in prompts)
         limit = self.limits.max_requests
         if limit is not None:
             # The engine's own number is a quarter of a second old; what was sent since is in num_open.
-            queued = max(num_open - self.num_rows, self.num_waiting) + count
-            if queued > limit and (num_open + count > self.num_rows or self.num_waiting):
+            queued = max(num_open - self.num_rows, self.num_queued) + count
+            if queued > limit and (num_open + count > self.num_rows or self.num_queued):
                 raise QueueFull(
                     f"{queued - count} requests wait already, at most {limit} may", self._wait(queued - limit)
                 )
         limit = self.limits.max_tokens
         if limit is not None:
             tokens = sum(estimated_tokens(prompt) for prompt in prompts)
-            if self._num_tokens + tokens > limit:
+            if self._num_tokens and self._num_tokens + tokens > limit:
                 raise QueueFull(
                     f"about {self._num_tokens} prompt tokens wait already and this request has about {tokens}; at most "
                     f"{limit} may wait",
@@ -76,10 +78,11 @@ class QueueLimit:
         """A request waits no longer: its first token came, or it ended."""
         self._num_tokens -= self._tokens.pop(request_id, 0)
 
-    def ended(self, request_id: str) -> None:
-        """A request is over."""
+    def ended(self, request_id: str, is_complete: bool) -> None:
+        """A request is over; only those that ran to their end tell how fast the queue moves."""
         self.started(request_id)
-        self._ends.append(time.monotonic())
+        if is_complete:
+            self._ends.append(time.monotonic())
 
     def _wait(self, count: int) -> int:
         """Seconds until `count` requests have ended, at the rate of the last ones."""

@@ -108,6 +108,15 @@ class TextProcessor:
             case EncodeText() | DecodeTokens():
                 return self._answer_or_reject(message, [message.id])
 
+    def expect(self, request_id: str, params: SamplingParams, num_prompt_tokens: int) -> None:
+        """Turn the outputs of a request into text although its prompt did not come through here."""
+        self._open[request_id] = _OpenRequest(
+            params=params,
+            num_prompt_tokens=num_prompt_tokens,
+            detokenizer=IncrementalDetokenizer(self.tokenizer, params.skip_special_tokens),
+            stop_strings=StopStrings(params.stop, params.include_stop_str_in_output),
+        )
+
     # --- prompts in -------------------------------------------------------------------------------------------------
 
     def _answer_or_reject(self, message: GenerateText | EncodeText | DecodeTokens, ids: list[str]) -> Routed:
@@ -133,12 +142,7 @@ class TextProcessor:
         requests: list[ToEngine] = []
         for i, request_id in enumerate(message.ids):
             params = _params_of_continuation(message.params, i)
-            self._open[request_id] = _OpenRequest(
-                params=params,
-                num_prompt_tokens=len(prompt),
-                detokenizer=IncrementalDetokenizer(self.tokenizer, params.skip_special_tokens),
-                stop_strings=StopStrings(params.stop, params.include_stop_str_in_output),
-            )
+            self.expect(request_id, params, len(prompt))
             requests.append(
                 AddRequest(
                     id=request_id,

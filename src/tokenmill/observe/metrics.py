@@ -7,6 +7,7 @@ sees of each request. Labels come from closed sets, so no client can make them g
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -46,7 +47,7 @@ class Metrics:
         """Take in what the engine said of its cache; until it tells more, nothing has happened."""
         self._engine.ready = ready
         if self._engine.stats is None:
-            counters = dict.fromkeys(EngineStats.__struct_fields__, 0)
+            counters: dict[str, Any] = dict.fromkeys(EngineStats.__struct_fields__, 0)
             self._engine.stats = EngineStats(**counters | {"num_pages": ready.num_pages})
 
     def engine_stats(self, stats: EngineStats) -> None:

@@ -45,6 +45,7 @@ class ModelRunner:
         self.tables = tables
         self.sampling = sampling
         self.sampler = Sampler()
+        self._has_failed = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="runner") if overlap else None
 
     def launch(self, plan: StepPlan) -> Future[StepResult]:
@@ -60,7 +61,23 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step from its differences to its sampled tokens."""
+        """Run one step from its differences to its sampled tokens.
+
+        Raises:
+            RuntimeError: a step before it failed and `recover` has not been called since.
+        """
+        if self._has_failed:
+            raise RuntimeError("a step before this one failed")
+        self._has_failed = True
+        result = self._execute(plan)
+        self._has_failed = False
+        return result
+
+    def recover(self) -> None:
+        """Run plans again. Until then those behind a failed one are refused: their differences build on its."""
+        self._has_failed = False
+
+    def _execute(self, plan: StepPlan) -> StepResult:
         self.tables.apply(plan)
         for new_row in plan.new_rows:
             self.sampling.set(new_row)

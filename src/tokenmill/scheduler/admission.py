@@ -15,7 +15,7 @@ def optimistic(request: Request, end: int) -> int:
 
 
 def reserve(request: Request, end: int) -> int:
-    """Those of its longest possible output: fewer requests run, and none is ever preempted."""
+    """Those of its longest possible output: fewer requests run, and none that runs is ever preempted."""
     return request.max_tokens_total
 
 

@@ -7,7 +7,7 @@ last launched step that uses them is committed.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenmill.kv.kv_manager import KVManager
 from tokenmill.request import FinishReason, Request, RequestStatus
@@ -17,6 +17,14 @@ from tokenmill.scheduler.row_pool import RowPool
 
 _READY = frozenset({RequestStatus.WAITING, RequestStatus.PREEMPTED})
 _LEAVING = frozenset({RequestStatus.PREEMPTED, RequestStatus.FINISHED})
+
+
+@dataclass(slots=True)
+class Group:
+    """Requests that share a prompt. `has_prompt`: one of them has computed it."""
+
+    members: list[Request] = field(default_factory=list)
+    has_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,7 @@ class Books:
         self.running = RequestQueue(policy)
         self.launched: deque[LaunchedStep] = deque()
         self.requests: dict[str, Request] = {}
-        self.groups: dict[str, list[Request]] = {}
+        self.groups: dict[str, Group] = {}
         self.step = 0
         self.num_preemptions = 0
 
@@ -48,7 +56,7 @@ class Books:
         self.requests[request.id] = request
         self.waiting.add(request)
         if request.group:
-            self.groups.setdefault(request.group, []).append(request)
+            self.groups.setdefault(request.group, Group()).members.append(request)
 
     def start(self, request: Request) -> None:
         """A waiting request gets a row, unless it has kept one, and runs."""
@@ -114,8 +122,13 @@ class Books:
         """True while the first of its group still computes the prompt that all of them will share."""
         if not request.group or request.num_prompt_tokens <= self.kv.page_size or not self.kv.shares_prefixes:
             return False
-        first = self.groups[request.group][0]
-        return first is not request and first.num_output_tokens == 0
+        group = self.groups[request.group]
+        return not group.has_prompt and group.members[0] is not request
+
+    def note_first_token(self, request: Request) -> None:
+        """A request has computed its prompt; the others of its group will find it in the cache."""
+        if request.group:
+            self.groups[request.group].has_prompt = True
 
     def _release(self, request: Request) -> None:
         if request.row is not None:
@@ -128,7 +141,7 @@ class Books:
     def _forget(self, request: Request) -> None:
         del self.requests[request.id]
         if request.group:
-            members = self.groups[request.group]
+            members = self.groups[request.group].members
             members.remove(request)
             if not members:
                 del self.groups[request.group]
@@ -152,7 +165,7 @@ class Books:
         idle = [request for request in self.requests.values() if request.is_paused]
         known = {r.id for r in [*self.waiting, *idle, *owners.values()]}
         assert known == set(self.requests), "a request is lost"
-        assert {r.id for members in self.groups.values() for r in members} <= known, "a group outlives its requests"
+        assert {r.id for group in self.groups.values() for r in group.members} <= known, "a group outlives its requests"
 
 
 def is_ready(request: Request) -> bool:

@@ -45,6 +45,11 @@ class Scheduler:
         return len(self.books.waiting)
 
     @property
+    def num_queued(self) -> int:
+        """Waiting requests that nothing but rows, pages or budget keeps from running."""
+        return sum(is_ready(request) and not self.books.awaits_group(request) for request in self.books.waiting)
+
+    @property
     def has_work(self) -> bool:
         """True while a request waits or runs, or a launched step is not committed. Paused sessions are no work."""
         return bool(self.books.waiting or self.books.running or self.books.launched)
@@ -94,14 +99,11 @@ class Scheduler:
         requests = [self.books.requests.get(request_id) for request_id in ids]
         return [self._abort(request) for request in requests if request is not None and not request.is_finished]
 
-    def abort_group(self, group: str) -> list[TokenOutput]:
-        """End all requests of a group."""
-        return self.abort([request.id for request in self.books.groups.get(group, ())])
-
     def schedule(self) -> StepPlan | None:
         """Decide the next step; None if nothing can run before a launched step is committed or something arrives."""
         step = StepPass(self.config, self.books)
         self._fill_step(step)
+        step.explain_waiting()
         if step.is_empty:
             return None
         plan = step.builder.build()
@@ -125,7 +127,7 @@ class Scheduler:
         for index, (request, end, has_full_page, token_id) in enumerate(columns):
             request.num_inflight_steps -= 1
             # One that ended, or paused and perhaps got new input, has no use for what was launched before that.
-            if request.is_running or request.status is RequestStatus.PREEMPTED:
+            if request.awaits_step:
                 if has_full_page:
                     self.kv.cache_full_pages(request, end, plan.step)
                 if token_id >= 0:
@@ -137,7 +139,7 @@ class Scheduler:
         return outputs
 
     def fail_launched(self, error: str) -> list[TokenOutput]:
-        """End every request of the launched steps: one of those steps raised, and the later ones build on it.
+        """End the requests of all launched steps: one of those steps raised, and the later ones build on it.
 
         Their pages were never committed, so nothing that the failed steps wrote can be matched.
 
@@ -148,11 +150,11 @@ class Scheduler:
         while self.books.launched:
             for request in self.books.launched.popleft().requests:
                 request.num_inflight_steps -= 1
-                if request.is_finished:
-                    self.books.retire(request)
-                else:
+                if request.awaits_step:
                     self.books.end(request, FinishReason.ERROR)
                     outputs.append(TokenOutput(request.id, [], FinishReason.ERROR, error=error))
+                else:
+                    self.books.retire(request)
         return outputs
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
@@ -203,6 +205,8 @@ class Scheduler:
         queue = self.books.queue_of(request)
         request.num_pending_tokens -= 1
         request.append_output(token_id)
+        if request.num_output_tokens == 1:
+            self.books.note_first_token(request)
         if request.finish_reason is not None:
             queue.remove(request)
         return TokenOutput(

@@ -24,6 +24,7 @@ class StepPass:
         self._books = books
         self._kv = books.kv
         self._claimed_pages = 0
+        self._has_admitted = False
         self._tokens_to_hold = ADMISSION_POLICIES[config.admission]
 
     @property
@@ -58,6 +59,7 @@ class StepPass:
 
         Those that wait for something else are passed over and keep their place.
         """
+        self._has_admitted = True
         position = 0
         waiting = self._books.waiting
         while position < len(waiting) and self.builder.budget > 0:
@@ -68,7 +70,15 @@ class StepPass:
             request.wait_reason = self._resume(request) if request.row is not None else self._admit(request)
             # Idle sessions yield only when nobody runs whose end would make room.
             if request.wait_reason and (self._books.running or not self._books.preempt_idle(but=request)):
-                break
+                return
+        if position < len(waiting):
+            waiting.at(position).wait_reason = "the token budget of the step is used up"
+
+    def explain_waiting(self) -> None:
+        """Give the first of the waiting requests its reason where nobody came to ask for it."""
+        if not self._books.waiting or self._has_admitted:
+            return
+        self._books.waiting.first().wait_reason = "running requests come first, and one of them is short of pages"
 
     def _advance_one(self, request: Request) -> bool:
         num_tokens = self._chunk(request.num_uncomputed_tokens)
@@ -114,7 +124,10 @@ class StepPass:
             needed = self._kv.num_pages_for(hold) - len(match.pages)
             return f"needs {needed} pages, {self._kv.num_available} are free or evictable"
         self._books.start(request)
-        request.num_computed_tokens = request.num_cached_tokens = match.num_tokens
+        request.num_computed_tokens = match.num_tokens
+        if not request.num_preemptions:
+            # What it finds again of its own after a preemption is no gift of the cache.
+            request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
         self._launch_row(request, num_tokens, 0, self._kv.pages(request))
         return ""
 

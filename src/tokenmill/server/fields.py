@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from tokenmill.errors import InvalidRequest
-from tokenmill.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from tokenmill.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -186,8 +186,8 @@ def check_logprobs(num_logprobs: int, field: str, max_logprobs: int) -> None:
 
 
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
-    if len(bias) > MAX_LOGIT_BIAS:
-        raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
+    if len(bias) > MAX_LOGIT_BIAS_ENTRIES:
+        raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS_ENTRIES}", "logit_bias")
     for key in bias:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
             raise InvalidRequest(f"logit_bias: {key[:20]!r} is not a token id", "logit_bias")

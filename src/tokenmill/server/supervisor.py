@@ -194,7 +194,8 @@ class Supervisor:
         match message:
             case EngineStats():
                 self._metrics.engine_stats(message)
-                self._client.note_waiting(message.num_waiting)
+                self._client.note_queued(message.num_queued)
+                self._pulse.note_stuck(message.is_stuck)
             case EngineProgress():
                 self._events.progress(message)
             case EngineReady():
