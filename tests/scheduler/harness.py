@@ -179,3 +179,8 @@ class Harness:
             record.tokens.extend(output.token_ids)
             record.finish_reason = output.finish_reason
             record.num_cached_tokens = output.num_cached_tokens or record.num_cached_tokens
+
+
+def plans(harness: Harness) -> list[dict[str, int]]:
+    """Each launched step as {request id: tokens}."""
+    return [dict(zip(plan.request_ids, plan.num_scheduled.tolist(), strict=True)) for plan in harness.runner.plans]
