@@ -102,6 +102,21 @@ def load_oracle(folder: Path) -> transformers.PreTrainedModel:
     ).eval()
 
 
+def greedy_continuation(oracle: transformers.PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
+    """The oracle's greedy tokens after a prompt, EOS ignored."""
+    ids = torch.tensor([prompt])
+    # Without the mask, transformers would guess it from the padding id, which a random prompt may contain.
+    answer = oracle.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return answer[0, len(prompt) :].tolist()
+
+
 @torch.no_grad()
 def randomize(model: torch.nn.Module, seed: int) -> None:
     """Give every parameter a value that matters: norms are not 1, biases not 0, logits well apart."""

@@ -10,9 +10,8 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.checkpoints import FAMILIES, load_oracle, make_checkpoint
+from tests.checkpoints import FAMILIES, greedy_continuation, load_oracle, make_checkpoint
 from tokenmill import LLM, SamplingParams
 
 SEED = random.randrange(10**6)
@@ -50,18 +49,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     prompts = [[generator.randrange(250) for _ in range(generator.randint(1, 90))] for _ in range(NUM_PROMPTS - 1)]
     prompts.append([*max(prompts, key=len)[:40], 7, 8, 9])
     oracle = load_oracle(folder)
-    expected = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        answer = oracle.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=64,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        expected.append(answer[0, len(prompt) :].tolist())
+    expected = [greedy_continuation(oracle, prompt, 64) for prompt in prompts]
     return folder, prompts, expected
 
 

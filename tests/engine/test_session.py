@@ -6,9 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.checkpoints import load_oracle, make_checkpoint
+from tests.checkpoints import greedy_continuation, load_oracle, make_checkpoint
 from tokenmill import LLM, SamplingParams
 from tokenmill.errors import InvalidRequest
 
@@ -36,16 +35,7 @@ def test_each_turn_continues_from_all_that_was_said(llm: LLM, folder: Path) -> N
             turn = [generator.randrange(300) for _ in range(generator.randint(1, 30))]
             output = session.send(turn, GREEDY)
             context = [*context, *turn]
-            ids = torch.tensor([context])
-            answer = oracle.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=12,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            expected = answer[0, len(context) :].tolist()
+            expected = greedy_continuation(oracle, context, 12)
             assert output.token_ids == expected, f"seed {SEED}"
             assert output.text == llm._text.tokenizer.decode(expected)
             context += expected[:-1]  # the last one was never run
