@@ -38,8 +38,8 @@ class Answer:
     ended: bool
 
 
-def far_recall(rng: random.Random, minimum_characters: int = 4500) -> Sample:
-    """A recall over a conversation of more than about 1,500 tokens, fact first, question last."""
+def far_recall(rng: random.Random, minimum_characters: int = 3800) -> Sample:
+    """A recall over a conversation of more than about 1,200 tokens, fact first, question last."""
 
     def filler(rng: random.Random, split: Any) -> list[Message]:
         pick = rng.choice(("copy", "reverse", "compare", "faq", "scope", "arithmetic"))
@@ -48,7 +48,7 @@ def far_recall(rng: random.Random, minimum_characters: int = 4500) -> Sample:
     while True:
         sample = recall(rng, "heldout", filler, 24)
         length = sum(len(m["content"]) + 20 for m in sample.messages)
-        if minimum_characters <= length <= minimum_characters + 900:
+        if minimum_characters <= length <= minimum_characters + 600:
             return sample
 
 
@@ -65,7 +65,7 @@ def heldout(count: int, seed: int) -> dict[str, list[Sample]]:
             elif name != "count" or all(len(groups.get(skill, ())) >= count for skill in COUNTING):
                 break
     rng = random.Random(f"evaluate-{seed}-far")
-    groups["recall over 1,500 tokens"] = [far_recall(rng) for _ in range(max(1, count // 4))]
+    groups["recall over long chats"] = [far_recall(rng) for _ in range(max(1, count // 4))]
     return groups
 
 

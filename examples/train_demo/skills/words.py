@@ -44,7 +44,14 @@ _ENDS = _list("na ra lo vi ko ten lin dor mar sa ti bel")
 
 
 def made_up_name(rng: random.Random) -> str:
-    """A pronounceable invented name, so that copying a name never depends on having seen it."""
+    """An invented name, so that copying a name never depends on having seen it; some are of any letters."""
+    if rng.random() < 0.3:
+        letters = [
+            rng.choice("bcdfghjklmnpqrstvwxyz" if (i + odd) % 2 else "aaeeiioouy")
+            for odd in (rng.randrange(2),)
+            for i in range(rng.randint(3, 7))
+        ]
+        return "".join(letters).capitalize()
     return rng.choice(_ONSETS) + rng.choice(_RIMES) + rng.choice(_ENDS)
 
 
