@@ -189,6 +189,8 @@ class ServerConfig:
                 raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
         if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
             raise InvalidConfig(f"--max-logprobs must be between 0 and {MAX_LOGPROBS}, got {self.max_logprobs}")
+        if self.uds == "":
+            raise InvalidConfig("--uds needs a path")
         if self.tokenizer_workers < 0:
             raise InvalidConfig("--tokenizer-workers must be 0 or more")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):

@@ -1,11 +1,13 @@
 """How a server starts and ends, and that nothing is left behind, whichever way it does."""
 
+import json
 import os
 import signal
 import socket
 import stat
 import threading
 import time
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -71,6 +73,21 @@ def test_a_second_interrupt_does_not_wait(slow_model):
         time.sleep(0.3)
         server.process.send_signal(signal.SIGINT)
         assert server.wait_for_end(5.0) == 0
+
+
+def test_a_client_that_reads_nothing_does_not_hold_up_the_end(stub_model):
+    body = json.dumps({"messages": MESSAGES, "n": 128, "stream": True, "logprobs": True, "top_logprobs": 2})
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    with start_server(EngineConfig(model=str(stub_model)), shutdown_timeout=0.3) as server, socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        address = urlsplit(server.url)
+        deaf.connect((address.hostname, address.port))
+        deaf.sendall((head + body).encode())
+        # All is generated, and most of it cannot be sent.
+        server.wait_for(lambda: 'finished_reason="length"} 128.0' in httpx.get(f"{server.url}/metrics").text, 20.0)
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait_for_end(5.0) == 0
+        assert "Traceback" not in server.output()
 
 
 @pytest.mark.parametrize("victim", ["stub_engine", "frontend.worker"])

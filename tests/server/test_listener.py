@@ -10,6 +10,8 @@ from tokenmill.server.listener import bind, check_tls, url
 def test_an_address_that_cannot_be_taken_is_named(tmp_path):
     with pytest.raises(InvalidConfig, match=r"--host no\.such\.host\.invalid"):
         bind(ServerConfig(host="no.such.host.invalid"))
+    with pytest.raises(InvalidConfig, match="--uds needs a path"):
+        ServerConfig(uds="").resolve()
     with pytest.raises(InvalidConfig, match=r"--uds .*no/folder"):
         bind(ServerConfig(uds=str(tmp_path / "no" / "folder")))
     with pytest.raises(InvalidConfig, match=r"cannot listen on 192\.0\.2\.1:8000"):

@@ -249,6 +249,8 @@ class Supervisor:
         await asyncio.wait([self._serving], timeout=patience)
         self._client.fail(ServerStopping("the server is stopping"))
         await asyncio.wait([self._serving], timeout=_LAST_EVENT_SECONDS)
+        # What is still open now belongs to clients that do not read. uvicorn would show a traceback for each.
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         self._http.force_exit = True
         await asyncio.wait([self._serving], timeout=_LAST_EVENT_SECONDS)
         self._serving.cancel()
