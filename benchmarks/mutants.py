@@ -3,8 +3,9 @@
     python benchmarks/mutants.py [--count 60] [--seed 0] [--jobs 2]
 
 A fault is a small change of the syntax tree: a comparison or an arithmetic operator turned, a condition negated, a
-number off by one, a statement left out. Assertions, docstrings and texts are left alone: assertions are the tests'
-helpers, and a message is not behaviour. Prints each survivor and, as the last line, one JSON document.
+number off by one, a statement left out. Assertions, decorators, docstrings and texts are left alone: assertions are the
+tests' helpers, and a message or a dataclass's slots are not behaviour.
+Prints each survivor and, as the last line, one JSON document.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ def faults_of(file: Path) -> Iterator[Fault]:
     """Every fault that can be seeded into a file."""
     tree = ast.parse(file.read_text())
     nodes = list(ast.walk(tree))
-    skipped = {id(inner) for node in nodes if is_check(node) for inner in ast.walk(node)}
+    left_alone = [node for node in nodes if is_check(node)]
+    left_alone += [part for node in nodes for part in getattr(node, "decorator_list", ())]
+    skipped = {id(inner) for node in left_alone for inner in ast.walk(node)}
     for number, node in enumerate(nodes):
         if id(node) in skipped:
             continue

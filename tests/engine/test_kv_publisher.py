@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from tests.scheduler.harness import Harness
+from tests.scheduler.paged_memory_runner import expected_output
 from tokenmill.config import EngineConfig, KVEventsConfig
 from tokenmill.engine.kv_publisher import KVPublisher
 from tokenmill.errors import InvalidConfig
@@ -82,6 +83,23 @@ def test_salts_give_other_names_to_the_same_tokens() -> None:
     first, second = harness.engine.take_kv_events()
     assert first.token_ids == second.token_ids
     assert not set(first.hashes) & set(second.hashes)
+
+
+def test_a_prefix_has_one_name_however_its_pages_came() -> None:
+    names = []
+    for prompt_first in (True, False):
+        harness = Harness(num_pages=20)
+        harness.kv.cache.events = KVEventLog()
+        full = [*range(8), *expected_output(list(range(8)), 5)]
+        if prompt_first:
+            harness.add(list(range(8)), max_tokens=6)  # two pages of a prompt, then one of its output
+        else:
+            harness.add(full, max_tokens=1)  # three pages at once
+        harness.drain()
+        stored = [event for event in harness.engine.take_kv_events() if isinstance(event, PagesStored)]
+        names.append([name for event in stored for name in event.hashes])
+    assert names[0] == names[1]
+    assert len(names[0]) == 3
 
 
 @pytest.fixture

@@ -203,3 +203,17 @@ def test_a_node_that_another_holder_ends_at_is_not_lengthened() -> None:
     oracle.insert("", [1, 2, 4])
     oracle.insert("", [1, 2, 3, 4])
     oracle.check()
+
+
+def test_a_salt_is_forgotten_with_its_last_page_and_its_last_user() -> None:
+    oracle = Oracle(page_size=1)
+    for number in range(5):
+        oracle.insert(f"salt {number}", [1, 2])
+        oracle.release(0)
+    oracle.insert("used", [])
+    assert len(oracle.tree._roots) == 6
+    oracle.evict(9)
+    assert len(oracle.tree._roots) == 2, "one has a page left, one has a user"
+    oracle.evict(1)
+    oracle.release(0)
+    assert not oracle.tree._roots

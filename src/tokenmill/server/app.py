@@ -1,6 +1,6 @@
 """The FastAPI application: which route is whose, and what surrounds them all.
 
-Bodies are read and checked by msgspec inside the routes; FastAPI routes, and shows them at /docs.
+Bodies are read and checked by msgspec inside the routes; FastAPI routes, and describes them in /openapi.json.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tokenmill.config import ServerConfig
 from tokenmill.server.chat import ChatBody, ChatRoute
 from tokenmill.server.completions import TextBody, TextRoute
 from tokenmill.server.context import ServerContext
+from tokenmill.server.docs_page import docs
 from tokenmill.server.errors import handle_disconnect, handle_error, handle_http_exception
 from tokenmill.server.fields import UNSUPPORTED
 from tokenmill.server.info import InfoRoutes
@@ -30,7 +31,7 @@ _BODIES = (ChatBody, TextBody, TokenizeBody, DetokenizeBody)
 
 def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
     """Build the application around a running engine."""
-    app = FastAPI(title="TokenMill", version=tokenmill.__version__)
+    app = FastAPI(title="TokenMill", version=tokenmill.__version__, docs_url=None, redoc_url=None)
     app.root_path = config.root_path  # an argument of this name is deprecated; the attribute works in all versions
     _add_routes(app, context)
     _describe_bodies(app)
@@ -69,6 +70,7 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/metrics", info.metrics),
     ):
         app.add_api_route(path, get, methods=["GET"], response_model=None)
+    app.add_api_route("/docs", docs, methods=["GET"], response_model=None, include_in_schema=False)
 
 
 def _describe_bodies(app: FastAPI) -> None:
