@@ -72,6 +72,7 @@ class Harness:
         limits = ModelLimits(s.max_model_len, VOCAB_SIZE, s.eos)
         self.engine = Engine(self.scheduler, self.runner, limits, s.depth, StepLog(s.log, self.header))
         self.records: dict[str, Record] = {}
+        self.page_tables: dict[tuple[str, int], list[int]] = {}
         self.sessions: dict[str, list[Record]] = {}
 
     def add(
@@ -133,6 +134,7 @@ class Harness:
         """One turn of the loop, then every check. Liveness: with nothing launched, something must have run."""
         self.collect(self.engine.step())
         self.scheduler.check_invariants()
+        self.check_page_tables()
         assert not (self.engine.is_idle and self.scheduler.is_stuck), "somebody could run and the plan is empty"
 
     def drain(self, limit: int = 2000) -> None:
@@ -165,6 +167,17 @@ class Harness:
             assert record.finish_reason == (FinishReason.STOP if stopped else FinishReason.LENGTH)
         else:
             assert record.tokens == expected[: len(record.tokens)]
+
+    def check_page_tables(self) -> None:
+        """A page table only grows while its request holds a row: nothing found later is ever swapped in."""
+        tables = {}
+        for request in self.scheduler.books.requests.values():
+            if request.row is not None:
+                key = (request.id, request.num_preemptions)
+                tables[key] = list(self.kv.pages(request))
+                before = self.page_tables.get(key, [])
+                assert tables[key][: len(before)] == before, f"the page table of request {request.id} changed"
+        self.page_tables = tables
 
     def collect(self, outputs: list[TokenOutput]) -> None:
         """Note what came back; nothing may come after a request's end."""

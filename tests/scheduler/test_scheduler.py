@@ -62,8 +62,9 @@ def test_salts_never_share() -> None:
     assert harness.records[same].num_cached_tokens == 8
 
 
-def test_the_last_running_is_preempted_and_ends_with_the_same_tokens() -> None:
-    harness = Harness(num_pages=8, max_num_seqs=3)
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_the_last_running_is_preempted_and_ends_with_the_same_tokens(depth: int) -> None:
+    harness = Harness(num_pages=8, max_num_seqs=3, depth=depth)
     for n in range(3):
         harness.add([n * 10 + k for k in range(8)], max_tokens=12)
     harness.drain()
@@ -173,3 +174,29 @@ def test_with_overlap_a_failed_step_neither_looks_idle_nor_stuck_nor_ends_a_paus
     harness.drain()
     assert harness.records[session].finish_reason in (FinishReason.LENGTH, FinishReason.ABORT)
     assert harness.records[waiting].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_with_steps_in_flight_a_short_request_waits_for_returning_pages_instead_of_preempting_more(depth: int) -> None:
+    harness = Harness(num_pages=9, max_num_seqs=4, depth=depth)
+    for n in range(4):
+        harness.add([n * 10 + k for k in range(7)], max_tokens=12)
+    reasons = set()
+    while harness.engine.has_work:
+        harness.step()
+        reasons |= {request.wait_reason for request in harness.scheduler.books.running}
+    assert any("pages that launched steps still use" in reason for reason in reasons)
+    harness.drain()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_never_past_max_tokens_however_many_steps_are_in_flight(depth: int) -> None:
+    harness = Harness(depth=depth)
+    ids = [harness.add([n, 1, 2], max_tokens=n + 1) for n in range(5)]
+    harness.drain()
+    assert [len(harness.records[i].tokens) for i in ids] == [1, 2, 3, 4, 5]
+    computed = dict.fromkeys(ids, 0)
+    for plan in harness.runner.plans:
+        for request_id, end in zip(plan.request_ids, plan.num_computed + plan.num_scheduled, strict=True):
+            computed[request_id] = max(computed[request_id], int(end))
+    assert [computed[i] for i in ids] == [3, 4, 5, 6, 7], "no step ran for a token that could not follow"
