@@ -120,3 +120,12 @@ def test_a_session_that_lacks_pages_for_its_input_says_so_and_waits() -> None:
     harness.step()
     assert harness.scheduler.explain(session) == "needs 3 more pages, 1 are free or evictable"
     harness.drain()
+
+
+def test_a_session_that_holds_twice_what_the_cache_has_gives_it_up_rather_than_wait_for_itself() -> None:
+    harness = Harness(num_pages=9, page_size=2, max_num_seqs=1, budget=5, max_model_len=18, admission="reserve")
+    harness.add([0, 0], max_tokens=1)
+    session = harness.open_session([0, 0], max_tokens=3)
+    run_turn(harness)
+    assert harness.extend(session, [0] * 12, max_tokens=1)
+    harness.drain()

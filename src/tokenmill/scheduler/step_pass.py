@@ -68,11 +68,18 @@ class StepPass:
                 position += 1
                 continue
             request.wait_reason = self._resume(request) if request.row is not None else self._admit(request)
-            # Idle sessions yield only when nobody runs whose end would make room.
-            if request.wait_reason and (self._books.running or not self._books.preempt_idle(but=request)):
+            if request.wait_reason and not self._make_room(request):
                 return
         if position < len(waiting):
             waiting.at(position).wait_reason = "the token budget of the step is used up"
+
+    def _make_room(self, request: Request) -> bool:
+        """Let idle sessions yield, but only when nobody runs whose end would make room anyway.
+
+        Last of all the one that wants to start: it may hold pages of its own that the cache has too.
+        """
+        books = self._books
+        return not books.running and (books.preempt_idle(but=request) or books.preempt_idle())
 
     def explain_waiting(self) -> None:
         """Give the first of the waiting requests its reason where nobody came to ask for it."""
