@@ -118,6 +118,14 @@ def greedy_continuation(oracle: transformers.PreTrainedModel, prompt: list[int],
 
 
 @torch.no_grad()
+def smallest_margin(oracle: transformers.PreTrainedModel, prompt: list[int], output: list[int]) -> float:
+    """How far, at the closest call, the oracle's first choice was ahead of its second; rounding decides below 1e-4."""
+    logits = oracle(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+    first, second = logits.topk(2).values.unbind(-1)
+    return float((first - second).min())
+
+
+@torch.no_grad()
 def randomize(model: torch.nn.Module, seed: int) -> None:
     """Give every parameter a value that matters: norms are not 1, biases not 0, logits well apart."""
     generator = torch.Generator().manual_seed(seed)

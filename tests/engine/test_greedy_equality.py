@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import FAMILIES, greedy_continuation, load_oracle, make_checkpoint
+from tests.checkpoints import FAMILIES, greedy_continuation, load_oracle, make_checkpoint, smallest_margin
 from tokenmill import LLM, SamplingParams
 
 SEED = random.randrange(10**6)
@@ -46,10 +46,18 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     shape = SHAPES[family]
     folder = make_checkpoint(tmp_path_factory.mktemp(family), family, seed=SEED, **shape)
     generator = random.Random(SEED)
-    prompts = [[generator.randrange(250) for _ in range(generator.randint(1, 90))] for _ in range(NUM_PROMPTS - 1)]
-    prompts.append([*max(prompts, key=len)[:40], 7, 8, 9])
     oracle = load_oracle(folder)
-    expected = [greedy_continuation(oracle, prompt, 64) for prompt in prompts]
+    prompts: list[list[int]] = []
+    expected: list[list[int]] = []
+    while len(prompts) < NUM_PROMPTS:
+        # The first is long, so that the last one finds a prefix of it in the cache.
+        prompt = [generator.randrange(250) for _ in range(generator.randint(1 if prompts else 50, 90))]
+        if len(prompts) == NUM_PROMPTS - 1:
+            prompt = max(prompts, key=len)[:40] + prompt[:3]  # shares a prefix with another
+        output = greedy_continuation(oracle, prompt, 64)
+        if smallest_margin(oracle, prompt, output) > 1e-3:
+            prompts.append(prompt)
+            expected.append(output)
     return folder, prompts, expected
 
 
@@ -76,9 +84,10 @@ def test_64_greedy_tokens_equal_transformers(
         preemptions = llm.stats().num_preemptions
     assert [o.outputs[0].token_ids for o in alone] == expected, f"alone, seed {SEED}"
     assert [o.outputs[0].token_ids for o in again] == expected, f"in a batch, from the cache, seed {SEED}"
-    assert any(output.num_cached_tokens for output in again), "nothing came from the cache"
     if "num_pages" in options:
         assert preemptions > 0, "this case is meant to preempt"
+    else:
+        assert any(output.num_cached_tokens for output in again), "nothing came from the cache"
 
 
 def test_a_cold_batch_equals_transformers_without_a_cache(case: tuple[Path, list, list]) -> None:
