@@ -90,6 +90,15 @@ def stream_and_interrupt(llm: LLM, moment: int) -> None:
     time.sleep(10)  # where the thread comes late, the signal falls here
 
 
+@pytest.fixture
+def interruptible() -> None:
+    """A process started in the background ignores SIGINT, and tests may run in one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_falls_between_steps_and_the_engine_goes_on(llm: LLM) -> None:
     expected = llm.generate([[1, 2, 3]], GREEDY, use_progress_bar=False)[0].outputs[0].token_ids
     for moment in range(3, 40, 9):
