@@ -129,7 +129,7 @@ def changes(node: ast.AST) -> Iterator[tuple[str, Callable[..., None]]]:
         yield f"{node.value}: one more", lambda n: setattr(n, "value", n.value + 1)
     elif isinstance(node, ast.Constant) and type(node.value) is bool:
         yield f"{node.value}: turned", lambda n: setattr(n, "value", not n.value)
-    elif isinstance(node, ast.FunctionDef | ast.If | ast.For | ast.While):
+    if isinstance(node, ast.FunctionDef | ast.If | ast.For | ast.While):
         yield from omissions(node)
 
 
