@@ -39,12 +39,8 @@ format: $(DEV_STAMP) ## format and mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-lines: ## Python lines per folder; fails when the engine exceeds its budget
-	@find src/tokenmill -name '*.py' -exec wc -l {} + | awk -v most=$(MAX_LINES) ' \
-	$$2 == "total" { next } \
-	{ split($$2, part, "/"); place = part[4] == "" ? "(top)" : part[3]; lines[place] += $$1; total += $$1 } \
-	END { for (place in lines) printf "%7d  %s\n", lines[place], place | "sort -k2"; close("sort -k2"); \
-	printf "%7d  of %d lines of Python\n", total, most; exit total > most }'
+lines: ## lines of Python code per folder, docstrings not counted; fails when the engine exceeds its budget
+	@$(firstword $(wildcard $(BIN)/python) python3) tools/count_lines.py --most $(MAX_LINES)
 
 bench: $(RUNTIME_STAMP) ## offline throughput of MODEL (or the demo model); ARGS are passed on
 	@exec $(BIN)/python benchmarks/throughput.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)

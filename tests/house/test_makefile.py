@@ -66,7 +66,7 @@ def test_an_interpreter_that_is_not_fit_is_passed_over(tmp_path):
 
 def test_the_line_budget_is_counted_and_kept():
     last = make("lines").splitlines()[-1]
-    assert last.endswith("of 15000 lines of Python")
+    assert last.endswith("of 15000 lines of Python code")
     assert 0 < int(last.split()[0]) <= 15000
 
 
