@@ -17,7 +17,6 @@ class RadixNode:
         children: first page of a child's tokens, as bytes -> child; keys compare by content, nothing rests on a hash.
         locks: requests whose locked path runs through this node; it cannot be evicted while there is one.
         last_used: number of the step that last matched or extended it.
-        offered: `last_used` of its newest entry in the tree's LRU heap; -1: it has none.
         serial: order of creation, breaks ties of the LRU.
         namespace: whose tree it is the root of; "" is the common one; None: not a root.
     """
@@ -30,7 +29,6 @@ class RadixNode:
         "locks",
         "namespace",
         "num_pages",
-        "offered",
         "page_size",
         "parent",
         "serial",
@@ -48,7 +46,6 @@ class RadixNode:
         self.children: dict[bytes, RadixNode] = {}
         self.locks = 0
         self.last_used = 0
-        self.offered = -1
         self.serial = serial
         self.namespace: str | None = None
 

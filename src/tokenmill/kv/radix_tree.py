@@ -41,8 +41,7 @@ class RadixTree:
         self._roots: dict[str, RadixNode] = {}
         self._num_nodes = 0
         self._next_serial = 0
-        # (last_used, serial, node) of evictable leaves, at most one per node and step; an entry goes stale when its
-        # node is used, locked or removed.
+        # (last_used, serial, node) of evictable leaves; an entry goes stale when its node is used, locked or removed.
         self._lru: list[tuple[int, int, RadixNode]] = []
 
     def match(self, namespace: str, tokens: TokenArray, step: int) -> PrefixMatch:
@@ -125,8 +124,6 @@ class RadixTree:
         evicted: list[int] = []
         while len(evicted) < count:
             last_used, _, node = heapq.heappop(self._lru)
-            if node.offered == last_used:
-                node.offered = -1
             if not _is_current(node, last_used):
                 continue
             taken = min(count - len(evicted), node.num_pages)
@@ -179,24 +176,14 @@ class RadixTree:
         self._offer(node)
 
     def _offer(self, node: RadixNode) -> None:
-        """Enter an evictable leaf into the LRU."""
-        if node.locks or node.children or node.parent is None or node.offered == node.last_used:
+        """Enter an evictable leaf into the LRU; amortized O(log nodes), with the stale entries that it clears away."""
+        if not _is_evictable(node):
             return
-        node.offered = node.last_used
         heapq.heappush(self._lru, (node.last_used, node.serial, node))
-        if len(self._lru) > 2 * self._num_nodes + 64:
-            self._compact_lru()
-
-    def _compact_lru(self) -> None:
-        current = []
-        for entry in self._lru:
-            last_used, _, node = entry
-            if _is_current(node, last_used):
-                current.append(entry)
-            elif node.offered == last_used:
-                node.offered = -1
-        heapq.heapify(current)
-        self._lru = current
+        if len(self._lru) > 2 * self._num_nodes:
+            current = {serial: (used, serial, node) for used, serial, node in self._lru if _is_current(node, used)}
+            self._lru = list(current.values())
+            heapq.heapify(self._lru)
 
     def _remove(self, node: RadixNode) -> None:
         parent = node.parent
@@ -244,6 +231,10 @@ def _namespace(node: RadixNode) -> str:
     return node.namespace
 
 
+def _is_evictable(node: RadixNode) -> bool:
+    return node.parent is not None and node.is_leaf and not node.locks
+
+
 def _is_current(node: RadixNode, last_used: int) -> bool:
     """True if an LRU entry still speaks of an evictable leaf as it is now."""
-    return node.parent is not None and node.is_leaf and node.locks == 0 and node.last_used == last_used
+    return _is_evictable(node) and node.last_used == last_used
