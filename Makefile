@@ -9,8 +9,10 @@ ARGS ?=
 MAX_LINES := 15000
 
 RUNTIME_PINS := requirements/runtime.txt pyproject.toml
+NATIVE_SOURCES := $(sort $(wildcard native/*) $(wildcard native/*/*))
 DEV_PINS := requirements/dev.txt $(RUNTIME_PINS)
 RUNTIME_STAMP := $(VENV)/.runtime-$(shell cat $(RUNTIME_PINS) | cksum | cut -d' ' -f1)
+NATIVE_STAMP := $(VENV)/.native-$(shell cat pyproject.toml $(filter %.txt %.h %.cpp,$(NATIVE_SOURCES)) | cksum | cut -d' ' -f1)
 DEV_STAMP := $(VENV)/.dev-$(shell cat $(DEV_PINS) | cksum | cut -d' ' -f1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
@@ -20,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-serve: $(RUNTIME_STAMP) ## serve a model: make serve [MODEL=folder-or-hub-id] [PORT=8001] [ARGS="..."]
+serve: $(NATIVE_STAMP) ## serve a model: make serve [MODEL=folder-or-hub-id] [PORT=8001] [ARGS="..."]
 	@exec $(BIN)/tokenmill serve $(if $(MODEL),"$(MODEL)") $(if $(PORT),--port "$(PORT)") $(ARGS)
 
 # Two worker processes with one compute thread each: tests use small models, more threads only wait for each other.
@@ -28,7 +30,7 @@ test: lint ## lint and all tests; ARGS are passed to pytest
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-lint: $(DEV_STAMP) ## ruff, mypy --strict, import contracts, line budget
+lint: $(DEV_STAMP) $(NATIVE_STAMP) ## ruff, mypy --strict, import contracts, line budget
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -42,7 +44,7 @@ format: $(DEV_STAMP) ## format and mend what ruff can mend
 lines: ## lines of Python code per folder, docstrings not counted; fails when the engine exceeds its budget
 	@$(firstword $(wildcard $(BIN)/python) python3) tools/count_lines.py --most $(MAX_LINES)
 
-bench: $(RUNTIME_STAMP) ## offline throughput of MODEL (or the demo model); ARGS are passed on
+bench: $(NATIVE_STAMP) ## offline throughput of MODEL (or the demo model); ARGS are passed on
 	@exec $(BIN)/python benchmarks/throughput.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 clean: ## remove .venv and everything that tools have written
@@ -52,8 +54,14 @@ clean: ## remove .venv and everything that tools have written
 $(RUNTIME_STAMP): | $(BIN)/python
 	@echo "installing the pinned requirements into $(VENV) (once; minutes on a slow line)"
 	@$(PIP) install -r requirements/runtime.txt
-	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@rm -f $(VENV)/.runtime-*
+	@touch $@
+
+# Without a C++ compiler this installs the Python alone.
+$(NATIVE_STAMP): $(RUNTIME_STAMP)
+	@echo "installing TokenMill and building its native kernels"
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@rm -f $(VENV)/.native-*
 	@touch $@
 
 $(DEV_STAMP): $(RUNTIME_STAMP)

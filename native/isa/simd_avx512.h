@@ -1,0 +1,50 @@
+// simd.h for AVX-512.
+#pragma once
+
+namespace tokenmill::TM_ISA {
+
+using F32 = __m512;  // 16 float32
+
+inline F32 zero() { return _mm512_setzero_ps(); }
+inline F32 broadcast(float value) { return _mm512_set1_ps(value); }
+inline F32 load(const float* from) { return _mm512_loadu_ps(from); }
+inline void store(float* to, F32 value) { _mm512_storeu_ps(to, value); }
+inline F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
+inline F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
+inline F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
+inline F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
+inline F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
+inline F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
+inline F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }
+inline float sum(F32 a) { return _mm512_reduce_add_ps(a); }
+inline float largest(F32 a) { return _mm512_reduce_max_ps(a); }
+
+inline F32 load_bf16(const uint16_t* from) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+inline __m256i round_bf16(F32 value) {
+#ifdef __AVX512BF16__
+  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value));
+#else
+  const __m512i bits = _mm512_castps_si512(value);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7FFF));
+  const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+  const __m512i kept = _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16));
+#endif
+}
+
+inline void store_bf16(uint16_t* to, F32 value) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), round_bf16(value));
+}
+
+// 2^n for whole n in [-126, 127], as float32.
+inline F32 power_of_two(F32 n) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+inline F32 round_whole(F32 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+}  // namespace tokenmill::TM_ISA

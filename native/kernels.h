@@ -1,0 +1,30 @@
+// What Python holds: the kernels of one instruction set and the number of threads that they may use.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "kernel_table.h"
+
+namespace tokenmill {
+
+struct Kernels {
+  const KernelTable& table;
+  int threads;
+};
+
+using KernelsClass = nanobind::class_<Kernels>;
+// Every kernel lets other Python threads run: it touches raw memory only.
+using Unlocked = nanobind::call_guard<nanobind::gil_scoped_release>;
+
+// Addresses cross the boundary as integers, from Tensor.data_ptr().
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// Each adds its methods to the class; bind_<noun>.cpp.
+void bind_linear(KernelsClass& kernels);
+
+}  // namespace tokenmill

@@ -1,0 +1,30 @@
+"""The door to the extension module: there or not, and why. Imported by the machine's side only."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenmill._native import Kernels
+
+MODULE = "tokenmill._native"
+
+
+def load_kernels(threads: int, isa: str = "") -> Kernels | None:
+    """The native kernels of this machine's best instruction set, or None where none were built or none fit it.
+
+    Args:
+        threads: how many threads a kernel may use, at least 1.
+        isa: the level to take instead of the best one; tests run through all of them.
+
+    Raises:
+        ValueError: a named level that this machine or this build does not have.
+    """
+    try:
+        native = importlib.import_module(MODULE)
+    except ImportError:
+        return None
+    if not native.available_isas():
+        return None
+    return native.Kernels(isa, threads)
