@@ -9,10 +9,17 @@ import torch
 
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.kernels.heads import RotaryTables
 from tokenmill.models.decoder import Decoder
 
 Chunks = Sequence[tuple[int, int]]
 """(request, tokens of it to run), in batch order."""
+
+
+def unrotated(length: int, head_dim: int, dtype: torch.dtype = torch.float32) -> RotaryTables:
+    """Angles of zero at every position: attention without a rotary embedding."""
+    cos = torch.ones(length, head_dim // 2, dtype=dtype)
+    return RotaryTables(cos, torch.zeros_like(cos))
 
 
 class PagedRequests:
@@ -67,7 +74,7 @@ class PagedRequests:
         logits: list[list[torch.Tensor]] = [[] for _ in self.sequences]
         for chunks in schedule:
             with torch.inference_mode():
-                step = decoder.forward(self.batch(chunks), attention)
+                step = decoder.logits(decoder.forward(self.batch(chunks), attention))
             for (request, _), rows in zip(chunks, step.split([count for _, count in chunks]), strict=True):
                 logits[request].append(rows)
         return [torch.cat(rows) if rows else torch.empty(0) for rows in logits]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.paging import Chunks, PagedRequests
+from tests.paging import Chunks, PagedRequests, unrotated
 from tokenmill.attention import cpu, decode_buckets
 from tokenmill.attention.kv_pool import KVPool
 from tokenmill.attention.protocol import AttentionSpec
@@ -76,15 +76,13 @@ def run_both(case: Case, rng: np.random.Generator) -> tuple[torch.Tensor, torch.
 
     batch = requests.batch(case.chunks)
     num_tokens = len(batch.token_ids)
-    # As the models hand them over: slices of one fused tensor.
     heads = (case.spec.num_heads, case.spec.num_kv_heads, case.spec.num_kv_heads)
-    qkv = torch.randn(num_tokens, sum(heads), case.spec.head_dim).to(case.dtype)
+    qkv = torch.randn(num_tokens, sum(heads) * case.spec.head_dim).to(case.dtype)
     outputs = []
     for backend in (reference, batched):
-        plan = backend.plan(batch)
-        outputs.append(
-            torch.stack([backend.forward(*qkv.split(heads, 1), layer, plan, case.window) for layer in (0, 1)])
-        )
+        plan = backend.plan(batch, unrotated(max(case.lengths), case.spec.head_dim, case.dtype))
+        layers = [backend.forward(qkv.clone(), None, layer, plan, case.window) for layer in (0, 1)]
+        outputs.append(torch.stack(layers))
     return outputs[0], outputs[1]
 
 
@@ -126,8 +124,10 @@ def test_a_token_attends_to_its_own_past_only(backend: str, window: int | None, 
     requests = PagedRequests([[0] * length], 4, rng)
     attention, _ = select(backend, "cpu", spec, requests.num_pages, 4, torch.float32)
     batch = requests.batch([(0, length)])
-    q, k, v = (torch.randn(length, heads, 6) for heads in (4, 2, 2))
-    got = attention.forward(q, k, v, 0, attention.plan(batch), window)
+    qkv = torch.randn(length, 8, 6)
+    q, k, v = qkv.split((4, 2, 2), 1)
+    plan = attention.plan(batch, unrotated(length, 6))
+    got = attention.forward(qkv.flatten(1).clone(), None, 0, plan, window).view(length, 4, 6)
     for token in range(length):
         first = 0 if window is None else max(0, token - window + 1)
         for head in range(4):
@@ -163,12 +163,12 @@ def test_a_decode_is_bit_identical_alone_and_in_company(dtype: torch.dtype, rng:
     attention.kv.keys.normal_()
     attention.kv.values.normal_()
     requests.computed = [length - 1 for length in lengths]
-    q, k, v = (torch.randn(6, heads, 16).to(dtype) for heads in (4, 2, 2))
+    qkv, rotary = torch.randn(6, 8 * 16).to(dtype), unrotated(max(lengths), 16, dtype)
     batch = requests.batch([(request, 1) for request in range(6)])
-    together = attention.forward(q, k, v, 0, attention.plan(batch), None)
+    together = attention.forward(qkv.clone(), None, 0, attention.plan(batch, rotary), None)
     for request in range(6):
         requests.computed = [length - 1 for length in lengths]
         alone = requests.batch([(request, 1)])
-        row = slice(request, request + 1)
-        single = attention.forward(q[row], k[row], v[row], 0, attention.plan(alone), None)
+        row = qkv[request : request + 1].clone()
+        single = attention.forward(row, None, 0, attention.plan(alone, rotary), None)
         assert torch.equal(single[0], together[request]), f"lengths {lengths}, request {request}"

@@ -10,11 +10,12 @@ import torch
 import transformers
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from tokenmill.kernels.heads import rotate
+from tokenmill.kernels.torch_kernels import TorchKernels, rms_norm
 from tokenmill.models.architecture import MoeSpec
 from tokenmill.models.families import read_architecture
 from tokenmill.models.moe import MoE
-from tokenmill.models.norm import rms_norm
-from tokenmill.models.rotary import Rotary, rotate
+from tokenmill.models.rotary import rotary_tables
 
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
@@ -50,7 +51,7 @@ def test_rotation_equals_transformers(name: str, dtype: torch.dtype, rng: np.ran
         rope_parameters={"rope_theta": 10000.0, **ROPES[name]},
     )
     fields = {**config.to_dict(), "architectures": ["LlamaForCausalLM"]}
-    rotary = Rotary(read_architecture(fields).rope, 32, 1024, dtype, "cpu")
+    rotary = rotary_tables(read_architecture(fields).rope, 32, 1024, torch.empty(0, dtype=dtype))
     positions = torch.from_numpy(rng.integers(0, 1024, 50))
     x = torch.randn(50, 4, 32).to(dtype)
 
@@ -71,29 +72,32 @@ def test_norm_equals_transformers_to_the_bit(dtype: torch.dtype, rng: np.random.
     assert torch.equal(rms_norm(x, theirs.weight.data, 1e-5), theirs(x).detach())
 
 
+def random_experts(spec: MoeSpec, hidden_size: int) -> MoE:
+    moe = MoE(spec, hidden_size, TorchKernels(torch.float32, "cpu"))
+    for target in moe.targets("mlp"):
+        target.fill(torch.randn(target.shape))
+    return moe
+
+
 @pytest.mark.parametrize("normalized", [True, False])
 def test_grouped_experts_equal_the_sum_token_by_token(normalized: bool, rng: np.random.Generator) -> None:
     spec = MoeSpec(7, 3, 10, normalized, frozenset({0}))
-    moe = MoE(spec, 12, torch.empty)
-    for _, target in moe.targets("mlp"):
-        target.normal_()
+    moe = random_experts(spec, 12)
     x = torch.randn(int(rng.integers(1, 20)), 12)
     want = torch.zeros_like(x)
     for token, row in enumerate(x):
-        probabilities = torch.softmax(moe.router.weight @ row, 0)
+        probabilities = torch.softmax(moe.router.weight.weight @ row, 0)
         chosen = probabilities.argsort(descending=True)[:3].tolist()
         total = sum(probabilities[expert] for expert in chosen) if normalized else 1.0
         for expert in chosen:
-            gate, up = (moe.gate_up[expert] @ row).chunk(2)
+            gate, up = (moe.gate_up[expert].weight @ row).chunk(2)
             inner = torch.nn.functional.silu(gate) * up
-            want[token] += probabilities[expert] / total * (moe.down[expert] @ inner)
+            want[token] += probabilities[expert] / total * (moe.down[expert].weight @ inner)
     torch.testing.assert_close(moe.forward(x), want, rtol=1e-4, atol=1e-4)
 
 
 def test_a_tokens_experts_do_not_depend_on_other_tokens(rng: np.random.Generator) -> None:
-    moe = MoE(MoeSpec(5, 2, 8, True, frozenset({0})), 16, torch.empty)
-    for _, target in moe.targets("mlp"):
-        target.normal_()
+    moe = random_experts(MoeSpec(5, 2, 8, True, frozenset({0})), 16)
     x = torch.randn(9, 16)
     order = torch.from_numpy(rng.permutation(9))
     torch.testing.assert_close(moe.forward(x[order]), moe.forward(x)[order], rtol=1e-5, atol=1e-5)

@@ -13,6 +13,7 @@ import torch
 from tests.checkpoints import load_oracle, make_checkpoint
 from tests.paging import PagedRequests, random_schedule
 from tokenmill.attention.select import select
+from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.models.decoder import Decoder
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.loader import load_model
@@ -70,7 +71,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path, rng: np.random.Ge
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    return load_model(folder, read_architecture(folder), dtype, "cpu")
+    return load_model(folder, read_architecture(folder), TorchKernels(dtype, "cpu"))
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor, relative: float = 1e-4) -> None:

@@ -23,7 +23,8 @@ class ForwardBatch:
         query_lens: [B] int32 on the host, tokens of each request in this step, >= 1.
         context_lens: [B] int32 on the host, tokens each request attends to at most: computed + scheduled.
         query_starts: [B + 1] int32 on the host, exclusive prefix sum of `query_lens`.
-        output_indices: [S] int64, which of the T tokens need logits (the last one of each request that samples).
+        output_indices: [S] int64, increasing: which of the T tokens have an output (the last one of each request that
+            samples).
     """
 
     token_ids: torch.Tensor

@@ -17,6 +17,7 @@ from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.decode_buckets import DecodeBucket, decode_buckets
 from tokenmill.attention.kv_pool import KVPool
 from tokenmill.attention.protocol import AttentionSpec
+from tokenmill.kernels.heads import CosSin, HeadNorms, RotaryTables, split_heads
 
 QUERY_CHUNK = 128
 MAX_SCORES = 1 << 24
@@ -33,6 +34,7 @@ class CpuPlan:
     """
 
     batch: ForwardBatch
+    cos_sin: CosSin
     slot_rows: torch.Tensor
     prefills: tuple[tuple[int, torch.Tensor], ...]
     buckets: dict[int | None, list[DecodeBucket]] = field(default_factory=dict)
@@ -50,26 +52,26 @@ class CpuAttention:
         # True where the key is later than the query.
         self._future = torch.ones(QUERY_CHUNK, QUERY_CHUNK, dtype=torch.bool).triu_(1)
 
-    def plan(self, batch: ForwardBatch) -> CpuPlan:
+    def plan(self, batch: ForwardBatch, rotary: RotaryTables) -> CpuPlan:
         """Tell prefills from decodes, and find the rows of the pool that all layers read and write."""
         held = -(-batch.context_lens // self.kv.page_size)
         prefills = tuple(
             (request, self.kv.page_rows(batch.page_table[request, : held[request]]))
             for request in np.flatnonzero(batch.query_lens > 1).tolist()
         )
-        return CpuPlan(batch, self.kv.slot_rows(batch.slots), prefills)
+        return CpuPlan(batch, rotary.lookup(batch.positions), self.kv.slot_rows(batch.slots), prefills)
 
     def forward(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        qkv: torch.Tensor,
+        norms: HeadNorms | None,
         layer: int,
         plan: CpuPlan,
         window: int | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
         batch = plan.batch
+        q, k, v = split_heads(qkv, (self.spec.num_heads, self.spec.num_kv_heads), norms, plan.cos_sin)
         self.kv.write(layer, plan.slot_rows, k, v)
         if window not in plan.buckets:
             plan.buckets[window] = decode_buckets(batch, self.kv, window)
@@ -82,7 +84,7 @@ class CpuAttention:
             context_len = int(batch.context_lens[request])
             memory = keys[:, :context_len], values[:, :context_len]
             self._prefill(q[start:end], *memory, output[start:end], window)
-        return output
+        return output.flatten(1)
 
     def _decode(self, q: torch.Tensor, layer: int, bucket: DecodeBucket) -> torch.Tensor:
         """One token each of n requests: q [n, heads, head_dim] -> the same shape."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from tokenmill.attention.batch import ForwardBatch
+from tokenmill.kernels.heads import HeadNorms, RotaryTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +27,25 @@ class AttentionSpec:
 
 
 class AttentionBackend(Protocol):
-    """Causal attention over a paged KV cache. A backend owns the layout of the KV memory (`kv`)."""
+    """Causal attention over a paged KV cache. A backend owns the layout of the KV memory (`kv`).
+
+    It takes the fused projection as it is, so that norms, rotation and the write into the cache can be one pass.
+    """
 
     name: str
 
-    def plan(self, batch: ForwardBatch) -> Any:
+    def plan(self, batch: ForwardBatch, rotary: RotaryTables) -> Any:
         """Prepare what all layers of one step share; called once a step. The result is passed to every `forward`."""
 
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, plan: Any, window: int | None = None
+        self, qkv: torch.Tensor, norms: HeadNorms | None, layer: int, plan: Any, window: int | None = None
     ) -> torch.Tensor:
-        """Write k and v into the cache at the batch's slots, then attend.
+        """Norm and rotate q and k, write k and v into the cache at the batch's slots, then attend.
 
         Args:
-            q: [T, num_heads, head_dim]. k, v: [T, num_kv_heads, head_dim], rotary already applied.
+            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], contiguous; may be overwritten.
             window: a token attends to itself and at most `window - 1` tokens before it; None: to all before it.
 
         Returns:
-            [T, num_heads, head_dim] in q's dtype.
+            [T, num_heads * head_dim] in the dtype of qkv.
         """

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.kv_pool import KVPool
 from tokenmill.attention.protocol import AttentionSpec
+from tokenmill.kernels.heads import CosSin, HeadNorms, RotaryTables, split_heads
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlan:
+    """The batch and its angles."""
+
+    batch: ForwardBatch
+    cos_sin: CosSin
 
 
 class ReferenceAttention:
@@ -18,28 +29,29 @@ class ReferenceAttention:
         self.spec = spec
         self.kv = kv
 
-    def plan(self, batch: ForwardBatch) -> ForwardBatch:
-        """Nothing to prepare: the plan is the batch."""
-        return batch
+    def plan(self, batch: ForwardBatch, rotary: RotaryTables) -> ReferencePlan:
+        """Look the angles up once."""
+        return ReferencePlan(batch, rotary.lookup(batch.positions))
 
     def forward(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        qkv: torch.Tensor,
+        norms: HeadNorms | None,
         layer: int,
-        plan: ForwardBatch,
+        plan: ReferencePlan,
         window: int | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
-        self.kv.write(layer, self.kv.slot_rows(plan.slots), k, v)
+        batch = plan.batch
+        q, k, v = split_heads(qkv, (self.spec.num_heads, self.spec.num_kv_heads), norms, plan.cos_sin)
+        self.kv.write(layer, self.kv.slot_rows(batch.slots), k, v)
         output = torch.empty_like(q, memory_format=torch.contiguous_format)
-        for request, context_len in enumerate(plan.context_lens.tolist()):
-            start, end = plan.query_starts[request : request + 2].tolist()
+        for request, context_len in enumerate(batch.context_lens.tolist()):
+            start, end = batch.query_starts[request : request + 2].tolist()
             num_pages = -(-context_len // self.kv.page_size)
-            keys, values = self.kv.gather(layer, self.kv.page_rows(plan.page_table[request, :num_pages]))
+            keys, values = self.kv.gather(layer, self.kv.page_rows(batch.page_table[request, :num_pages]))
             output[start:end] = self._attend(q[start:end], keys[:, :context_len], values[:, :context_len], window)
-        return output
+        return output.flatten(1)
 
     def _attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:
         """The last n tokens of one sequence, q [n, heads, head_dim], over all its keys [kv_heads, length, head_dim]."""

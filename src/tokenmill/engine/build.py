@@ -17,6 +17,7 @@ from tokenmill.engine.kv_size import KVSize, decide_kv_size
 from tokenmill.engine.parts import make_scheduler
 from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.errors import InvalidConfig
+from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.kv.events import KVEventLog
 from tokenmill.messages import AddRequest, EngineReady
 from tokenmill.model_files import eos_token_ids
@@ -84,7 +85,7 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
     is_small = weight_bytes < ONE_THREAD_BYTES
     num_threads = platform.set_num_threads(config.num_threads or (1 if is_small else None))
     with phases.phase("loading weights") as progress:
-        model = load_model(folder, architecture, dtype, platform.device, config.load_format, progress)
+        model = load_model(folder, architecture, TorchKernels(dtype, platform.device), config.load_format, progress)
     with phases.phase("allocating KV"):
         bytes_per_page = architecture.kv_bytes_per_page(config.page_size, dtype.itemsize)
         size = decide_kv_size(config, architecture.max_position, bytes_per_page, platform.available_bytes())

@@ -1,4 +1,4 @@
-"""The decoder: one class for every family, built from an `Architecture`.
+"""The decoder: one class for every family, built from an `Architecture`, on any set of kernels.
 
 Knows no files; `targets` says which checkpoint tensor goes where. Plain objects instead of `nn.Module`: there is
 nothing to train, and a step on a CPU is short enough to feel a module's bookkeeping.
@@ -6,41 +6,42 @@ nothing to train, and a step on a CPU is short enough to feel a module's bookkee
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 import torch
-from torch.nn import functional
 
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend, AttentionSpec
+from tokenmill.kernels.protocol import Kernels, Matrix, MatrixRole
 from tokenmill.models.architecture import Architecture
-from tokenmill.models.layer import Layer
-from tokenmill.models.linear import Target, product
+from tokenmill.models.layer import Layer, Stream
+from tokenmill.models.linear import Target, matrix_target
 from tokenmill.models.norm import RMSNorm
-from tokenmill.models.rotary import Rotary
+from tokenmill.models.rotary import rotary_tables
 
 
 class Decoder:
-    """Embedding, layers, final norm and output head, with uninitialized weights until a loader fills them.
+    """Embedding, layers, final norm and output head, with unfilled weights until a loader fills them.
 
     Attributes:
         embedding: [vocab_size, hidden_size].
-        head: [vocab_size, hidden_size]; the same tensor as `embedding` when they are tied.
+        head: [vocab_size, hidden_size]; the same matrix as `embedding` when they are tied.
     """
 
-    __slots__ = ("architecture", "dtype", "embedding", "final_norm", "head", "layers", "rotary")
+    __slots__ = ("architecture", "embedding", "final_norm", "head", "layers", "rotary")
 
-    def __init__(self, architecture: Architecture, dtype: torch.dtype, device: str) -> None:
-        """Allocate everything. Device `meta` allocates nothing and serves to ask for `targets`."""
-        empty = functools.partial(torch.empty, dtype=dtype, device=device)
+    def __init__(self, architecture: Architecture, kernels: Kernels) -> None:
+        vocab_size, hidden_size = architecture.vocab_size, architecture.hidden_size
         self.architecture = architecture
-        self.dtype = dtype
-        self.embedding = empty(architecture.vocab_size, architecture.hidden_size)
-        self.layers = [Layer(architecture, layer, empty) for layer in range(architecture.num_layers)]
-        self.final_norm = RMSNorm(architecture.hidden_size, architecture.norm_eps, empty)
-        self.head = self.embedding if architecture.tie_embeddings else torch.empty_like(self.embedding)
-        self.rotary = Rotary(architecture.rope, architecture.head_dim, architecture.max_position, dtype, device)
+        self.embedding = kernels.matrix(vocab_size, hidden_size, MatrixRole.EMBEDDING)
+        self.layers = [Layer(architecture, layer, kernels) for layer in range(architecture.num_layers)]
+        self.final_norm = RMSNorm(hidden_size, architecture.norm_eps, kernels)
+        self.head: Matrix = self.embedding
+        if not architecture.tie_embeddings:
+            self.head = kernels.matrix(vocab_size, hidden_size, MatrixRole.HEAD)
+        self.rotary = rotary_tables(
+            architecture.rope, architecture.head_dim, architecture.max_position, self.final_norm.weight
+        )
 
     @property
     def attention_spec(self) -> AttentionSpec:
@@ -58,21 +59,30 @@ class Decoder:
         """Run the batch's tokens, writing their KV.
 
         Returns:
-            Logits [S, vocab_size] float32 of the tokens at `batch.output_indices`, S of them, possibly 0.
+            Final hidden states [S, hidden_size], normed, of the S >= 0 tokens at `batch.output_indices`: what `logits`
+            and `argmax` take.
         """
-        plan = attention.plan(batch)
-        cos_sin = self.rotary.lookup(batch.positions)
-        hidden = functional.embedding(batch.token_ids, self.embedding)
-        for layer in self.layers:
-            hidden = layer.forward(hidden, cos_sin, attention, plan)
-        outputs = self.final_norm.forward(hidden[batch.output_indices])
-        return product(outputs, self.head).float()
+        plan = attention.plan(batch, self.rotary)
+        stream = Stream(self.embedding.lookup(batch.token_ids))
+        for layer in self.layers[:-1]:
+            layer.forward(stream, attention, plan)
+        every = len(batch.output_indices) == len(batch.token_ids)
+        self.layers[-1].forward(stream, attention, plan, None if every else batch.output_indices)
+        return stream.normed(self.final_norm)
+
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """[S, hidden_size], as `forward` returns them -> [S, vocab_size] float32."""
+        return self.head.logits(outputs)
+
+    def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The most likely tokens, [S] int64, where nobody needs the logits themselves."""
+        return self.head.argmax(outputs)
 
     def targets(self) -> Iterator[Target]:
-        """Every checkpoint tensor this model needs, by name, with the (view of a) parameter that takes its values."""
-        yield "model.embed_tokens.weight", self.embedding
+        """Every checkpoint tensor this model needs."""
+        yield matrix_target("model.embed_tokens.weight", self.embedding)
         for number, layer in enumerate(self.layers):
             yield from layer.targets(f"model.layers.{number}")
         yield from self.final_norm.targets("model.norm")
         if not self.architecture.tie_embeddings:
-            yield "lm_head.weight", self.head
+            yield matrix_target("lm_head.weight", self.head)

@@ -8,13 +8,32 @@ from typing import Any
 import torch
 
 from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.architecture import Architecture
-from tokenmill.models.linear import Empty, Target
+from tokenmill.models.linear import Target
 from tokenmill.models.mlp import MLP
 from tokenmill.models.moe import MoE
 from tokenmill.models.norm import RMSNorm
-from tokenmill.models.rotary import CosSin
 from tokenmill.models.self_attention import SelfAttention
+
+
+class Stream:
+    """The residual stream of a pass: what blocks add to, and the last block's output, which the next norm adds.
+
+    Attributes:
+        hidden: [T, hidden_size].
+        update: [T, hidden_size] still to be added to it, or None.
+    """
+
+    __slots__ = ("hidden", "update")
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.hidden = hidden
+        self.update: torch.Tensor | None = None
+
+    def normed(self, norm: RMSNorm) -> torch.Tensor:
+        """Add what is still to be added, and the norm of the sum: one pass over memory for both."""
+        return norm.forward(self.hidden, self.update)
 
 
 class Layer:
@@ -22,22 +41,29 @@ class Layer:
 
     __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
 
-    def __init__(self, architecture: Architecture, layer: int, empty: Empty) -> None:
+    def __init__(self, architecture: Architecture, layer: int, kernels: Kernels) -> None:
         hidden, eps = architecture.hidden_size, architecture.norm_eps
-        self.attention_norm = RMSNorm(hidden, eps, empty)
-        self.attention = SelfAttention(architecture, layer, empty)
-        self.mlp_norm = RMSNorm(hidden, eps, empty)
+        self.attention_norm = RMSNorm(hidden, eps, kernels)
+        self.attention = SelfAttention(architecture, layer, kernels)
+        self.mlp_norm = RMSNorm(hidden, eps, kernels)
         self.mlp: MLP | MoE
         if architecture.moe is not None and architecture.is_sparse(layer):
-            self.mlp = MoE(architecture.moe, hidden, empty)
+            self.mlp = MoE(architecture.moe, hidden, kernels)
         else:
-            self.mlp = MLP(architecture, empty)
+            self.mlp = MLP(architecture, kernels)
 
-    def forward(self, hidden: torch.Tensor, cos_sin: CosSin, attention: AttentionBackend, plan: Any) -> torch.Tensor:
-        """Add this layer's two blocks to hidden [T, hidden_size], in place."""
-        hidden += self.attention.forward(self.attention_norm.forward(hidden), cos_sin, attention, plan)
-        hidden += self.mlp.forward(self.mlp_norm.forward(hidden))
-        return hidden
+    def forward(self, stream: Stream, attention: AttentionBackend, plan: Any, only: torch.Tensor | None = None) -> None:
+        """Pass the stream through this layer's two blocks.
+
+        Args:
+            only: [S] int64, the tokens that are wanted afterwards: the stream then holds just these, and once they
+                have been attended to, nothing is computed for the others. None: all.
+        """
+        attended = self.attention.attend(stream.normed(self.attention_norm), attention, plan)
+        if only is not None:
+            attended, stream.hidden = attended.index_select(0, only), stream.hidden.index_select(0, only)
+        stream.update = self.attention.output.forward(attended)
+        stream.update = self.mlp.forward(stream.normed(self.mlp_norm))
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """The checkpoint tensors that fill this layer."""

@@ -1,34 +1,42 @@
-"""Matrix products over fused weights, and how their parts are called in a checkpoint."""
+"""Fused projections, and how their parts are called in a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
-Empty = Callable[..., torch.Tensor]
-"""Makes an uninitialized tensor of a shape; dtype and device are bound in it."""
-
-Target = tuple[str, torch.Tensor]
-"""A tensor's name in a checkpoint, and the (view of a) parameter that takes its values."""
+from tokenmill.kernels.protocol import Kernels, Matrix, MatrixRole
 
 
-# Below these row counts the CPU libraries of torch take other code paths, whose sums round differently; padded up to
-# them, a token's result hardly ever depends on who shares its batch (measured: MKL, one thread: never; oneDNN: rarely).
-FEWEST_ROWS = {torch.float32: 8, torch.bfloat16: 4}
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A tensor that a checkpoint must have, and where its values go.
+
+    Attributes:
+        fill: takes the values, [*shape] in any float dtype.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    fill: Callable[[torch.Tensor], object]
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x W^T + b: [T, in_size] -> [T, out_size]; on a CPU, the same code whether T is 1 or more."""
-    missing = FEWEST_ROWS.get(x.dtype, 0) - x.shape[0] if x.is_cpu else 0
-    if missing <= 0:
-        return functional.linear(x, weight, bias)
-    return functional.linear(functional.pad(x, (0, 0, 0, missing)), weight, bias)[: x.shape[0]]
+def vector_target(name: str, vector: torch.Tensor) -> Target:
+    """A bias or norm weight (or a view of a part of one)."""
+    return Target(name, tuple(vector.shape), vector.copy_)
+
+
+def matrix_target(name: str, matrix: Matrix, start: int = 0, num_rows: int | None = None) -> Target:
+    """Rows [start, start + num_rows) of a matrix; without a number, all from `start` on."""
+    out_size, in_size = matrix.shape
+    shape = (out_size - start if num_rows is None else num_rows, in_size)
+    return Target(name, shape, lambda values: matrix.fill(start, values))
 
 
 class Linear:
-    """`y = x W^T + b` for one or several projections of the same input, their rows stacked in one weight.
+    """`y = x W^T + b` for one or several projections of the same input, their rows stacked in one matrix.
 
     Attributes:
         weight: [sum of part sizes, in_size].
@@ -37,25 +45,36 @@ class Linear:
 
     __slots__ = ("bias", "parts", "weight")
 
-    def __init__(self, in_size: int, parts: Mapping[str, int], bias: bool, empty: Empty) -> None:
-        """Allocate the weight.
+    def __init__(
+        self,
+        in_size: int,
+        parts: Mapping[str, int],
+        bias: bool,
+        kernels: Kernels,
+        role: MatrixRole = MatrixRole.LINEAR,
+    ) -> None:
+        """Make the parameters.
 
         Args:
             parts: name of each projection in a checkpoint -> its output size, in the order of the stacked rows.
         """
         self.parts = parts
-        self.weight = empty(sum(parts.values()), in_size)
-        self.bias = empty(sum(parts.values())) if bias else None
+        self.weight = kernels.matrix(sum(parts.values()), in_size, role)
+        self.bias = kernels.vector(sum(parts.values())) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in_size] -> [T, sum of part sizes]."""
-        return product(x, self.weight, self.bias)
+        return self.weight.multiply(x, self.bias)
+
+    def gated(self, x: torch.Tensor) -> torch.Tensor:
+        """Of two parts of equal size: silu(first) * second, [T, in_size] -> [T, size] (role GATED)."""
+        return self.weight.gated(x, self.bias)
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """The checkpoint tensors that fill this layer."""
         start = 0
         for part, size in self.parts.items():
-            yield f"{prefix}.{part}.weight", self.weight[start : start + size]
+            yield matrix_target(f"{prefix}.{part}.weight", self.weight, start, size)
             if self.bias is not None:
-                yield f"{prefix}.{part}.bias", self.bias[start : start + size]
+                yield vector_target(f"{prefix}.{part}.bias", self.bias[start : start + size])
             start += size

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.nn import functional
 
+from tokenmill.kernels.protocol import Kernels, MatrixRole
 from tokenmill.models.architecture import Architecture
-from tokenmill.models.linear import Empty, Linear, Target
-
-
-def gated(gate_up: torch.Tensor) -> torch.Tensor:
-    """[T, 2 * size] -> silu(first half) * second half, [T, size]."""
-    gate, up = gate_up.chunk(2, -1)
-    return functional.silu(gate).mul_(up)
+from tokenmill.models.linear import Linear, Target
 
 
 class MLP:
@@ -22,14 +16,14 @@ class MLP:
 
     __slots__ = ("down", "gate_up")
 
-    def __init__(self, architecture: Architecture, empty: Empty) -> None:
+    def __init__(self, architecture: Architecture, kernels: Kernels) -> None:
         hidden, size, bias = architecture.hidden_size, architecture.intermediate_size, architecture.mlp_bias
-        self.gate_up = Linear(hidden, {"gate_proj": size, "up_proj": size}, bias, empty)
-        self.down = Linear(size, {"down_proj": hidden}, bias, empty)
+        self.gate_up = Linear(hidden, {"gate_proj": size, "up_proj": size}, bias, kernels, MatrixRole.GATED)
+        self.down = Linear(size, {"down_proj": hidden}, bias, kernels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        return self.down.forward(gated(self.gate_up.forward(x)))
+        return self.down.forward(self.gate_up.gated(x))
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """The checkpoint tensors that fill this block."""

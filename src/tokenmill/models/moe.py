@@ -6,26 +6,27 @@ from collections.abc import Iterator
 
 import torch
 
+from tokenmill.kernels.protocol import Kernels, Matrix, MatrixRole
 from tokenmill.models.architecture import MoeSpec
-from tokenmill.models.linear import Empty, Linear, Target, product
-from tokenmill.models.mlp import gated
+from tokenmill.models.linear import Linear, Target, matrix_target
 
 
 class MoE:
-    """Experts with stacked weights.
+    """Experts, each a gated pair of projections.
 
     Attributes:
-        gate_up: [experts, 2 * intermediate, hidden].
-        down: [experts, hidden, intermediate].
+        gate_up: per expert [2 * intermediate, hidden].
+        down: per expert [hidden, intermediate].
     """
 
     __slots__ = ("down", "gate_up", "router", "spec")
 
-    def __init__(self, spec: MoeSpec, hidden_size: int, empty: Empty) -> None:
+    def __init__(self, spec: MoeSpec, hidden_size: int, kernels: Kernels) -> None:
         self.spec = spec
-        self.router = Linear(hidden_size, {"gate": spec.num_experts}, False, empty)
-        self.gate_up = empty(spec.num_experts, 2 * spec.intermediate_size, hidden_size)
-        self.down = empty(spec.num_experts, hidden_size, spec.intermediate_size)
+        self.router = Linear(hidden_size, {"gate": spec.num_experts}, False, kernels, MatrixRole.ROUTER)
+        size, experts = spec.intermediate_size, range(spec.num_experts)
+        self.gate_up: list[Matrix] = [kernels.matrix(2 * size, hidden_size, MatrixRole.GATED) for _ in experts]
+        self.down: list[Matrix] = [kernels.matrix(hidden_size, size) for _ in experts]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden].
@@ -42,8 +43,8 @@ class MoE:
         for expert, count in enumerate(counts):
             if count:
                 mine = slice(start, start + count)
-                inner = gated(product(inputs[mine], self.gate_up[expert]))
-                result.index_add_(0, tokens[mine], product(inner, self.down[expert]).mul_(scales[mine]))
+                inner = self.gate_up[expert].gated(inputs[mine])
+                result.index_add_(0, tokens[mine], self.down[expert].multiply(inner).mul_(scales[mine]))
                 start += count
         return result
 
@@ -51,10 +52,10 @@ class MoE:
         """The checkpoint tensors that fill this block."""
         yield from self.router.targets(prefix)
         size = self.spec.intermediate_size
-        for expert in range(self.spec.num_experts):
-            yield f"{prefix}.experts.{expert}.gate_proj.weight", self.gate_up[expert, :size]
-            yield f"{prefix}.experts.{expert}.up_proj.weight", self.gate_up[expert, size:]
-            yield f"{prefix}.experts.{expert}.down_proj.weight", self.down[expert]
+        for expert, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
+            yield matrix_target(f"{prefix}.experts.{expert}.gate_proj.weight", gate_up, 0, size)
+            yield matrix_target(f"{prefix}.experts.{expert}.up_proj.weight", gate_up, size, size)
+            yield matrix_target(f"{prefix}.experts.{expert}.down_proj.weight", down)
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights [T, k] in x's dtype and expert ids [T, k]; softmax over all experts, in float32."""

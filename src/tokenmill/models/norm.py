@@ -1,36 +1,31 @@
-"""Root mean square normalization (Zhang and Sennrich 2019)."""
+"""Root mean square normalization (Zhang and Sennrich 2019) of the hidden states."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
-from torch.nn import functional
 
-from tokenmill.models.linear import Empty, Target
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [..., size] over its last dimension, times weight [size].
-
-    Normalized in float32 and rounded to x's dtype before the product with the weight, as transformers does.
-    """
-    return functional.rms_norm(x, weight.shape, None, eps).mul_(weight)
+from tokenmill.kernels.protocol import Kernels
+from tokenmill.models.linear import Target, vector_target
 
 
 class RMSNorm:
     """The weight of one normalization."""
 
-    __slots__ = ("eps", "weight")
+    __slots__ = ("_kernels", "eps", "weight")
 
-    def __init__(self, size: int, eps: float, empty: Empty) -> None:
-        self.weight = empty(size)
+    def __init__(self, size: int, eps: float, kernels: Kernels) -> None:
+        self.weight = kernels.vector(size)
         self.eps = eps
+        self._kernels = kernels
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] -> the same shape, a new tensor."""
-        return rms_norm(x, self.weight, self.eps)
+    def forward(self, hidden: torch.Tensor, update: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden += update, in place, if there is one; then the norm of hidden [T, size], a new tensor."""
+        if update is None:
+            return self._kernels.rms_norm(hidden, self.weight, self.eps)
+        return self._kernels.add_rms_norm(hidden, update, self.weight, self.eps)
 
     def targets(self, prefix: str) -> Iterator[Target]:
         """The checkpoint tensor that fills this layer."""
-        yield f"{prefix}.weight", self.weight
+        yield vector_target(f"{prefix}.weight", self.weight)

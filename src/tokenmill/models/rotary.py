@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021), with the frequencies of its scaled forms, computed once as tables."""
+"""The frequencies of the rotary position embedding (Su et al. 2021) and of its scaled forms, as tables made once."""
 
 from __future__ import annotations
 
@@ -6,41 +6,16 @@ import math
 
 import torch
 
+from tokenmill.kernels.heads import RotaryTables
 from tokenmill.models.architecture import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
 
-CosSin = tuple[torch.Tensor, torch.Tensor]
 
-
-class Rotary:
-    """Tables of cos and sin for all positions, computed in float32 and kept in the model's dtype.
-
-    Attributes:
-        cos, sin: [max_position, head_dim / 2].
-    """
-
-    __slots__ = ("cos", "sin")
-
-    def __init__(self, spec: RopeSpec, head_dim: int, max_position: int, dtype: torch.dtype, device: str) -> None:
-        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inverse_frequencies(spec, head_dim))
-        factor = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else 1.0
-        self.cos = (angles.cos() * factor).to(device=device, dtype=dtype)
-        self.sin = (angles.sin_() * factor).to(device=device, dtype=dtype)
-
-    def lookup(self, positions: torch.Tensor) -> CosSin:
-        """What `rotate` needs for the tokens at `positions` [T]: two tensors [T, 1, head_dim].
-
-        The sign of the half rotation is folded into sin: x * cos + swap_halves(x) * [-sin, sin].
-        """
-        cos, sin = self.cos[positions], self.sin[positions]
-        return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
-
-
-def rotate(x: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
-    """Rotate x [T, heads, head_dim], in place; the second half of a head is paired with the first."""
-    cos, sin = cos_sin
-    first, second = x.chunk(2, -1)
-    swapped = torch.cat((second, first), -1).mul_(sin)
-    return x.mul_(cos).add_(swapped)
+def rotary_tables(spec: RopeSpec, head_dim: int, max_position: int, like: torch.Tensor) -> RotaryTables:
+    """Tables for all positions, computed in float32 on the CPU, then moved to the dtype and device of `like`."""
+    angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inverse_frequencies(spec, head_dim))
+    factor = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else 1.0
+    cos, sin = angles.cos() * factor, angles.sin_() * factor
+    return RotaryTables(cos.to(like), sin.to(like))
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> torch.Tensor:

@@ -12,8 +12,9 @@ from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.runner.inputs import build_batch
 from tokenmill.runner.row_tables import RowTables
+from tokenmill.sampling.batch import SamplingBatch
 from tokenmill.sampling.logprobs import to_messages
-from tokenmill.sampling.sampler import Sampler
+from tokenmill.sampling.sampler import SampledTokens, Sampler
 from tokenmill.sampling.table import SamplingTable
 from tokenmill.scheduler.plan import StepPlan, StepResult
 
@@ -22,7 +23,13 @@ class Model(Protocol):
     """What the runner needs of a model."""
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
-        """Logits, [S, vocab_size] float32, of the batch's `output_indices`."""
+        """Final hidden states [S, hidden_size] of the batch's `output_indices`."""
+
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """[S, hidden_size] -> [S, vocab_size] float32."""
+
+    def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
+        """[S, hidden_size] -> [S] int64, the largest of the logits."""
 
 
 class ModelRunner:
@@ -81,7 +88,7 @@ class ModelRunner:
         self.tables.apply(plan)
         for new_row in plan.new_rows:
             self.sampling.set(new_row)
-        logits = self.model.forward(build_batch(plan, self.tables), self.attention)
+        outputs = self.model.forward(build_batch(plan, self.tables), self.attention)
 
         token_ids = np.full(len(plan.rows), -1, dtype=np.int32)
         if not plan.samples.any():
@@ -89,7 +96,7 @@ class ModelRunner:
         rows = plan.rows[plan.samples]
         positions = (plan.num_computed + plan.num_scheduled)[plan.samples]
         batch = self.sampling.batch(rows, positions)
-        sampled = self.sampler.sample(logits, batch, self.tables.tokens)
+        sampled = self._sample(outputs, batch)
         device = self.tables.tokens.device
         self.tables.write_tokens(
             torch.from_numpy(rows.astype(np.int64)).to(device),
@@ -100,6 +107,12 @@ class ModelRunner:
         if sampled.logprobs is None:
             return StepResult(plan.step, token_ids, {})
         return StepResult(plan.step, token_ids, to_messages(sampled.logprobs, np.flatnonzero(plan.samples).tolist()))
+
+    def _sample(self, outputs: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
+        if batch.only_argmax:
+            # Nobody needs the logits themselves: kernels may find the largest without writing them down.
+            return SampledTokens(self.model.argmax(outputs), None)
+        return self.sampler.sample(self.model.logits(outputs), batch, self.tables.tokens)
 
     def close(self) -> None:
         """Wait for launched steps and end the worker thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tokenmill.errors import InvalidCheckpoint
+from tokenmill.kernels.protocol import Kernels
+from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
@@ -27,12 +30,11 @@ DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 def load_model(
     folder: Path,
     architecture: Architecture,
-    dtype: torch.dtype,
-    device: str,
+    kernels: Kernels,
     load_format: str = "auto",
     progress: Progress | None = None,
 ) -> Decoder:
-    """A decoder with the weights of a folder, cast to `dtype`.
+    """A decoder with the weights of a folder, in the form of the kernels.
 
     Args:
         load_format: `auto` or `safetensors`: read the folder; `dummy`: seeded random weights, no weight file needed.
@@ -43,11 +45,12 @@ def load_model(
     """
     report = progress or (lambda done, total: None)
     if load_format == "dummy":
-        return _dummy(Decoder(architecture, dtype, device), report)
+        return _dummy(Decoder(architecture, kernels), kernels.dtype, report)
     checkpoint = open_checkpoint(folder)
-    wanted = {name: tuple(target.shape) for name, target in Decoder(architecture, dtype, "meta").targets()}
+    shapes = Decoder(architecture, TorchKernels(kernels.dtype, "meta"))
+    wanted = {target.name: target.shape for target in shapes.targets()}
     _check(checkpoint, wanted, architecture.tie_embeddings)
-    decoder = Decoder(architecture, dtype, device)
+    decoder = Decoder(architecture, kernels)
     _fill(decoder, [checkpoint.tensors[name] for name in wanted], report)
     return decoder
 
@@ -74,7 +77,7 @@ def _check(checkpoint: Checkpoint, wanted: dict[str, tuple[int, ...]], tied: boo
 
 
 def _fill(decoder: Decoder, stored: list[StoredTensor], report: Progress) -> None:
-    targets = dict(decoder.targets())
+    targets = {target.name: target for target in decoder.targets()}
     total, done = sum(tensor.num_bytes for tensor in stored), 0
     report(done, total)
     in_file_order = sorted(stored, key=lambda tensor: (tensor.file, tensor.begin))
@@ -82,24 +85,25 @@ def _fill(decoder: Decoder, stored: list[StoredTensor], report: Progress) -> Non
         try:
             with safe_open(file, framework="pt") as shard:
                 for tensor in tensors:
-                    targets[tensor.name].copy_(shard.get_tensor(tensor.name))
+                    targets[tensor.name].fill(shard.get_tensor(tensor.name))
                     done += tensor.num_bytes
                     report(done, total)
         except (SafetensorError, OSError) as error:
             raise InvalidCheckpoint(f"cannot read {file}: {error}") from error
 
 
-def _dummy(decoder: Decoder, report: Progress) -> Decoder:
+def _dummy(decoder: Decoder, dtype: torch.dtype, report: Progress) -> Decoder:
     """Fill with values of the scale that training would start from: activations neither vanish nor explode."""
-    targets = [target for _, target in decoder.targets()]
-    total, done = sum(target.nbytes for target in targets), 0
-    for target, (name, _) in zip(targets, decoder.targets(), strict=True):
+    targets = list(decoder.targets())
+    total, done = sum(math.prod(target.shape) for target in targets), 0
+    for target in targets:
         report(done, total)
-        if target.dim() > 1:
-            generator = torch.Generator(target.device).manual_seed(DUMMY_SEED + done)
-            target.normal_(std=target.shape[-1] ** -0.5, generator=generator)
+        values = torch.empty(target.shape, dtype=dtype)
+        if values.dim() > 1:
+            values.normal_(std=values.shape[-1] ** -0.5, generator=torch.Generator().manual_seed(DUMMY_SEED + done))
         else:
-            target.fill_(0.0 if name.endswith(".bias") else 1.0)
-        done += target.nbytes
+            values.fill_(0.0 if target.name.endswith(".bias") else 1.0)
+        target.fill(values)
+        done += values.numel()
     report(done, total)
     return decoder

@@ -1,0 +1,66 @@
+"""What happens to the heads of q, k and v between the projection and the attention: norms and rotary embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenmill.kernels.torch_kernels import rms_norm
+
+CosSin = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorm over each head of q and k, before the rotary embedding: weights [head_dim]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTables:
+    """cos and sin of every position's angles, [max_position, head_dim / 2] in the model's dtype."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def lookup(self, positions: torch.Tensor) -> CosSin:
+        """What `rotate` needs for the tokens at `positions` [T]: two tensors [T, 1, head_dim].
+
+        The sign of the half rotation is folded into sin: x * cos + swap_halves(x) * [-sin, sin].
+        """
+        cos, sin = self.cos[positions], self.sin[positions]
+        return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+
+
+def rotate(x: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
+    """Rotate x [T, heads, head_dim], in place; the second half of a head is paired with the first."""
+    cos, sin = cos_sin
+    first, second = x.chunk(2, -1)
+    swapped = torch.cat((second, first), -1).mul_(sin)
+    return x.mul_(cos).add_(swapped)
+
+
+def split_heads(
+    qkv: torch.Tensor, heads: tuple[int, int], norms: HeadNorms | None, cos_sin: CosSin
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The fused projection of T tokens as q, k and v, each [T, heads, head_dim]; q and k normed and rotated.
+
+    Args:
+        qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; may be overwritten.
+        heads: num_heads, num_kv_heads.
+    """
+    num_heads, num_kv_heads = heads
+    rotated = num_heads + num_kv_heads
+    qkv = qkv.view(qkv.shape[0], rotated + num_kv_heads, -1)
+    v = qkv[:, rotated:]
+    if norms is None:
+        # One rotation for q and k: their heads lie side by side.
+        q, k = rotate(qkv[:, :rotated], cos_sin).split((num_heads, num_kv_heads), 1)
+        return q, k, v
+    q = rotate(rms_norm(qkv[:, :num_heads], norms.q, norms.eps), cos_sin)
+    k = rotate(rms_norm(qkv[:, num_heads:rotated], norms.k, norms.eps), cos_sin)
+    return q, k, v
