@@ -39,6 +39,16 @@ TESTS = (
 LONGEST = "test_random_traces.py"
 SECONDS = 120
 
+# An editable install may bring an import hook that goes before PYTHONPATH: then every run would test the source as it is.
+RUN_PYTEST = """
+import sys
+from importlib.machinery import PathFinder
+sys.meta_path.insert(0, PathFinder)
+import pytest, tokenmill
+assert tokenmill.__file__.startswith(sys.argv[1]), f"{tokenmill.__file__} is not the copy under test"
+sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *sys.argv[2:]]))
+"""
+
 TURNED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -158,7 +168,7 @@ def run_tests(fault: Fault | None) -> bool:
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
         if fault is not None:
             (source / fault.file.relative_to(ROOT / "src")).write_text(fault.source)
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *test_files()]
+        command = [sys.executable, "-c", RUN_PYTEST, str(source), *test_files()]
         environment = os.environ | {"PYTHONPATH": str(source), "TOKENMILL_HYPOTHESIS_PROFILE": "mutants"}
         try:
             done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS, check=False)

@@ -1,0 +1,43 @@
+"""`--no-enable-prefix-caching`: the cache that never has anything, behind the same interface."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.scheduler.harness import Harness
+from tokenmill.kv.prefix_cache import NullCache
+
+
+def test_nothing_is_found_and_every_page_stays_its_requests_own() -> None:
+    cache = NullCache(page_size=2)
+    tokens, pages = np.arange(4, dtype=np.int32), np.array([1, 2], dtype=np.int32)
+    match = cache.match("", tokens, 1)
+    assert (match.num_tokens, match.pages.tolist()) == (0, [])
+    node, refused = cache.extend(match.node, tokens, pages, 1)
+    assert node is match.node
+    assert refused.tolist() == [1, 2]
+    assert cache.match("", tokens, 2).num_tokens == 0
+    assert (cache.num_pinned, cache.num_evictable, cache.evict(0), cache.nodes()) == (0, 0, [], [])
+
+
+def test_every_lock_is_undone() -> None:
+    cache = NullCache(page_size=2)
+    root = cache.match("", np.arange(2, dtype=np.int32), 1).node
+    for users in (1, 2):
+        cache.lock(root)
+        assert root.locks == users
+    for users in (1, 0):
+        cache.unlock(root, 1)
+        assert root.locks == users
+
+
+def test_equal_prompts_share_nothing_and_a_group_does_not_wait_for_its_first() -> None:
+    harness = Harness(num_pages=20, caching=False, budget=40)
+    ids = [harness.add(list(range(12)), max_tokens=2, group="g") for _ in range(3)]
+    harness.step()
+    assert harness.scheduler.num_running == 3
+    assert harness.kv.num_pinned == 9
+    harness.drain()
+    assert [harness.records[i].num_cached_tokens for i in ids] == [0, 0, 0]
+    assert harness.kv.num_hit_tokens == 0
+    assert harness.engine.reset_prefix_cache()

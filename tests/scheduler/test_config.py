@@ -1,0 +1,16 @@
+"""A scheduler made in Python behaves as one made by flags."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from tokenmill.config import EngineConfig
+from tokenmill.scheduler.config import SchedulerConfig
+
+
+def test_the_defaults_are_those_of_the_flags() -> None:
+    flags = EngineConfig()
+    config = SchedulerConfig(flags.max_num_seqs, flags.max_num_batched_tokens)
+    for field in fields(config):
+        name = "scheduling_policy" if field.name == "policy" else field.name
+        assert getattr(config, field.name) == getattr(flags, name), field.name
