@@ -39,7 +39,7 @@ TESTS = (
 LONGEST = "test_random_traces.py"
 SECONDS = 120
 
-# An editable install may bring an import hook that goes before PYTHONPATH: then every run would test the source as it is.
+# An editable install may bring an import hook that goes before PYTHONPATH: every run would test the unchanged source.
 RUN_PYTEST = """
 import sys
 from importlib.machinery import PathFinder
