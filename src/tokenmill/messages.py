@@ -4,6 +4,7 @@
     text worker --(AddRequest, AbortRequests)--> engine
     engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded)--> API
     engine --(EngineProgress, EngineReady, EngineStats, EngineFailed)--> API --(EngineReady)--> text workers
+    API --(SetPaused, ResetPrefixCache, ExplainRequests)--> engine --(Done, RequestStates)--> API
 
 An abort takes the same way as its request, so it can never overtake it. Ids are random and internal: a client's own
 id is a label that stays in the API process.
@@ -78,6 +79,34 @@ class AddRequest(Message, kw_only=True):
     group: str = ""
     is_resumable: bool = False
     worker: int = 0
+
+
+# --- API -> engine ------------------------------------------------------------------------------------------------
+
+
+class SetPaused(Message):
+    """Launch no step, or go on; answered with `Done` when no step runs any more."""
+
+    id: str
+    is_paused: bool
+
+
+class ResetPrefixCache(Message):
+    """Forget cached prefixes; answered with `Done`, false where running requests hold pages.
+
+    Attributes:
+        preempt_running: send those back to the queue first.
+    """
+
+    id: str
+    preempt_running: bool
+
+
+class ExplainRequests(Message):
+    """Ask how requests are doing; answered with `RequestStates`."""
+
+    id: str
+    request_ids: list[str]
 
 
 # --- engine -> text worker ----------------------------------------------------------------------------------------
@@ -225,6 +254,38 @@ class EngineStats(Message, kw_only=True):
     is_stuck: bool = False
 
 
+class Done(Message):
+    """Reply to `SetPaused` and `ResetPrefixCache`: whether it was done."""
+
+    id: str
+    is_done: bool
+
+
+class RequestState(msgspec.Struct, kw_only=True):
+    """How one request is doing; see `Request` for the words.
+
+    Attributes:
+        wait_reason: why it was not part of the last step; empty while it runs.
+    """
+
+    id: str
+    status: str
+    wait_reason: str
+    priority: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+class RequestStates(Message):
+    """Reply to `ExplainRequests`: those that are alive."""
+
+    id: str
+    states: list[RequestState]
+
+
 class EngineFailed(Message):
     """The engine cannot start or cannot go on; `exit_code` is what the command should end with."""
 
@@ -233,5 +294,8 @@ class EngineFailed(Message):
 
 
 ToWorker = GenerateText | AbortRequests | EncodeText | DecodeTokens | StepOutputs | EngineReady
-ToEngine = AddRequest | AbortRequests
-ToApi = TextOutputs | RequestRejected | Encoded | Decoded | EngineProgress | EngineReady | EngineStats | EngineFailed
+EngineControl = SetPaused | ResetPrefixCache | ExplainRequests
+ToEngine = AddRequest | AbortRequests | EngineControl
+EngineReply = Done | RequestStates
+EngineNews = EngineProgress | EngineReady | EngineStats | EngineFailed
+ToApi = TextOutputs | RequestRejected | Encoded | Decoded | EngineReply | EngineNews

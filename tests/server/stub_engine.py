@@ -21,11 +21,15 @@ from tokenmill.channels import API, ENGINE, Inbox, LaunchFile, Outbox, worker_na
 from tokenmill.messages import (
     AbortRequests,
     AddRequest,
+    Done,
     EngineFailed,
     EngineProgress,
     EngineReady,
     EngineStats,
+    ExplainRequests,
     Logprob,
+    RequestStates,
+    SetPaused,
     StepOutputs,
     ToEngine,
     TokenLogprobs,
@@ -54,6 +58,7 @@ class StubEngine:
         self.running: dict[str, Running] = {}
         self.steps = itertools.count(1)
         self.num_generated = 0
+        self.is_paused = False
 
     def serve(self) -> int:
         self.api.send(EngineProgress("loading weights", 1, 2))
@@ -64,10 +69,10 @@ class StubEngine:
             raise RuntimeError(self.stub["crash"])
         self.api.send(self.ready())
         while True:
-            self.inbox.socket.poll(None if not self.running else 0)
+            self.inbox.socket.poll(None if not self.running or self.is_paused else 0)
             while (message := self.inbox.receive()) is not None:
                 self.take(message)
-            if self.running:
+            if self.running and not self.is_paused:
                 self.step()
             self.send_stats()
 
@@ -75,8 +80,13 @@ class StubEngine:
         if isinstance(message, AbortRequests):
             for request_id in message.ids:
                 self.running.pop(request_id, None)
-        else:
+        elif isinstance(message, AddRequest):
             self.running[message.id] = Running(message)
+        elif isinstance(message, ExplainRequests):
+            self.api.send(RequestStates(message.id, []))
+        elif "is_deaf" not in self.stub:
+            self.is_paused = isinstance(message, SetPaused) and message.is_paused
+            self.api.send(Done(message.id, True))
 
     def step(self) -> None:
         time.sleep(self.stub.get("step_seconds", 0.001))

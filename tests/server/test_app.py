@@ -10,6 +10,7 @@ import pytest
 from tests.frontend.test_text_processor import ready
 from tokenmill.config import ServerConfig
 from tokenmill.frontend.client import EngineClient
+from tokenmill.frontend.engine_calls import EngineCalls
 from tokenmill.observe.metrics import Metrics
 from tokenmill.server.app import build_app
 from tokenmill.server.context import ServerContext
@@ -20,12 +21,14 @@ OPEN = {"/health", "/ping", "/version"}
 def make_app(trouble=None, **config):
     context = ServerContext(
         client=EngineClient([lambda message: None]),
+        engine=EngineCalls(lambda message: None, answer_seconds=0.01),
         ready=ready(),
         metrics=Metrics(),
         model_name="m",
         default_sampling={},
         max_logprobs=20,
         takes_priority=False,
+        settings={},
         started=0,
         trouble=lambda: trouble,
     )

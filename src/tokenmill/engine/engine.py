@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from tokenmill.engine.events import Aborted, Added, CacheReset, Extended, Woken
+from tokenmill.engine.events import Aborted, Added, CacheReset, Extended, Paused, Woken
 from tokenmill.engine.step_log import StepLog, StepRecord
 from tokenmill.engine.watchdog import Watchdog
 from tokenmill.errors import InvalidRequest
@@ -63,6 +63,7 @@ class Engine:
     Attributes:
         is_idle: the last `step` found nothing to do, though `has_work` may be true: what waits, waits for something
             from outside.
+        is_paused: no step is launched; those that run are committed.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Engine:
         self.runner = runner
         self.limits = limits
         self.is_idle = True
+        self.is_paused = False
         self._depth = depth
         self._log = log or StepLog()
         self._watchdog = Watchdog()
@@ -158,13 +160,18 @@ class Engine:
         self._log.note(CacheReset(preempt_running))
         return self.scheduler.reset_prefix_cache(preempt_running)
 
+    def set_paused(self, is_paused: bool) -> None:
+        """Launch no further step, or go on. Requests keep what they have, and may be added and aborted meanwhile."""
+        self._log.note(Paused(is_paused))
+        self.is_paused = is_paused
+
     def step(self) -> list[TokenOutput]:
         """Launch what can be launched; commit the oldest step when `depth` steps run or nothing else can be done.
 
         A step that raises ends the requests that are in it, and no others.
         """
         started = time.perf_counter()
-        plan = self.scheduler.schedule()
+        plan = None if self.is_paused else self.scheduler.schedule()
         scheduled = time.perf_counter()
         result, error = self._launch_and_wait(plan)
         done = time.perf_counter()
@@ -173,9 +180,13 @@ class Engine:
         seconds = (scheduled - started, done - scheduled, time.perf_counter() - done)
         self._log.add(plan, result, StepRecord(error=error, waiting=self.scheduler.first_wait_reason, seconds=seconds))
         self.is_idle = plan is None and result is None and error is None
-        if self.is_idle and self.scheduler.is_stuck:
+        if self._is_stuck:
             self._watchdog.report(self._log)
         return outputs
+
+    @property
+    def _is_stuck(self) -> bool:
+        return self.is_idle and not self.is_paused and self.scheduler.is_stuck
 
     def _launch_and_wait(self, plan: StepPlan | None) -> tuple[StepResult | None, str | None]:
         """The outcome of the step that is due, if one is, or why a step failed."""
@@ -207,7 +218,7 @@ class Engine:
             num_running=self.scheduler.num_running,
             num_waiting=self.scheduler.num_waiting,
             num_queued=self.scheduler.num_queued,
-            is_stuck=self.is_idle and self.scheduler.is_stuck,
+            is_stuck=self._is_stuck,
             num_rows_used=self.scheduler.books.rows.num_rows - self.scheduler.books.rows.num_free,
             num_pages=kv.pool.num_usable,
             num_pages_pinned=kv.num_pinned,

@@ -46,4 +46,10 @@ class CacheReset(Event):
     preempt_running: bool
 
 
-AnyEvent = Added | Extended | Woken | Aborted | CacheReset
+class Paused(Event):
+    """`Engine.pause` or `Engine.resume`."""
+
+    is_paused: bool
+
+
+AnyEvent = Added | Extended | Woken | Aborted | CacheReset | Paused

@@ -17,11 +17,13 @@ from pathlib import Path
 import zmq
 
 from tokenmill.channels import API, ENGINE, LINGER_MILLISECONDS, Inbox, LaunchFile, Outbox, worker_name
+from tokenmill.engine.control import answer
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.kv_publisher import KVPublisher
 from tokenmill.errors import TokenMillError
 from tokenmill.messages import (
     AbortRequests,
+    AddRequest,
     EngineFailed,
     EngineProgress,
     StepOutputs,
@@ -108,6 +110,10 @@ class EngineLoop:
             outputs = self._engine.abort(message.ids)
             self._send_stats(now=True)
             return outputs
+        if not isinstance(message, AddRequest):
+            self._sockets.send_to_api(answer(self._engine, message, self._publish))
+            self._send_stats(now=True)
+            return []
         self._worker_of[message.id] = message.worker
         return self._engine.add(message)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.engine.engine import Engine, ModelLimits
-from tokenmill.engine.events import Aborted, Added, AnyEvent, CacheReset, Extended, Woken
+from tokenmill.engine.events import Aborted, Added, AnyEvent, CacheReset, Extended, Paused, Woken
 from tokenmill.engine.parts import make_scheduler
 from tokenmill.engine.step_log import LogHeader, StepRecord, plain_plan, read_log
 from tokenmill.request import RequestStatus
@@ -94,6 +94,8 @@ def _apply(engine: Engine, event: AnyEvent) -> None:
             engine.abort(ids)
         case CacheReset(preempt_running):
             engine.reset_prefix_cache(preempt_running)
+        case Paused(is_paused):
+            engine.set_paused(is_paused)
 
 
 def _differences(recorded: dict[str, Any] | None, made: dict[str, Any] | None) -> Iterator[str]:

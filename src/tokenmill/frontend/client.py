@@ -66,6 +66,7 @@ class RejectedRequest(InvalidRequest):
 @dataclass(slots=True)
 class _OpenRequest:
     generation: Generation
+    worker: int
     arrived: float
     last_output: float
     num_prompt_tokens: int = 0
@@ -104,8 +105,11 @@ class EngineClient:
         # The reply to a decode of nothing shows that a worker has loaded: messages are handled in order.
         await asyncio.gather(*(self._call(DecodeTokens(_new_id(), []), worker) for worker in range(len(self._workers))))
 
-    def generate(self, prompts: Sequence[GenerateText]) -> Generation:
+    def generate(self, prompts: Sequence[GenerateText], label: str = "") -> Generation:
         """Start `params.n` requests for each prompt; indices run over the prompts, then over n.
+
+        Args:
+            label: what clients know the call by; see `find`.
 
         Raises:
             EngineDead: the engine is gone.
@@ -117,7 +121,7 @@ class EngineClient:
         worker = next(self._turn)
         prompts = [msgspec.structs.replace(p, ids=[_new_id() for _ in range(p.params.n)]) for p in prompts]
         ids = [request_id for prompt in prompts for request_id in prompt.ids]
-        generation = Generation(ids, lambda generation: self._leave(generation, worker))
+        generation = Generation(ids, lambda generation: self._leave(generation, worker), label)
         try:
             for prompt in prompts:
                 self._send(worker, prompt)
@@ -128,8 +132,34 @@ class EngineClient:
         for prompt in prompts:
             self._queue.enter(prompt)
         for request_id in ids:
-            self._open[request_id] = _OpenRequest(generation, now, now)
+            self._open[request_id] = _OpenRequest(generation, worker, now, now)
         return generation
+
+    def find(self, name: str) -> list[list[str]]:
+        """The open requests of each call of this label, or the request of this id: whole names, never parts of them.
+
+        A label is the client's choice, so several calls may have it.
+        """
+        calls: dict[Generation, list[str]] = {}
+        for request_id, request in self._open.items():
+            if name in (request_id, request.generation.label):
+                calls.setdefault(request.generation, []).append(request_id)
+        return list(calls.values())
+
+    def abort(self, ids: Sequence[str]) -> None:
+        """End open requests; their readers get a last delta that says so."""
+        for request_id in ids:
+            request = self._open[request_id]
+            num_prompt_tokens = request.num_prompt_tokens
+            self._forget(request_id, FinishReason.ABORT)
+            self._workers[request.worker](AbortRequests([request_id]))
+            request.generation.deliver(TextOutput(request_id, "", [], num_prompt_tokens, 0, FinishReason.ABORT))
+
+    def abort_all(self) -> int:
+        """End every open request; returns how many there were."""
+        ids = list(self._open)
+        self.abort(ids)
+        return len(ids)
 
     async def encode(self, message: EncodeText) -> Encoded:
         """Tokenize without generating.

@@ -19,8 +19,9 @@ class Generation:
     Deltas that come while nobody reads are merged, so a slow reader costs no more memory than its text.
     """
 
-    def __init__(self, ids: Sequence[str], close: Callable[[Generation], None]) -> None:
-        """`close` is called once, when the reader leaves."""
+    def __init__(self, ids: Sequence[str], close: Callable[[Generation], None], label: str = "") -> None:
+        """`close` is called once, when the reader leaves; `label` is the name that its client knows."""
+        self.label = label
         self._index = {request_id: i for i, request_id in enumerate(ids)}
         self._waiting: dict[str, list[TextOutput]] = {}
         self._failure: Exception | None = None

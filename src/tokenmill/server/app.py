@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 import tokenmill
 import tokenmill.errors
 from tokenmill.config import ServerConfig
+from tokenmill.server.admin import AbortBody, AdminRoutes, PauseQuery, ResetQuery
 from tokenmill.server.chat import ChatBody, ChatRoute
 from tokenmill.server.completions import TextBody, TextRoute
 from tokenmill.server.context import ServerContext
@@ -24,9 +25,10 @@ from tokenmill.server.errors import handle_disconnect, handle_error, handle_http
 from tokenmill.server.fields import UNSUPPORTED
 from tokenmill.server.info import InfoRoutes
 from tokenmill.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
+from tokenmill.server.native import NativeBody, NativeRoute
 from tokenmill.server.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
 
-_BODIES = (ChatBody, TextBody, TokenizeBody, DetokenizeBody)
+_BODIES = (ChatBody, TextBody, NativeBody, TokenizeBody, DetokenizeBody, AbortBody)
 
 
 def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
@@ -52,25 +54,46 @@ def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
 
 def _add_routes(app: FastAPI, context: ServerContext) -> None:
     chat, text, tokens, info = ChatRoute(context), TextRoute(context), TokenRoutes(context), InfoRoutes(context)
+    native, admin = NativeRoute(context), AdminRoutes(context)
     for path, post, body in (
         ("/v1/chat/completions", chat.post, ChatBody),
         ("/v1/completions", text.post, TextBody),
+        ("/generate", native.post, NativeBody),
         ("/tokenize", tokens.tokenize, TokenizeBody),
         ("/detokenize", tokens.detokenize, DetokenizeBody),
+        ("/abort_requests", admin.abort_requests, AbortBody),
     ):
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
         extra = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
         app.add_api_route(path, post, methods=["POST"], response_model=None, openapi_extra=extra)
+    for path, act, query in (
+        ("/pause", admin.pause, PauseQuery),
+        ("/resume", admin.resume, None),
+        ("/reset_prefix_cache", admin.reset_prefix_cache, ResetQuery),
+    ):
+        described = {"parameters": _query_parameters(query)} if query is not None else {}
+        app.add_api_route(path, act, methods=["POST"], response_model=None, openapi_extra=described)
     for path, get in (
         ("/v1/models", info.models),
         ("/v1/models/{model:path}", info.model),
+        ("/v1/requests/{id}", admin.request),
         ("/health", info.health),
+        ("/health_generate", admin.health_generate),
         ("/ping", info.ping),
         ("/version", info.version),
+        ("/load", admin.load),
+        ("/server_info", admin.server_info),
         ("/metrics", info.metrics),
     ):
         app.add_api_route(path, get, methods=["GET"], response_model=None)
     app.add_api_route("/docs", docs, methods=["GET"], response_model=None, include_in_schema=False)
+
+
+def _query_parameters(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
+    """A query string's fields as /openapi.json describes them."""
+    _, schemas = msgspec.json.schema_components([query])
+    fields = schemas[query.__name__]["properties"]
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
 
 
 def _describe_bodies(app: FastAPI) -> None:

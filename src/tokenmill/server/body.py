@@ -39,6 +39,18 @@ async def read_body(request: Request, kind: type[T], max_bytes: int = MAX_BODY_B
         raise InvalidRequest("the body is nested too deep") from error
 
 
+def read_query(request: Request, kind: type[T]) -> T:
+    """Read the query string as a struct.
+
+    Raises:
+        InvalidRequest: an unknown name, or a value that is not what it should be.
+    """
+    try:
+        return msgspec.convert(dict(request.query_params), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from error
+
+
 async def _read(request: Request, max_bytes: int) -> bytes:
     too_large = BodyTooLarge(f"the body is larger than {max_bytes} bytes")
     declared = request.headers.get("content-length", "")

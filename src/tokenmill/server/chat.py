@@ -22,8 +22,8 @@ from tokenmill.server.fields import (
     refuse_unsupported,
     sampling_params,
 )
-from tokenmill.server.reply import GenerationReply, StreamPlan
-from tokenmill.server.reply_format import ReplyHead
+from tokenmill.server.reply import GenerationReply
+from tokenmill.server.reply_format import ChoiceWriter, ReplyHead, StreamPlan
 
 
 class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +72,7 @@ class ChatRoute:
             system_fingerprint=context.fingerprint,
         )
         format = ChatFormat(return_token_ids=bool(body.return_token_ids))
-        return GenerationReply(context, [prompt], format, head, plan)
+        return GenerationReply(context, [prompt], ChoiceWriter(head, format, plan), head.id, plan)
 
     def _logprobs(self, body: ChatBody) -> int | None:
         if body.top_logprobs is not None and not body.logprobs:

@@ -20,8 +20,8 @@ from tokenmill.server.fields import (
     refuse_unsupported,
     sampling_params,
 )
-from tokenmill.server.reply import GenerationReply, StreamPlan
-from tokenmill.server.reply_format import ReplyHead
+from tokenmill.server.reply import GenerationReply
+from tokenmill.server.reply_format import ChoiceWriter, ReplyHead, StreamPlan
 from tokenmill.server.text_format import TEXT, TextFormat
 
 DEFAULT_MAX_TOKENS = 16
@@ -55,8 +55,7 @@ class TextRoute:
             max_tokens = context.default_sampling.get("max_tokens", DEFAULT_MAX_TOKENS)
         params = sampling_params(body, context.default_sampling, max_tokens, body.logprobs)
         prompts = [self._prompt(body, params, prompt) for prompt in _split_prompts(body.prompt)]
-        if len(prompts) * params.n > MAX_CHOICES:
-            raise InvalidRequest(f"{len(prompts)} prompts with n={params.n} exceed {MAX_CHOICES} choices", "n")
+        check_num_choices(len(prompts), params.n)
         plan = StreamPlan.of(body)
         head = ReplyHead(
             id=f"cmpl-{body.request_id or request.state.request_id}",
@@ -65,7 +64,8 @@ class TextRoute:
             model=context.model_name,
             system_fingerprint=context.fingerprint,
         )
-        return GenerationReply(context, prompts, TextFormat(bool(body.return_token_ids)), head, plan)
+        writer = ChoiceWriter(head, TextFormat(bool(body.return_token_ids)), plan)
+        return GenerationReply(context, prompts, writer, head.id, plan)
 
     def _prompt(self, body: TextBody, params: SamplingParams, prompt: str | list[int]) -> GenerateText:
         return GenerateText(
@@ -76,6 +76,16 @@ class TextRoute:
             priority=self._context.check_priority(body.priority),
             cache_salt=body.cache_salt or "",
         )
+
+
+def check_num_choices(num_prompts: int, n: int) -> None:
+    """Refuse more continuations than one call may ask for.
+
+    Raises:
+        InvalidRequest: naming `n`.
+    """
+    if num_prompts * n > MAX_CHOICES:
+        raise InvalidRequest(f"{num_prompts} prompts with n={n} exceed {MAX_CHOICES} choices", "n")
 
 
 def _split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:

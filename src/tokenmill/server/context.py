@@ -10,6 +10,7 @@ from typing import Any
 import tokenmill
 from tokenmill.errors import InvalidRequest
 from tokenmill.frontend.client import EngineClient
+from tokenmill.frontend.engine_calls import EngineCalls
 from tokenmill.messages import EngineReady
 from tokenmill.observe.metrics import Metrics
 from tokenmill.server.errors import ModelNotFound
@@ -20,22 +21,26 @@ class ServerContext:
     """One per server.
 
     Attributes:
+        engine: the way to ask the engine itself.
         ready: what the engine said of itself when it became ready.
         model_name: the model's id in the API.
         default_sampling: sampling parameters where a request gives none.
         takes_priority: requests may bring a priority; else it would be ignored.
+        settings: the flags, as far as operators may see them over HTTP: no keys, no paths.
         started: Unix time of the start.
         trouble: why the server is not healthy now; None when it is.
         log: where a line about each request goes; None: nowhere.
     """
 
     client: EngineClient
+    engine: EngineCalls
     ready: EngineReady
     metrics: Metrics
     model_name: str
     default_sampling: dict[str, Any]
     max_logprobs: int
     takes_priority: bool
+    settings: dict[str, Any]
     started: int
     trouble: Callable[[], str | None]
     log: Callable[[str], None] | None = None

@@ -43,6 +43,20 @@ class HeadersTooLarge(InvalidRequest):
     status = 431
 
 
+class RequestNotFound(InvalidRequest):
+    """No open request, or no stored response, has this id."""
+
+    status = 404
+    code = "not_found"
+
+
+class Conflict(InvalidRequest):
+    """It cannot be done in the state that things are in now."""
+
+    status = 409
+    code = "conflict"
+
+
 class RequestTimedOut(TokenMillError):
     """The request's own `timeout` has passed."""
 

@@ -171,7 +171,7 @@ def sampling_params(
     if body.stop_token_ids is not None:
         fields["stop_token_ids"] = tuple(body.stop_token_ids)
     if body.logit_bias is not None:
-        fields["logit_bias"] = _logit_bias(body.logit_bias)
+        fields["logit_bias"] = logit_bias_of(body.logit_bias)
     return SamplingParams(**fields)
 
 
@@ -185,7 +185,12 @@ def check_logprobs(num_logprobs: int, field: str, max_logprobs: int) -> None:
         raise InvalidRequest(f"{field} must be between 0 and {max_logprobs}, got {num_logprobs}", field)
 
 
-def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
+def logit_bias_of(bias: dict[str, float]) -> dict[int, float]:
+    """JSON's keys are strings; values are clamped to +-100.
+
+    Raises:
+        InvalidRequest: too many entries, or a key that is no token id.
+    """
     if len(bias) > MAX_LOGIT_BIAS_ENTRIES:
         raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS_ENTRIES}", "logit_bias")
     for key in bias:

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Sequence
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,9 +19,8 @@ from tokenmill.frontend.generation import Generation, merge
 from tokenmill.messages import GenerateText, TextOutput
 from tokenmill.request import FinishReason
 from tokenmill.server.context import ServerContext
-from tokenmill.server.errors import RequestTimedOut, error_body, error_response
-from tokenmill.server.fields import GenerationFields
-from tokenmill.server.reply_format import ChunkWriter, ReplyFormat, ReplyHead, UsageCounter, document
+from tokenmill.server.errors import RequestTimedOut, error_response
+from tokenmill.server.reply_format import ReplyWriter, StreamPlan, UsageCounter
 
 _logger = logging.getLogger(__name__)
 
@@ -37,26 +35,6 @@ class GenerationFailed(TokenMillError):
     """The engine gave up on a request."""
 
 
-class StreamPlan(msgspec.Struct, frozen=True):
-    """How a reply is to be sent."""
-
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    timeout: float | None
-
-    @classmethod
-    def of(cls, body: GenerationFields) -> StreamPlan:
-        """Read it from a request's fields."""
-        options = body.stream_options
-        return cls(
-            stream=bool(body.stream),
-            include_usage=bool(options and options.include_usage),
-            continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
-            timeout=body.timeout,
-        )
-
-
 class GenerationReply(Response):
     """An ASGI response that generates while it is sent."""
 
@@ -64,16 +42,17 @@ class GenerationReply(Response):
         self,
         context: ServerContext,
         prompts: Sequence[GenerateText],
-        format: ReplyFormat,
-        head: ReplyHead,
+        writer: ReplyWriter,
+        label: str,
         plan: StreamPlan,
     ) -> None:
+        """`label` is the reply's id, by which operators find its requests."""
         super().__init__()
         self._client = context.client
         self._log = context.log
         self._prompts = prompts
-        self._format = format
-        self._head = head
+        self._writer = writer
+        self._label = label
         self._plan = plan
         self._started = False
         self._outcome = ""
@@ -94,13 +73,16 @@ class GenerationReply(Response):
                 usage, seconds = self._usage.usage(), time.monotonic() - began
                 outcome = "client gone" if work.cancelled() else self._outcome
                 self._log(
-                    f"{self._head.id}: {outcome}, {usage.prompt_tokens} prompt tokens, "
+                    f"{self._label}: {outcome}, {usage.prompt_tokens} prompt tokens, "
                     f"{usage.completion_tokens} output tokens, {seconds:.2f} s"
                 )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with asyncio.timeout(self._plan.timeout), self._client.generate(self._prompts) as generation:
+            async with (
+                asyncio.timeout(self._plan.timeout),
+                self._client.generate(self._prompts, self._label) as generation,
+            ):
                 await (self._stream(generation, send) if self._plan.stream else self._whole(generation, send))
             self._outcome = "done"
         except TimeoutError:
@@ -118,26 +100,21 @@ class GenerationReply(Response):
             _check(output)
             self._usage.add(index, output)
             outputs.setdefault(index, []).append(output)
-        choices = [self._format.choice(index, merge(outputs[index])) for index in sorted(outputs)]
-        body = document(self._head, choices, self._usage.usage())
+        body = self._writer.document({index: merge(parts) for index, parts in outputs.items()}, self._usage)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self._start(send, headers)
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _stream(self, generation: Generation, send: Send) -> None:
         # The headers leave with the first delta: until then a refusal can still have its proper status.
-        writer = ChunkWriter(self._head, self._plan.include_usage)
         async for index, output in generation:
             _check(output)
             self._usage.add(index, output)
-            choices = self._format.chunk_choices(index, output)
-            if choices:
+            events = self._writer.events(index, output, self._usage)
+            if events:
                 await self._start(send, _STREAM_HEADERS)
-                usage = self._usage.usage() if self._plan.continuous_usage else None
-                await _send_part(send, writer.chunk(choices, usage))
-        if self._plan.include_usage:
-            await _send_part(send, writer.chunk([], self._usage.usage()))
-        await _end_stream(send)
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+        await _end_stream(send, self._writer.end(self._usage))
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         if not self._started:
@@ -149,8 +126,7 @@ class GenerationReply(Response):
         if not self._started:
             await error_response(error)(scope, receive, send)
             return
-        await _send_part(send, b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n")
-        await _end_stream(send)
+        await _end_stream(send, self._writer.failure(error))
 
 
 def _check(output: TextOutput) -> None:
@@ -158,12 +134,8 @@ def _check(output: TextOutput) -> None:
         raise GenerationFailed(output.error or "the engine could not complete this request")
 
 
-async def _send_part(send: Send, part: bytes) -> None:
-    await send({"type": "http.response.body", "body": part, "more_body": True})
-
-
-async def _end_stream(send: Send) -> None:
-    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+async def _end_stream(send: Send, events: bytes) -> None:
+    await send({"type": "http.response.body", "body": events, "more_body": False})
 
 
 async def _disconnected(receive: Receive) -> None:

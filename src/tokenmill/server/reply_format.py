@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from tokenmill.messages import TextOutput, TokenLogprobs
 from tokenmill.request import FinishReason
+from tokenmill.server.errors import error_body
+from tokenmill.server.fields import GenerationFields
 
 _ENCODER = msgspec.json.Encoder()
+
+DONE = b"data: [DONE]\n\n"
 
 LOWEST_LOGPROB = -9999.0
 
@@ -41,7 +46,12 @@ class UsageCounter:
         """Take in a delta of choice `index`."""
         self._completion_tokens += len(output.token_ids)
         if index % self._n == 0:
-            self._prompt[index] = (output.num_prompt_tokens, output.num_cached_tokens)
+            # The last output of a request that was aborted knows neither.
+            prompt_tokens, cached_tokens = self._prompt.get(index, (0, 0))
+            self._prompt[index] = (
+                max(prompt_tokens, output.num_prompt_tokens),
+                max(cached_tokens, output.num_cached_tokens),
+            )
 
     def usage(self) -> Usage:
         """The usage so far."""
@@ -49,6 +59,26 @@ class UsageCounter:
         cached_tokens = sum(num_cached for _, num_cached in self._prompt.values())
         total = prompt_tokens + self._completion_tokens
         return Usage(prompt_tokens, self._completion_tokens, total, PromptTokensDetails(cached_tokens))
+
+
+class StreamPlan(msgspec.Struct, frozen=True):
+    """How a reply is to be sent."""
+
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    timeout: float | None
+
+    @classmethod
+    def of(cls, body: GenerationFields) -> StreamPlan:
+        """Read it from a request's fields."""
+        options = body.stream_options
+        return cls(
+            stream=bool(body.stream),
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+            timeout=body.timeout,
+        )
 
 
 class ReplyHead(msgspec.Struct):
@@ -73,16 +103,56 @@ class ReplyFormat(Protocol):
         ...
 
 
-class ChunkWriter:
-    """Builds the server-sent events of one reply around a prefix that is encoded once."""
+class ReplyWriter(Protocol):
+    """All bytes of one API's reply: one document, or events. `index` numbers the continuations of a call."""
 
-    def __init__(self, head: ReplyHead, usage_is_wanted: bool) -> None:
+    def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
+        """The body of a reply that is not streamed, from the whole output of each continuation."""
+        ...
+
+    def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
+        """The events for a delta; none (b""): nothing of it is worth sending."""
+        ...
+
+    def end(self, usage: UsageCounter) -> bytes:
+        """The events after the last delta."""
+        ...
+
+    def failure(self, error: Exception) -> bytes:
+        """The events that end a stream in the middle."""
+        ...
+
+
+class ChoiceWriter:
+    """Writes OpenAI's documents and chunks: a head that is encoded once, the choices as `format` spells them, usage."""
+
+    def __init__(self, head: ReplyHead, format: ReplyFormat, plan: StreamPlan) -> None:
+        self._head = head
+        self._format = format
+        self._plan = plan
         self._prefix = b"data: " + _ENCODER.encode(head)[:-1] + b',"choices":'
-        self._no_usage = b',"usage":null}\n\n' if usage_is_wanted else b"}\n\n"
+        self._no_usage = b',"usage":null}\n\n' if plan.include_usage else b"}\n\n"
 
-    def chunk(self, choices: list[Any], usage: Usage | None = None) -> bytes:
-        """One event."""
-        end = self._no_usage if usage is None else b',"usage":' + _ENCODER.encode(usage) + b"}\n\n"
+    def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
+        """See `ReplyWriter`."""
+        choices = [self._format.choice(index, outputs[index]) for index in sorted(outputs)]
+        return document(self._head, choices, usage.usage())
+
+    def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
+        """See `ReplyWriter`."""
+        choices = self._format.chunk_choices(index, output)
+        return self._chunk(choices, usage if self._plan.continuous_usage else None) if choices else b""
+
+    def end(self, usage: UsageCounter) -> bytes:
+        """See `ReplyWriter`."""
+        return (self._chunk([], usage) if self._plan.include_usage else b"") + DONE
+
+    def failure(self, error: Exception) -> bytes:
+        """See `ReplyWriter`."""
+        return b"data: " + _ENCODER.encode(error_body(error)) + b"\n\n" + DONE
+
+    def _chunk(self, choices: list[Any], usage: UsageCounter | None) -> bytes:
+        end = self._no_usage if usage is None else b',"usage":' + _ENCODER.encode(usage.usage()) + b"}\n\n"
         return self._prefix + _ENCODER.encode(choices) + end
 
 

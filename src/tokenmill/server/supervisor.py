@@ -14,16 +14,18 @@ from pathlib import Path
 import uvicorn
 import zmq
 
-from tokenmill.channels import API, Inbox, Outbox, worker_name
+from tokenmill.channels import API, ENGINE, Inbox, Outbox, worker_name
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.errors import EngineDead, InvalidCheckpoint, InvalidRequest, TokenMillError
 from tokenmill.frontend.client import EngineClient
+from tokenmill.frontend.engine_calls import EngineCalls
 from tokenmill.frontend.queue_limit import QueueLimits
-from tokenmill.messages import EngineFailed, EngineProgress, EngineReady, EngineStats, ToApi
+from tokenmill.messages import Done, EngineFailed, EngineProgress, EngineReady, EngineStats, RequestStates, ToApi
 from tokenmill.model_files import default_sampling
 from tokenmill.observe.metrics import Metrics
 from tokenmill.observe.throughput import ThroughputLog
 from tokenmill.sampling_params import SamplingParams
+from tokenmill.server.admin import public_settings
 from tokenmill.server.app import build_app
 from tokenmill.server.children import Child, ChildProcess, WorkerThread
 from tokenmill.server.context import ServerContext
@@ -93,6 +95,7 @@ class Supervisor:
         outboxes = [Outbox(self._context, folder, worker_name(index)) for index in range(num_workers)]
         limits = QueueLimits(server.max_num_queued_reqs, server.max_num_queued_tokens)
         self._client = EngineClient([outbox.send for outbox in outboxes], self._metrics, limits)
+        self._engine_calls = EngineCalls(Outbox(self._context, folder, ENGINE).send)
 
     async def run(self) -> int:
         """Serve until something ends it; return the exit code."""
@@ -151,12 +154,14 @@ class Supervisor:
         assert config.served_model_name is not None, "launch gives it a name"
         context = ServerContext(
             client=self._client,
+            engine=self._engine_calls,
             ready=ready,
             metrics=self._metrics,
             model_name=config.served_model_name,
             default_sampling=_checked_defaults(Path(ready.model)),
             max_logprobs=config.max_logprobs,
             takes_priority=self._engine.scheduling_policy == "priority",
+            settings=public_settings(self._engine, config),
             started=int(time.time()),
             trouble=self._trouble,
             log=self._events.line if config.enable_log_requests else None,
@@ -203,6 +208,8 @@ class Supervisor:
                     self._ready.set_result(message)
             case EngineFailed():
                 self._end(Ending(message.exit_code, message.error))
+            case Done() | RequestStates():
+                self._engine_calls.dispatch(message)
             case _:
                 self._client.dispatch(message)
 

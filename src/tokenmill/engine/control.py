@@ -1,0 +1,65 @@
+"""What operators ask of a running engine, and its answers. Each request is answered at once, between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tokenmill.engine.engine import Engine
+from tokenmill.messages import (
+    Done,
+    EngineControl,
+    EngineReply,
+    ExplainRequests,
+    RequestState,
+    RequestStates,
+    ResetPrefixCache,
+    SetPaused,
+    TokenOutput,
+)
+from tokenmill.request import Request
+
+
+def answer(engine: Engine, message: EngineControl, publish: Callable[[list[TokenOutput]], None]) -> EngineReply:
+    """Do what a message asks.
+
+    Args:
+        publish: takes the outputs of steps that had been launched before and are finished first.
+    """
+    match message:
+        case SetPaused():
+            _drain(engine, publish)
+            if message.is_paused != engine.is_paused:
+                engine.set_paused(message.is_paused)
+            return Done(message.id, True)
+        case ResetPrefixCache():
+            _drain(engine, publish)
+            return Done(message.id, engine.reset_prefix_cache(message.preempt_running))
+        case ExplainRequests():
+            alive = engine.scheduler.books.requests
+            requests = [alive[request_id] for request_id in message.request_ids if request_id in alive]
+            return RequestStates(message.id, [_state(engine, request) for request in requests])
+
+
+def _drain(engine: Engine, publish: Callable[[list[TokenOutput]], None]) -> None:
+    """Finish the steps that run, without launching others."""
+    was_paused = engine.is_paused
+    if engine.scheduler.books.launched:
+        engine.set_paused(True)
+        while engine.scheduler.books.launched:
+            publish(engine.step())
+        engine.set_paused(was_paused)
+
+
+def _state(engine: Engine, request: Request) -> RequestState:
+    wait_reason = engine.scheduler.explain(request.id)
+    return RequestState(
+        id=request.id,
+        status=request.status.value,
+        wait_reason=wait_reason or ("the engine is paused" if engine.is_paused else ""),
+        priority=request.priority,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=request.num_output_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+    )

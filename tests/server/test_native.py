@@ -1,0 +1,95 @@
+"""SGLang's /generate, compared with what /v1/completions says of the same prompts."""
+
+import itertools
+import json
+
+import pytest
+
+PROMPT = "the quick brown fox"
+
+
+def generate(server, **body):
+    return server.post("/generate", {"text": PROMPT} | body)
+
+
+def test_one_prompt_gives_one_document(echo_server):
+    reply = generate(echo_server, sampling_params={"max_new_tokens": 5}, rid="mine").json()
+    same = echo_server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5, "return_token_ids": True}).json()
+    assert reply["text"] == same["choices"][0]["text"]
+    assert reply["output_ids"] == same["choices"][0]["token_ids"]
+    meta = reply["meta_info"]
+    assert (meta["id"], meta["finish_reason"]) == ("mine", {"type": "length", "length": 5})
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (same["usage"]["prompt_tokens"], 5)
+    assert meta["cached_tokens"] == same["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_list_of_prompts_gives_a_list(echo_server):
+    replies = generate(echo_server, text=["ab", "cd"], sampling_params={"max_new_tokens": 2, "n": 2}).json()
+    assert len(replies) == 4
+    ids = echo_server.post("/tokenize", {"prompt": "cd"}).json()["tokens"]
+    by_ids = echo_server.post("/generate", {"input_ids": [ids], "sampling_params": {"max_new_tokens": 2}}).json()
+    assert by_ids[0]["text"] == replies[2]["text"]
+    single = echo_server.post("/generate", {"input_ids": ids, "sampling_params": {"max_new_tokens": 2}}).json()
+    assert single["text"] == replies[2]["text"]
+
+
+def test_a_stop_is_told_with_what_matched(echo_server):
+    reply = generate(echo_server, sampling_params={"max_new_tokens": 50, "stop": "brown"}).json()
+    assert reply["meta_info"]["finish_reason"] == {"type": "stop", "matched": "brown"}
+    assert reply["text"] == "the quick "
+    kept = generate(echo_server, sampling_params={"max_new_tokens": 50, "stop": ["brown"], "no_stop_trim": True})
+    assert kept.json()["text"] == "the quick brown"
+
+
+def test_a_stream_holds_all_of_the_text_so_far(echo_server):
+    whole = generate(echo_server, sampling_params={"max_new_tokens": 7}).json()
+    lines = generate(echo_server, sampling_params={"max_new_tokens": 7}, stream=True).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    texts = [event["text"] for event in events]
+    assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
+    assert texts[-1] == whole["text"]
+    assert events[-1]["output_ids"] == whole["output_ids"]
+
+
+def test_log_probabilities_have_sglangs_order(echo_server):
+    reply = generate(
+        echo_server,
+        sampling_params={"max_new_tokens": 3},
+        return_logprob=True,
+        top_logprobs_num=2,
+        return_text_in_logprobs=True,
+    ).json()
+    meta = reply["meta_info"]
+    assert [token_id for _, token_id, _ in meta["output_token_logprobs"]] == reply["output_ids"]
+    assert all(logprob == -0.5 for logprob, _, _ in meta["output_token_logprobs"])
+    assert [len(top) for top in meta["output_top_logprobs"]] == [2, 2, 2]
+    assert meta["output_top_logprobs"][0][1][0] == -9999.0, "JSON has no -inf"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"text": "x", "input_ids": [1]},
+        {"text": []},
+        {"input_ids": []},
+        {"input_ids": [1, [2]]},
+        {"input_ids": [-1]},
+        {"input_ids": [2**31]},
+        {"input_ids": [511 + 1]},
+        {"text": ["x"] * 257},
+        {"text": ["x"] * 200, "sampling_params": {"n": 128}},
+        {"text": "x", "sampling_params": {"temperature": -1}},
+        {"text": "x", "sampling_params": {"max_tokens": 5}},
+        {"text": "x", "sampling_params": {"json_schema": "{}"}},
+        {"text": "x", "sampling_params": {"logit_bias": {"x": 1}}},
+        {"text": "x", "return_logprob": True, "top_logprobs_num": 21},
+        {"text": "x", "lora_path": "x"},
+        {"text": "x", "image_data": "x"},
+    ],
+)
+def test_what_cannot_be_served_is_refused(echo_server, body):
+    reply = echo_server.post("/generate", body)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["message"]
