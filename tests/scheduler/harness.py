@@ -135,6 +135,7 @@ class Harness:
         self.collect(self.engine.step())
         self.scheduler.check_invariants()
         self.check_page_tables()
+        self.check_batch()
         assert not (self.engine.is_idle and self.scheduler.is_stuck), "somebody could run and the plan is empty"
 
     def drain(self, limit: int = 2000) -> None:
@@ -178,6 +179,15 @@ class Harness:
                 before = self.page_tables.get(key, [])
                 assert tables[key][: len(before)] == before, f"the page table of request {request.id} changed"
         self.page_tables = tables
+
+    def check_batch(self) -> None:
+        """With `prefill-first`, a step is all prompts, else all decodes."""
+        if self.settings.batch_policy == "prefill-first" and self.runner.plans:
+            plan = self.runner.plans[-1]
+            new = [row.request_id for row in plan.new_rows]
+            columns = zip(plan.request_ids, plan.num_scheduled, plan.samples, strict=True)
+            kinds = {count == 1 and samples and request_id not in new for request_id, count, samples in columns}
+            assert len(kinds) == 1, f"step {plan.step} mixes prompts with decodes"
 
     def collect(self, outputs: list[TokenOutput]) -> None:
         """Note what came back; nothing may come after a request's end."""

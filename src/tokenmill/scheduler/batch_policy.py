@@ -24,7 +24,9 @@ def prefill_first(step: StepPass) -> None:
     """A step is all prompts, else all decodes (Mini-SGLang): new requests start soonest, decodes wait for them."""
     if step.advance(is_prefilling):
         step.admit()
-    if step.is_empty and (step.advance(lambda request: not is_prefilling(request)) or step.is_empty):
+    if step.is_empty:
+        step.advance(lambda request: not is_prefilling(request))
+    if step.is_empty:
         step.admit()
 
 

@@ -7,7 +7,7 @@ to other ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -78,10 +78,13 @@ class StepResult:
     """The outcome of a step.
 
     Attributes:
-        token_ids: [B] int32, the sampled token of each scheduled request; -1 where `samples` is False.
+        token_ids: [B] int32, the sampled token of each scheduled request; -1 where `samples` is False, and where a
+            request goes without: the mask of its grammar was late, or it has failed.
         logprobs: batch index -> its log probabilities, for the requests that asked.
+        failures: batch index -> why that request cannot go on.
     """
 
     step: int
     token_ids: IntArray
     logprobs: dict[int, TokenLogprobs]
+    failures: dict[int, str] = field(default_factory=dict)

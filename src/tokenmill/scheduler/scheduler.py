@@ -122,18 +122,25 @@ class Scheduler:
         assert plan.step == result.step, f"committing step {result.step}, expected {plan.step}"
         ends = plan.num_computed + plan.num_scheduled
         fills_page = ends // self.kv.page_size > plan.num_computed // self.kv.page_size
-        columns = zip(launched.requests, ends.tolist(), fills_page.tolist(), result.token_ids.tolist(), strict=True)
+        goes_without = plan.samples & (result.token_ids < 0)
+        # A token that is run again must not be in a page that others share.
+        columns = zip(launched.requests, (ends - goes_without).tolist(), fills_page.tolist(), result.token_ids.tolist(), strict=True)
         outputs = []
         for index, (request, end, has_full_page, token_id) in enumerate(columns):
             request.num_inflight_steps -= 1
             # One that ended, or paused and perhaps got new input, has no use for what was launched before that.
-            if request.awaits_step:
+            if request.awaits_step and not request.is_late:
                 if has_full_page:
                     self.kv.cache_full_pages(request, end, plan.step)
                 if token_id >= 0:
                     outputs.append(self._take_token(request, token_id))
                     if index in result.logprobs:
                         outputs[-1].logprobs = [result.logprobs[index]]
+                elif index in result.failures:
+                    outputs.append(self._fail(request, result.failures[index]))
+                elif goes_without[index]:
+                    request.go_without()
+            request.is_late = request.is_late and request.num_inflight_steps > 0
             if not request.is_running:
                 self.books.retire(request)
         return outputs
@@ -200,6 +207,11 @@ class Scheduler:
     def _abort(self, request: Request) -> TokenOutput:
         self.books.end(request, FinishReason.ABORT)
         return TokenOutput(request.id, [], FinishReason.ABORT)
+
+    def _fail(self, request: Request, error: str) -> TokenOutput:
+        self.books.queue_of(request).remove(request)
+        request.finish(FinishReason.ERROR)
+        return TokenOutput(request.id, [], FinishReason.ERROR, error=error, error_status=400)
 
     def _take_token(self, request: Request, token_id: int) -> TokenOutput:
         queue = self.books.queue_of(request)

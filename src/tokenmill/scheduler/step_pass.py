@@ -46,6 +46,9 @@ class StepPass:
             if not which(request):
                 self._claimed_pages += self._kv.num_missing_pages(request, request.num_computed_tokens + 1)
                 continue
+            if request.is_late:
+                request.wait_reason = "waits for launched steps: the mask of its grammar was late"
+                continue
             if request.will_reach_length or request.num_uncomputed_tokens == 0:
                 continue  # its last token is being sampled by a launched step
             if self.builder.budget == 0:
