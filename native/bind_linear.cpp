@@ -1,25 +1,51 @@
+#include <stdexcept>
+
 #include "kernels.h"
 
 namespace nb = nanobind;
 
 namespace tokenmill {
 
-static void pack_bf16(const Kernels& self, Address weights, int64_t rows, int64_t depth, int64_t start, Address source,
-                      int64_t count, int64_t stride) {
-  self.table.pack_bf16({at<uint16_t>(weights), rows, depth}, start, {at<void>(source), count, stride}, self.threads);
+namespace {
+
+void make_packed(Packed* self, int format, int64_t rows, int64_t depth, bool gated) {
+  if (rows < 1 || depth < 1 || (gated && rows % 2)) throw std::invalid_argument("no such matrix");
+  new (self) Packed{static_cast<Format>(format), gated, rows, depth, nullptr};
 }
 
-static void linear_bf16(const Kernels& self, Address weights, int64_t rows, int64_t depth, Address x, int64_t count,
-                        int64_t stride, Address out, Address bias) {
-  self.table.linear_bf16({at<uint16_t>(weights), rows, depth}, {at<void>(x), count, stride},
-                         {at<void>(out), count, rows}, at<const uint16_t>(bias), self.threads);
+void pack(const Kernels& self, const Packed& weights, int64_t start, Address source, int64_t count, int64_t stride,
+          int element) {
+  self.table.pack(weights, start, {at<void>(source), count, stride}, static_cast<Element>(element), self.threads);
 }
 
-void bind_linear(KernelsClass& kernels) {
-  kernels.def("pack_bf16", pack_bf16, nb::arg("weights"), nb::arg("rows"), nb::arg("depth"), nb::arg("start"),
-              nb::arg("source"), nb::arg("count"), nb::arg("stride"), Unlocked());
-  kernels.def("linear_bf16", linear_bf16, nb::arg("weights"), nb::arg("rows"), nb::arg("depth"), nb::arg("x"),
-              nb::arg("count"), nb::arg("stride"), nb::arg("out"), nb::arg("bias"), Unlocked());
+void linear(const Kernels& self, const Packed& weights, Address x, int64_t count, int64_t stride, Address out,
+            int64_t out_stride, int element, Address bias) {
+  const Output output = {{at<void>(out), count, out_stride}, static_cast<Element>(element), at<const uint16_t>(bias)};
+  self.table.linear(weights, {at<void>(x), count, stride}, output, self.threads);
+}
+
+void argmax(const Kernels& self, const Packed& weights, Address x, int64_t count, int64_t stride, Address ids) {
+  self.table.argmax(weights, {at<void>(x), count, stride}, at<int64_t>(ids), self.threads);
+}
+
+void lookup(const Kernels& self, const Packed& weights, Address ids, int64_t count, Address out) {
+  self.table.lookup(weights, at<const int64_t>(ids), {at<void>(out), count, weights.depth}, self.threads);
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& module, KernelsClass& kernels) {
+  nb::class_<Packed>(module, "Packed")
+      .def("__init__", make_packed, nb::arg("format"), nb::arg("rows"), nb::arg("depth"), nb::arg("gated"))
+      .def_prop_ro("num_bytes", &Packed::num_bytes)
+      .def("place", [](Packed& self, Address data) { self.data = at<uint8_t>(data); }, nb::arg("data"));
+  kernels.def("pack", pack, nb::arg("weights"), nb::arg("start"), nb::arg("source"), nb::arg("count"),
+              nb::arg("stride"), nb::arg("element"), Unlocked());
+  kernels.def("linear", linear, nb::arg("weights"), nb::arg("x"), nb::arg("count"), nb::arg("stride"), nb::arg("out"),
+              nb::arg("out_stride"), nb::arg("element"), nb::arg("bias"), Unlocked());
+  kernels.def("argmax", argmax, nb::arg("weights"), nb::arg("x"), nb::arg("count"), nb::arg("stride"), nb::arg("ids"),
+              Unlocked());
+  kernels.def("lookup", lookup, nb::arg("weights"), nb::arg("ids"), nb::arg("count"), nb::arg("out"), Unlocked());
 }
 
 }  // namespace tokenmill

@@ -3,28 +3,37 @@
 
 #include <cstdint>
 
+#include "packed.h"
+
 namespace tokenmill {
 
-// A matrix of weights in panels of 16 output rows, [rows/16][depth/2][16][2] of bf16, both padded with zeros.
-struct Bf16Weights {
-  uint16_t* data;
-  int64_t rows;   // outputs, as asked for
-  int64_t depth;  // inputs, as asked for
-};
+enum class Element : int { bf16 = 0, float32 = 1, float16 = 2 };
 
-// Where rows of activations are read or results written: bf16 or float32, `stride` elements from row to row.
+// `count` rows of elements, `stride` elements from one to the next.
 struct Rows {
   void* data;
   int64_t count;
   int64_t stride;
 };
 
+// What becomes of the sums of a linear: out = sums + bias, or silu(gate) * up of a gated matrix, in bf16 or float32.
+struct Output {
+  Rows rows;
+  Element element;
+  const uint16_t* bias;  // bf16, or null
+};
+
 struct KernelTable {
   const char* name;
-  // Fills rows [start, start + source.count) of the weights from row-major bf16.
-  void (*pack_bf16)(const Bf16Weights& weights, int64_t start, const Rows& source, int threads);
-  // out[m][n] = sum over k, in order, of x[m][k] * w[n][k], plus bias[n] where there is one; x and out are bf16.
-  void (*linear_bf16)(const Bf16Weights& weights, const Rows& x, const Rows& out, const uint16_t* bias, int threads);
+
+  // Fills rows [start, start + source.count) of W; the source is row-major.
+  void (*pack)(const Packed& weights, int64_t start, const Rows& source, Element element, int threads);
+  // out[m] = W x[m] for x [count, depth] in bf16. Every sum runs over the depth in order, in float32.
+  void (*linear)(const Packed& weights, const Rows& x, const Output& output, int threads);
+  // ids[m] = the row of the largest of W x[m]; the lowest of equals, and a NaN is larger than every number.
+  void (*argmax)(const Packed& weights, const Rows& x, int64_t* ids, int threads);
+  // out[m] = row ids[m] of W, in bf16.
+  void (*lookup)(const Packed& weights, const int64_t* ids, const Rows& out, int threads);
 };
 
 }  // namespace tokenmill

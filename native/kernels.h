@@ -25,6 +25,6 @@ T* at(Address address) {
 }
 
 // Each adds its methods to the class; bind_<noun>.cpp.
-void bind_linear(KernelsClass& kernels);
+void bind_linear(nanobind::module_& module, KernelsClass& kernels);
 
 }  // namespace tokenmill

@@ -22,7 +22,7 @@ NB_MODULE(_native, module) {
   kernels.def("__init__", make_kernels, nb::arg("isa"), nb::arg("threads"));
   kernels.def_prop_ro("isa", [](const Kernels& self) { return self.table.name; });
   kernels.def_ro("threads", &Kernels::threads);
-  bind_linear(kernels);
+  bind_linear(module, kernels);
   module.def("available_isas", [] {
     std::vector<std::string> names;
     for (const auto* table : available_tables()) names.emplace_back(table->name);

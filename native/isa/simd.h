@@ -21,6 +21,20 @@ inline float to_float(uint16_t bf16) {
   return value;
 }
 
+// Of an IEEE half.
+inline float half_to_float(uint16_t half) {
+  const uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7FFFu;
+  if (magnitude < 0x400) {  // subnormal: a whole number of 2^-24
+    const float value = static_cast<float>(magnitude) * 5.9604644775390625e-8f;
+    return sign ? -value : value;
+  }
+  const uint32_t exponent = magnitude >= 0x7C00 ? 0x70000000u : 0x38000000u;
+  const uint32_t bits = sign | ((magnitude << 13) + exponent);
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
 // Round to nearest even; a NaN stays one.
 inline uint16_t to_bf16(float value) {
   uint32_t bits;
@@ -38,3 +52,39 @@ inline uint16_t to_bf16(float value) {
 #else
 #include "isa/simd_portable.h"
 #endif
+
+namespace tokenmill::TM_ISA {
+
+inline uint32_t load_word(const void* from) {
+  uint32_t word;
+  std::memcpy(&word, from, 4);
+  return word;
+}
+
+inline uint16_t load_halfword(const void* from) {
+  uint16_t word;
+  std::memcpy(&word, from, 2);
+  return word;
+}
+
+// The first `lanes` of 16: the rest reads as zero and is not written.
+inline void store_some(float* to, F32 value, int64_t lanes) {
+  if (lanes == LANES) return store(to, value);
+  float all[LANES];
+  store(all, value);
+  std::memcpy(to, all, lanes * sizeof(float));
+}
+inline void store_some_bf16(uint16_t* to, F32 value, int64_t lanes) {
+  if (lanes == LANES) return store_bf16(to, value);
+  uint16_t all[LANES];
+  store_bf16(all, value);
+  std::memcpy(to, all, lanes * sizeof(uint16_t));
+}
+inline F32 load_some_bf16(const uint16_t* from, int64_t lanes) {
+  if (lanes == LANES) return load_bf16(from);
+  uint16_t all[LANES] = {};
+  std::memcpy(all, from, lanes * sizeof(uint16_t));
+  return load_bf16(all);
+}
+
+}  // namespace tokenmill::TM_ISA

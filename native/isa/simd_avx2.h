@@ -43,6 +43,17 @@ inline __m256 widen_bf16(const uint16_t* from) {
 }
 inline F32 load_bf16(const uint16_t* from) { return {widen_bf16(from), widen_bf16(from + 8)}; }
 
+// The even or odd ones of 32.
+inline __m256 even_bf16(const uint16_t* from) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), 16));
+}
+inline __m256 odd_bf16(const uint16_t* from) {
+  const __m256i odd = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
+  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), odd));
+}
+inline F32 load_even_bf16(const uint16_t* from) { return {even_bf16(from), even_bf16(from + 16)}; }
+inline F32 load_odd_bf16(const uint16_t* from) { return {odd_bf16(from), odd_bf16(from + 16)}; }
+
 inline __m128i round_bf16(__m256 value) {
   const __m256i bits = _mm256_castps_si256(value);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

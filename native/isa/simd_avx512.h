@@ -24,6 +24,13 @@ inline F32 load_bf16(const uint16_t* from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
+// The even or odd ones of 32.
+inline F32 load_even_bf16(const uint16_t* from) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(from), 16)); }
+inline F32 load_odd_bf16(const uint16_t* from) {
+  const __m512i odd = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from), odd));
+}
+
 inline __m256i round_bf16(F32 value) {
 #ifdef __AVX512BF16__
   return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value));

@@ -1,6 +1,6 @@
 #include "kernel_table.h"
 
-#include "isa/linear_bf16.h"
+#include "isa/linear.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -10,8 +10,10 @@ namespace tokenmill::TM_ISA {
 const KernelTable& table() {
   static const KernelTable kernels = {
       .name = TM_NAME(TM_ISA),
-      .pack_bf16 = pack_bf16,
-      .linear_bf16 = linear_bf16,
+      .pack = pack,
+      .linear = linear,
+      .argmax = argmax,
+      .lookup = lookup,
   };
   return kernels;
 }

@@ -1,0 +1,136 @@
+// The inner loops of attention: a few rows against one span of keys, with the sums in registers.
+#pragma once
+
+#include "attention.h"
+#include "isa/exp2.h"
+#include "isa/pairs.h"
+
+namespace tokenmill::TM_ISA {
+
+#if defined(__AVX512BF16__)
+constexpr int BAND = 6;  // rows whose sums fill the registers
+#elif defined(__AVX512F__)
+constexpr int BAND = 4;
+#else
+constexpr int BAND = 1;
+#endif
+constexpr int SPAN_STRIPS = SPAN / STRIP;
+// Smaller than every score, and finite: the difference of two is a number.
+constexpr float LOWEST = -1e30f;
+
+// Keys first <= i < end of a span.
+struct Visible {
+  int first, end;
+};
+
+// The strips of one span as bf16. Those without a visible key stand for another one, whatever it is.
+struct Span {
+  const uint16_t* keys[SPAN_STRIPS];
+  const uint16_t* values[SPAN_STRIPS];
+  // int8: scales of the keys and of the values, 0 where nothing is visible; null for bf16.
+  const float *key_scales, *value_scales;
+};
+
+// Running softmax of some rows over a partition. Nothing summed yet: LOWEST, zeros.
+struct Sums {
+  float* largest;  // [rows] scores so far, in units of ln 2
+  float* weights;  // [rows][LANES] lanes of the sum of weights
+  float* values;   // [rows][head_dim] weighted values
+};
+
+// scores[m][key] = q[m] . key, over the dimensions in order.
+template <int M, int S>
+void score(const uint16_t* q, int head_dim, const Span& span, float (*scores)[SPAN]) {
+  F32 sums[M][S];
+  for (auto& row : sums)
+    for (auto& sum : row) sum = zero();
+  for (int d = 0; d < head_dim; d += 2) {
+    Pairs keys[S];
+    for (int s = 0; s < S; ++s) keys[s] = load_pairs(span.keys[s] + d * STRIP);
+    for (int m = 0; m < M; ++m) {
+      uint32_t pair;
+      std::memcpy(&pair, q + m * head_dim + d, 4);
+      const Pairs x = broadcast_pair(pair);
+      for (int s = 0; s < S; ++s) sums[m][s] = dot(sums[m][s], keys[s], x);
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int s = 0; s < S; ++s) store(scores[m] + s * STRIP, sums[m][s]);
+}
+
+// Scores of the keys outside of `visible` become -inf, whatever they were, NaN too; those inside stay as they are, but
+// for a NaN, which becomes an infinity: either way the row ends as NaN.
+inline F32 hide(F32 scores, int strip, const Visible& visible) {
+  constexpr float inf = __builtin_inff();
+  static const float edges[3 * STRIP] = {
+      -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf,
+      inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,
+      -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf};
+  const auto bounded = [](int place) { return place < 0 ? 0 : place > STRIP ? STRIP : place; };
+  const int first = bounded(visible.first - strip * STRIP), end = bounded(visible.end - strip * STRIP);
+  // A NaN is the first operand of min, which returns the second.
+  return min(min(scores, load(edges + STRIP - first)), load(edges + 2 * STRIP - end));
+}
+
+// Takes the scores of a row into its running softmax: writes the weights of the span's keys, and returns the factor by
+// which the sums before them shrink.
+template <int S>
+float soften(const float* scores, float scale, const Span& span, const Visible& visible, float* largest_so_far,
+             float* weight_sums, uint16_t* weights) {
+  F32 s[S];
+  const F32 factor = broadcast(scale);
+  for (int i = 0; i < S; ++i) {
+    s[i] = mul(load(scores + i * STRIP), factor);
+    if (span.key_scales) s[i] = mul(s[i], load(span.key_scales + i * STRIP));
+  }
+  if (visible.first > 0 || visible.end < S * STRIP)
+    for (int i = 0; i < S; ++i) s[i] = hide(s[i], i, visible);
+  F32 most = s[0];
+  for (int i = 1; i < S; ++i) most = max(most, s[i]);
+  const float before = *largest_so_far, found = largest(most);
+  const float after = found > before ? found : before;
+  const F32 kept = exp2(broadcast(before - after));
+  F32 sums = mul(load(weight_sums), kept);
+  for (int i = 0; i < S; ++i) {
+    F32 weight = exp2(sub(s[i], broadcast(after)));
+    sums = add(sums, weight);
+    if (span.value_scales) weight = mul(weight, load(span.value_scales + i * STRIP));
+    store_bf16(weights + i * STRIP, weight);
+  }
+  store(weight_sums, sums);
+  *largest_so_far = after;
+  return first_lane(kept);
+}
+
+// values[m][d] = values[m][d] * kept[m] + sum over the visible keys, in order, of weights[m][key] * value[key][d],
+// for V vectors of dimensions.
+template <int M, int V>
+void add_values(const uint16_t (*weights)[SPAN], const float* kept, const Span& span, const Visible& visible,
+                int head_dim, int first_dim, float* values) {
+  F32 sums[M][V];
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < V; ++v) {
+      sums[m][v] = mul(load(values + m * head_dim + first_dim + v * LANES), broadcast(kept[m]));
+    }
+  const auto step = [&](int pair, const auto& part) {
+    constexpr int PAIRS = STRIP / 2;
+    const uint16_t* from = span.values[pair / PAIRS] + (pair % PAIRS * head_dim + first_dim) * 2;
+    Pairs both[V];
+    for (int v = 0; v < V; ++v) both[v] = part(load_pairs(from + v * LANES * 2));
+    for (int m = 0; m < M; ++m) {
+      uint32_t word;
+      std::memcpy(&word, weights[m] + pair * 2, 4);
+      const Pairs weight = broadcast_pair(word);
+      for (int v = 0; v < V; ++v) sums[m][v] = dot(sums[m][v], both[v], weight);
+    }
+  };
+  int pair = visible.first / 2;
+  // What a hidden slot holds may be a NaN, which a weight of 0 does not hide.
+  if (visible.first % 2) step(pair++, [](const Pairs& a) { return second_only(a); });
+  for (; pair < visible.end / 2; ++pair) step(pair, [](const Pairs& a) { return a; });
+  if (visible.end % 2 && pair == visible.end / 2) step(pair, [](const Pairs& a) { return first_only(a); });
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < V; ++v) store(values + m * head_dim + first_dim + v * LANES, sums[m][v]);
+}
+
+}  // namespace tokenmill::TM_ISA

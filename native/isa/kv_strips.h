@@ -1,0 +1,67 @@
+// Strips of the KV memory: writing tokens into them, and reading them as bf16.
+#pragma once
+
+#include <cmath>
+
+#include "attention.h"
+#include "isa/simd.h"
+
+namespace tokenmill::TM_ISA {
+
+// The pages of one request and KV head.
+struct Pages {
+  const AttentionShape& shape;
+  const KVMemory& memory;
+  const int32_t* page_table;  // of the request
+  int head;
+
+  bool is_int8() const { return memory.key_scales != nullptr; }
+  int64_t strip_numbers() const { return static_cast<int64_t>(STRIP) * shape.head_dim; }
+  // Of the slot at this position, in units of a slot of one KV head.
+  int64_t slot(int position) const {
+    const int64_t page = page_table[position / shape.page_size];
+    return (page * shape.kv_heads + head) * shape.page_size + position % shape.page_size;
+  }
+  // Index of the first number of the strip that holds this position.
+  int64_t strip(int position) const { return slot(position) / STRIP * strip_numbers(); }
+};
+
+// Where the numbers of the token at `place` of a strip go: dimension d of its key and of its value.
+inline int64_t key_index(int d, int place) { return (d / 2 * STRIP + place) * 2 + d % 2; }
+inline int64_t value_index(int d, int place, int head_dim) { return (place / 2 * head_dim + d) * 2 + place % 2; }
+
+// Symmetric int8: fills numbers and returns the scale. A NaN or an infinity makes the scale one, and with it the token.
+inline float quantize(const uint16_t* x, int size, int8_t* numbers) {
+  float most = 0;
+  for (int d = 0; d < size; ++d) {
+    const float magnitude = std::fabs(to_float(x[d]));
+    if (!(magnitude <= most)) most = magnitude;
+  }
+  const float inverse = most > 0 && most < INFINITY ? 127.0f / most : 0.0f;
+  for (int d = 0; d < size; ++d) {
+    numbers[d] = inverse > 0 ? static_cast<int8_t>(std::nearbyint(to_float(x[d]) * inverse)) : int8_t{1};
+  }
+  return most / 127.0f;
+}
+
+inline void store_token(const Pages& pages, int position, const uint16_t* key, const uint16_t* value) {
+  const int size = pages.shape.head_dim, place = position % STRIP;
+  const int64_t strip = pages.strip(position);
+  if (!pages.is_int8()) {
+    auto* keys = static_cast<uint16_t*>(pages.memory.keys) + strip;
+    auto* values = static_cast<uint16_t*>(pages.memory.values) + strip;
+    for (int d = 0; d < size; d += 2) std::memcpy(keys + key_index(d, place), key + d, 2 * sizeof(uint16_t));
+    for (int d = 0; d < size; ++d) values[value_index(d, place, size)] = value[d];
+    return;
+  }
+  int8_t numbers[MAX_HEAD_DIM];
+  const int64_t slot = pages.slot(position);
+  pages.memory.key_scales[slot] = quantize(key, size, numbers);
+  auto* keys = static_cast<int8_t*>(pages.memory.keys) + strip;
+  for (int d = 0; d < size; ++d) keys[key_index(d, place)] = numbers[d];
+  pages.memory.value_scales[slot] = quantize(value, size, numbers);
+  auto* values = static_cast<int8_t*>(pages.memory.values) + strip;
+  for (int d = 0; d < size; ++d) values[value_index(d, place, size)] = numbers[d];
+}
+
+}  // namespace tokenmill::TM_ISA

@@ -1,0 +1,109 @@
+// The linear layer over any format: tiles handed out to threads, and what becomes of their sums.
+#include "isa/linear.h"
+
+#include <vector>
+
+#include "isa/math.h"
+#include "isa/parallel.h"
+
+namespace tokenmill::TM_ISA {
+
+namespace {
+
+// Rows of x that one piece of work takes: few enough to stay in the cache beside the panels.
+constexpr int64_t ROWS_PER_PIECE = 40 * TILE_ROWS;
+
+// Calls finish(m, panel, panels, sums) for all rows and panels, in pieces of `panels_per_piece`.
+template <class Finish>
+void for_each_tile(const Packed& weights, const Rows& x, int threads, const Finish& finish) {
+  const int64_t columns = ceil_div(weights.panels(), TILE_PANELS), bands = ceil_div(x.count, ROWS_PER_PIECE);
+  parallel_for(columns * bands, threads, [&](int64_t piece) {
+    const int64_t panel = piece / bands * TILE_PANELS, left = weights.panels() - panel;
+    const int panels = static_cast<int>(left < TILE_PANELS ? left : TILE_PANELS);
+    const int64_t first = piece % bands * ROWS_PER_PIECE;
+    const int64_t end = first + ROWS_PER_PIECE < x.count ? first + ROWS_PER_PIECE : x.count;
+    alignas(64) float sums[TILE_ROWS * TILE_PANELS * LANES];
+    const int64_t tiles = ceil_div(end - first, TILE_ROWS);
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      // Tiles of nearly equal height: 7 rows are 4 and 3, not 6 and 1.
+      const int64_t top = first + (end - first) * tile / tiles, below = first + (end - first) * (tile + 1) / tiles;
+      const auto* rows = static_cast<const uint8_t*>(x.data) + top * x.stride * 2;
+      tile_bf16({weights, panel, panels, rows, x.stride * 2, static_cast<int>(below - top), sums});
+      for (int64_t m = top; m < below; ++m) finish(m, panel, panels, sums + (m - top) * TILE_PANELS * LANES);
+    }
+  });
+}
+
+inline int64_t lanes_left(int64_t count, int64_t start) { return count - start < LANES ? count - start : LANES; }
+
+// Writes 16 sums, or as many as there are columns left.
+inline void write(const Output& output, int64_t m, int64_t n, int64_t columns, F32 values) {
+  const int64_t lanes = lanes_left(columns, n), at = m * output.rows.stride + n;
+  if (output.element == Element::float32) {
+    store_some(static_cast<float*>(output.rows.data) + at, values, lanes);
+  } else {
+    store_some_bf16(static_cast<uint16_t*>(output.rows.data) + at, values, lanes);
+  }
+}
+
+inline F32 with_bias(const uint16_t* bias, int64_t n, int64_t columns, F32 sums) {
+  return bias ? add(sums, load_some_bf16(bias + n, lanes_left(columns, n))) : sums;
+}
+
+}  // namespace
+
+void linear(const Packed& weights, const Rows& x, const Output& output, int threads) {
+  const uint16_t* bias = output.bias;
+  if (weights.gated) {
+    const int64_t half = weights.half();
+    for_each_tile(weights, x, threads, [&](int64_t m, int64_t panel, int panels, const float* sums) {
+      for (int p = 0; p < panels; p += 2) {
+        const int64_t n = (panel + p) / 2 * LANES;
+        const F32 gate = with_bias(bias, n, half, load(sums + p * LANES));
+        const F32 up = with_bias(bias ? bias + half : nullptr, n, half, load(sums + (p + 1) * LANES));
+        write(output, m, n, half, mul(silu(gate), up));
+      }
+    });
+    return;
+  }
+  for_each_tile(weights, x, threads, [&](int64_t m, int64_t panel, int panels, const float* sums) {
+    for (int p = 0; p < panels; ++p) {
+      const int64_t n = (panel + p) * LANES;
+      write(output, m, n, weights.rows, with_bias(bias, n, weights.rows, load(sums + p * LANES)));
+    }
+  });
+}
+
+namespace {
+
+struct Best {
+  float value;
+  int64_t id;
+};
+
+// In the order of torch.argmax, whichever is seen first.
+inline bool larger(const Best& one, const Best& other) {
+  const bool is_nan = one.value != one.value;
+  if (is_nan != (other.value != other.value)) return is_nan;
+  return is_nan || one.value == other.value ? one.id < other.id : one.value > other.value;
+}
+
+}  // namespace
+
+void argmax(const Packed& weights, const Rows& x, int64_t* ids, int threads) {
+  const Best nothing = {-__builtin_inff(), weights.rows};
+  std::vector<Best> best(x.count, nothing);
+  for_each_tile(weights, x, threads, [&](int64_t m, int64_t panel, int panels, const float* sums) {
+    const int64_t first = panel * LANES, end = first + panels * LANES;
+    Best own = nothing;
+    for (int64_t n = first; n < (end < weights.rows ? end : weights.rows); ++n) {
+      const Best other = {sums[n - first], n};
+      if (larger(other, own)) own = other;
+    }
+#pragma omp critical(tokenmill_argmax)
+    if (larger(own, best[m])) best[m] = own;
+  });
+  for (int64_t m = 0; m < x.count; ++m) ids[m] = best[m].id;
+}
+
+}  // namespace tokenmill::TM_ISA
