@@ -214,7 +214,6 @@ def test_linear_scaling_in_the_oldest_spelling() -> None:
         ),
         ({"architectures": None}, "architectures must name"),
         ({"architectures": []}, "architectures must name"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config (awq) is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling: rope_type 'longrope' is not supported"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters: rope_type 'dynamic' is not supported"),

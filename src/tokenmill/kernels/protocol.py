@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+from tokenmill.kernels.quantized import Rows
+
 
 class MatrixRole(Enum):
     """What a matrix is for; kernels that quantize choose the precision by it."""
@@ -33,8 +35,8 @@ class Matrix(Protocol):
     shape: tuple[int, int]
     num_bytes: int
 
-    def fill(self, start: int, rows: torch.Tensor) -> None:
-        """Set rows [start, start + n) to `rows` [n, in_size], any float dtype, on any device."""
+    def fill(self, start: int, rows: Rows) -> None:
+        """Set rows [start, start + n) to `rows` [n, in_size], on any device."""
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x W^T + bias: [T, in_size] -> [T, out_size] in x's dtype."""

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from tokenmill.kernels.protocol import MatrixRole
+from tokenmill.kernels.quantized import Rows, dense
 
 # Below these row counts the CPU libraries of torch take other code paths, whose sums round differently; padded up to
 # them, a token's result hardly ever depends on who shares its batch (measured: MKL, one thread: never; oneDNN: rarely).
@@ -45,9 +46,9 @@ class TorchMatrix:
         self.weight = torch.empty(out_size, in_size, dtype=dtype, device=device)
         self.num_bytes = self.weight.nbytes
 
-    def fill(self, start: int, rows: torch.Tensor) -> None:
-        """See `Matrix.fill`."""
-        self.weight[start : start + rows.shape[0]].copy_(rows)
+    def fill(self, start: int, rows: Rows) -> None:
+        """See `Matrix.fill`; quantized rows are spelled out."""
+        self.weight[start : start + rows.shape[0]].copy_(dense(rows))
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `Matrix.multiply`."""

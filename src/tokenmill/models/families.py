@@ -163,10 +163,6 @@ def _architecture_name(fields: Mapping[str, Any], source: str) -> str:
 
 
 def _refuse_unsupported(config: ConfigReader) -> None:
-    quantization = config.raw("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
-        raise config.error(f"quantization_config ({method}) is not supported; use an unquantized checkpoint")
     activation = config.raw("hidden_act", "silu")
     if activation != "silu":
         raise config.error(f"hidden_act {activation!r} is not supported; supported: silu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,12 +16,17 @@ class Target:
     """A tensor that a checkpoint must have, and where its values go.
 
     Attributes:
-        fill: takes the values, [*shape] in any float dtype.
+        fill: takes the values, [*shape]: floats of any dtype, and for a matrix also `QuantizedRows`.
     """
 
     name: str
     shape: tuple[int, ...]
-    fill: Callable[[torch.Tensor], object]
+    fill: Callable[[Any], object]
+
+    @property
+    def is_matrix(self) -> bool:
+        """A weight that may be stored quantized; the others are vectors."""
+        return len(self.shape) == 2
 
 
 def vector_target(name: str, vector: torch.Tensor) -> Target:

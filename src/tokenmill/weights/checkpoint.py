@@ -14,6 +14,7 @@ import msgspec
 from tokenmill.errors import InvalidCheckpoint
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.families import read_architecture as architecture_of
+from tokenmill.weights.quantization import StoredQuantization, read_quantization
 from tokenmill.weights.safetensors_header import StoredTensor, read_header
 
 CONFIG_NAME = "config.json"
@@ -28,11 +29,13 @@ class Checkpoint:
     Attributes:
         source: the file to name when a tensor is missing: the index, or the only shard.
         tensors: every stored tensor by name.
+        quantization: how config.json says that weights are stored.
     """
 
     folder: Path
     source: Path
     tensors: dict[str, StoredTensor]
+    quantization: StoredQuantization
 
 
 def read_architecture(folder: Path) -> Architecture:
@@ -45,6 +48,16 @@ def read_architecture(folder: Path) -> Architecture:
     return architecture_of(_read_json(path), str(path))
 
 
+def stored_quantization(folder: Path) -> StoredQuantization:
+    """How a folder's config.json says that weights are stored.
+
+    Raises:
+        InvalidCheckpoint: as `read_architecture`.
+    """
+    path = folder / CONFIG_NAME
+    return read_quantization(_read_json(path), str(path))
+
+
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Read the headers of all weight files.
 
@@ -54,10 +67,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     index = folder / INDEX_NAME
     if index.exists():
-        return Checkpoint(folder, index, _read_shards(folder, index))
+        return Checkpoint(folder, index, _read_shards(folder, index), stored_quantization(folder))
     single = folder / SINGLE_NAME
     if single.exists():
-        return Checkpoint(folder, single, read_header(single))
+        return Checkpoint(folder, single, read_header(single), stored_quantization(folder))
     raise InvalidCheckpoint(_no_weights(folder))
 
 
