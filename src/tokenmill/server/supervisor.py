@@ -30,6 +30,7 @@ from tokenmill.server.app import build_app
 from tokenmill.server.children import Child, ChildProcess, WorkerThread
 from tokenmill.server.context import ServerContext
 from tokenmill.server.errors import ServerStopping
+from tokenmill.server.http_protocol import LimitedProtocol
 from tokenmill.server.inbox_reader import InboxReader
 from tokenmill.server.listener import explain
 from tokenmill.server.pulse import Pulse
@@ -170,7 +171,7 @@ class Supervisor:
             uvicorn.Config(
                 build_app(context, config),
                 loop="none",
-                http="httptools",
+                http=LimitedProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

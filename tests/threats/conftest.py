@@ -1,0 +1,21 @@
+import pytest
+
+from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tests.server.running_server import start_server
+from tokenmill.config import EngineConfig
+
+KEYS = ("key-of-one-tenant", "key-of-another")
+
+
+@pytest.fixture(scope="session")
+def stub_folder(tmp_path_factory):
+    """A model folder for the stub engine, which repeats the prompt."""
+    return write_folder(tmp_path_factory.mktemp("models") / "echo", byte_level_tokenizer(), config={"stub": {}})
+
+
+@pytest.fixture(scope="session")
+def guarded_server(stub_folder):
+    """A running server that wants a key."""
+    with start_server(EngineConfig(model=str(stub_folder)), api_key=KEYS) as server:
+        server.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
+        yield server

@@ -1,0 +1,150 @@
+"""THREATS row E: a small request cannot cause much work, and a large one is refused before it is held in memory."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.threats.conftest import KEYS
+from tests.threats.raw_http import ask, connect, read_all, status
+
+KEY = f"Authorization: Bearer {KEYS[0]}"
+HUGE = 512 * 2**20
+
+
+def memory(server) -> int:
+    """Bytes that the API process holds."""
+    return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096
+
+
+def pour(server, head: bytes, filler: bytes) -> tuple[bytes, int]:
+    """Send a head and then filler without end; returns the reply and how many bytes the server took."""
+    sent = 0
+    with connect(server.url) as connection:
+        connection.sendall(head)
+        try:
+            while sent < HUGE:
+                connection.sendall(filler)
+                sent += len(filler)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        return read_all(connection), sent
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: ", b"GET /health HTTP/1.1\r\nHost: x\r\n", b"GET /",
+     b"GET /health HTTP/1.1\r\nHost: "],
+)  # fmt: skip
+def test_a_head_without_end_is_cut_off(guarded_server, head):
+    before = memory(guarded_server)
+    filler = b"X-A: b\r\n" * 8192 if head.endswith(b"x\r\n") else b"a" * 65536
+    _, sent = pour(guarded_server, head, filler)
+    assert sent < 64 * 2**20, "the server has stopped reading"
+    assert memory(guarded_server) - before < 32 * 2**20
+    assert guarded_server.http.get(f"{guarded_server.url}/health").status_code == 200
+
+
+def test_too_large_a_head_is_answered_431(guarded_server):
+    for size, expected in ((20_000, 200), (40_000, 431), (70_000, 431)):
+        assert status(ask(guarded_server.url, "GET", "/health", "X-Long: " + "a" * size)) == expected, size
+    many = [f"X-{i}: b" for i in range(5000)]
+    reply = ask(guarded_server.url, "GET", "/health", *many)
+    assert status(reply) == 431
+    assert b'"type":"invalid_request_error"' in reply
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize"])
+def test_too_large_a_body_is_refused_before_it_is_read(guarded_server, path):
+    before = memory(guarded_server)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{KEY}\r\n"
+    for length in (f"Content-Length: {HUGE}", "Transfer-Encoding: chunked"):
+        filler = b"10000\r\n" + b"a" * 65536 + b"\r\n" if "chunked" in length else b"a" * 65536
+        reply, sent = pour(guarded_server, f"{head}{length}\r\n\r\n".encode(), filler)
+        assert status(reply) == 413
+        assert sent < 64 * 2**20
+    assert memory(guarded_server) - before < 100 * 2**20
+
+
+def test_without_a_key_not_even_a_small_body_is_read(guarded_server):
+    reply, sent = pour(
+        guarded_server, f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {HUGE}\r\n\r\n".encode(), b"a" * 65536
+    )
+    assert status(reply) == 401
+    assert sent < 8 * 2**20
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":['])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize"])
+def test_deep_json_is_refused(guarded_server, path, opening):
+    for depth in (70, 900, 200_000):
+        nested = opening * depth
+        for body in (nested, f'{{"messages": {nested}', f'{{"prompt": {nested}', f'{{"tools": {nested}'):
+            reply = guarded_server.http.post(guarded_server.url + path, content=body)
+            assert reply.status_code == 400, (path, depth, reply.text[:200])
+    closed = "[" * 200 + "]" * 200
+    for field in ("tools", "chat_template_kwargs", "messages"):
+        body = f'{{"messages": [{{"role": "user", "content": "x"}}], "{field}": {closed}}}'
+        reply = guarded_server.http.post(guarded_server.url + "/v1/chat/completions", content=body)
+        assert reply.status_code == 400
+
+
+LIMITS = {
+    "n": ({"n": 128, "max_tokens": 1}, {"n": 129}),
+    "prompt": ({"prompt": ["x"] * 256, "max_tokens": 1}, {"prompt": ["x"] * 257}),
+    "stop": ({"stop": ["a"] * 4}, {"stop": ["a"] * 5}),
+    "stop_token_ids": ({"stop_token_ids": [1] * 128}, {"stop_token_ids": [1] * 129}),
+    "logprobs": ({"logprobs": 20}, {"logprobs": 21}),
+    "logit_bias": (
+        {"logit_bias": {str(i): 1 for i in range(512)}},
+        {"logit_bias": {str(i).zfill(9): 1 for i in range(1025)}},
+    ),
+    "request_id": ({"request_id": "x" * 256}, {"request_id": "x" * 257}),
+    "cache_salt": ({"cache_salt": "x" * 256}, {"cache_salt": "x" * 257}),
+}
+
+
+@pytest.mark.parametrize("field", LIMITS)
+def test_counts_are_capped(guarded_server, field):
+    within, beyond = LIMITS[field]
+    body = {"prompt": "x", "max_tokens": 2}
+    assert guarded_server.post("/v1/completions", body | within).status_code == 200
+    began = time.monotonic()
+    reply = guarded_server.post("/v1/completions", body | beyond)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)
+    assert time.monotonic() - began < 1.0
+
+
+def test_a_stop_string_has_a_longest_length(guarded_server):
+    for length, expected in ((1024, 200), (1025, 400)):
+        body = {"prompt": "x", "max_tokens": 2, "stop": "s" * length}
+        assert guarded_server.post("/v1/completions", body).status_code == expected
+
+
+def test_no_client_can_make_the_metrics_grow(guarded_server):
+    def names() -> set[str]:
+        text = guarded_server.http.get(f"{guarded_server.url}/metrics").text
+        return {line.rsplit(" ", 1)[0] for line in text.splitlines() if not line.startswith("#")}
+
+    guarded_server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+    before = names()
+    for i in range(50):
+        guarded_server.http.get(f"{guarded_server.url}/nothing/{i}")
+        guarded_server.http.request(f"VERB{i}", f"{guarded_server.url}/v1/models")
+        guarded_server.post(
+            "/v1/completions",
+            {"prompt": "x", "max_tokens": 1, "request_id": f"r{i}", "cache_salt": f"s{i}", "user": f"u{i}"},
+        )
+        guarded_server.post("/v1/completions", {"prompt": "x", "model": f"m{i}"})
+    assert names() == before
+
+
+def test_numbers_with_many_digits_are_refused_at_once(guarded_server):
+    digits = "9" * 1_000_000
+    for body in (f'{{"prompt": "x", "seed": {digits}}}', f'{{"prompt": "x", "temperature": 0.{digits}}}',
+                 f'{{"prompt": [{digits}]}}', f'{{"prompt": "x", "temperature": 1e{digits}}}'):  # fmt: skip
+        began = time.monotonic()
+        reply = guarded_server.http.post(f"{guarded_server.url}/v1/completions", content=body)
+        assert reply.status_code in (200, 400), json.dumps(reply.text[:200])
+        assert time.monotonic() - began < 2.0
