@@ -128,6 +128,16 @@ def test_a_request_that_holds_twice_what_the_cache_has_goes_on_from_the_cache_at
     assert harness.scheduler.books.num_preemptions == 1
 
 
+def test_a_group_waits_for_its_first_only_where_there_is_a_page_to_share() -> None:
+    for length, running in ((4, 3), (5, 1)):
+        harness = Harness(num_pages=20)
+        for _ in range(3):
+            harness.add([1] * length, max_tokens=2, group="g")
+        harness.step()
+        assert harness.scheduler.num_running == running, "the last token is always run, so 4 tokens share no page of 4"
+        harness.drain()
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_group_of_one_token_answers_runs_in_two_steps(depth: int) -> None:
     harness = Harness(num_pages=30, max_num_seqs=8, budget=64, depth=depth)

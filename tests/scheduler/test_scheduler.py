@@ -32,6 +32,14 @@ def test_long_prefill_threshold_caps_one_request_and_leaves_budget_to_others() -
     assert plans(harness)[0] == {"0": 4, "1": 3}
 
 
+def test_several_prompts_may_be_partly_computed_at_the_same_time() -> None:
+    harness = Harness(budget=10, threshold=4, num_pages=20)
+    for n in range(3):
+        harness.add([n] * 9, max_tokens=1)
+    harness.drain()
+    assert plans(harness)[:3] == [{"0": 4, "1": 4, "2": 2}, {"0": 4, "1": 4, "2": 2}, {"0": 1, "1": 1, "2": 4}]
+
+
 def test_without_chunked_prefill_a_long_head_is_not_overtaken() -> None:
     harness = Harness(budget=12, chunked=False, max_model_len=12)
     harness.add([1, 2, 3, 4, 5], max_tokens=2)
@@ -136,7 +144,16 @@ def test_a_failing_step_ends_its_requests_and_no_others(depth: int) -> None:
     harness.drain()
     assert [harness.records[i].finish_reason for i in first] == [FinishReason.ERROR] * 2
     assert harness.records[waiting].finish_reason is FinishReason.LENGTH
-    assert harness.records[waiting].num_cached_tokens <= 8, "only pages of committed steps are matchable"
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_pages_that_a_failed_step_wrote_are_never_found(depth: int) -> None:
+    harness = Harness(depth=depth, max_num_seqs=1)
+    ids = [harness.add(list(range(length)), max_tokens=2) for length in (20, 21)]
+    harness.runner.failing_steps = {2}  # the second chunk: tokens 16 to 19
+    harness.drain()
+    assert harness.records[ids[0]].finish_reason is FinishReason.ERROR
+    assert harness.records[ids[1]].num_cached_tokens == 16
 
 
 def test_a_prompt_without_room_is_refused_with_one_sentence() -> None:

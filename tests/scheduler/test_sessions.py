@@ -129,3 +129,28 @@ def test_a_session_that_holds_twice_what_the_cache_has_gives_it_up_rather_than_w
     run_turn(harness)
     assert harness.extend(session, [0] * 12, max_tokens=1)
     harness.drain()
+
+
+def test_an_input_longer_than_a_steps_budget_runs_in_chunks_on_top_of_what_is_computed() -> None:
+    harness = Harness(budget=5, num_pages=20)
+    session = harness.open_session([1, 2, 3], max_tokens=2)
+    run_turn(harness)
+    assert harness.extend(session, [4] * 8, max_tokens=2)
+    before = len(harness.runner.plans)
+    run_turn(harness)
+    turn = harness.runner.plans[before:]
+    assert [(int(plan.num_computed[0]), int(plan.num_scheduled[0])) for plan in turn] == [(4, 5), (9, 3), (12, 1)]
+    assert [len(plan.new_rows) for plan in turn] == [1, 0, 0]
+    harness.drain()
+
+
+def test_with_a_step_launched_nothing_is_stuck_and_a_paused_session_is_no_work() -> None:
+    harness = Harness(depth=2)
+    session = harness.open_session([1, 2, 3], max_tokens=1)
+    harness.engine.step()
+    assert harness.scheduler.books.launched
+    assert not harness.scheduler.is_stuck
+    run_turn(harness)
+    assert not harness.engine.has_work
+    assert session in harness.scheduler.books.requests
+    harness.drain()

@@ -137,10 +137,7 @@ class KVManager:
     def cache_full_pages(self, request: Request, num_tokens: int, step: int) -> None:
         """Make the full pages among the first `num_tokens` tokens matchable: the step that wrote them is committed."""
         holding = self._holdings[request.id]
-        num_full = num_tokens // self.page_size
-        if num_full <= holding.num_tree_pages:
-            return
-        first = holding.num_tree_pages
+        first, num_full = holding.num_tree_pages, num_tokens // self.page_size
         pages = np.array(holding.pages[first:num_full], dtype=np.int32)
         tokens = request.token_ids[first * self.page_size : num_full * self.page_size]
         node, duplicates = self.cache.extend(holding.node, tokens, pages, step)
