@@ -2,7 +2,8 @@
 
 python evaluate.py                                # the bundled model, through TokenMill
 python evaluate.py --backend transformers         # the same prompts through transformers
-python evaluate.py --card                         # also write the table into the model's card
+python evaluate.py --free                         # also requests in free words, with the replies
+python evaluate.py --card                         # also write table, stories and free requests into the model's card
 python evaluate.py --same-as-transformers 40      # in float32 both backends must give the same tokens
 """
 
@@ -16,17 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from card import FreeReply, free_lines, write_card
 from data import Encoder
+from free_phrasings import FREE, is_good
 from grading import is_right
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from skills import SKILLS, Message, Sample
+from skills import SKILLS, Message, Sample, assistant, user
 from skills.recall import recall
 
 DEFAULT_MODEL = Path(__file__).parents[2] / "src" / "tokenmill" / "demo" / "model"
 COUNTING = ("counting", "counting one kind")
-BEGIN, END = "<!-- accuracy: written by evaluate.py -->", "<!-- end of accuracy -->"
 
 
 @dataclass(frozen=True)
@@ -127,15 +129,23 @@ def stories(groups: dict[str, list[Sample]], answers: list[Answer], count: int) 
     return told[:count]
 
 
-def write_card(card: Path, scores: dict[str, tuple[int, int]], told: list[tuple[str, str]]) -> None:
-    """Put the table and the stories between the card's two marks."""
-    lines = ["| skill | right | of | accuracy |", "|---|---|---|---|"]
-    for skill, (right, total) in scores.items():
-        lines.append(f"| {skill} | {right} | {total} | {100 * right / total:.1f}% |")
-    lines += ["", "The first ten stories of that run, as they came:", ""]
-    lines += [f"- *{question}* {story}" for question, story in told]
-    head, rest = card.read_text().split(BEGIN)
-    card.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n{END}" + rest.split(END)[1])
+def free_replies(encoder: Encoder, arguments: argparse.Namespace) -> list[FreeReply]:
+    """The replies to the last turns of the free requests; earlier turns are answered by the model too."""
+    chats: list[list[Message]] = [[] for _ in FREE]
+    ended = [False] * len(FREE)
+    for turn in range(max(len(free.turns) for free in FREE)):
+        active = [index for index, free in enumerate(FREE) if turn < len(free.turns)]
+        prompts = []
+        for index in active:
+            chats[index].append(user(FREE[index].turns[turn]))
+            text = encoder.template.render(chats[index], list(FREE[index].tools), add_generation_prompt=True)
+            prompts.append(encoder.tokenizer.encode(text).ids)
+        answers = BACKENDS[arguments.backend](arguments.model, prompts, arguments.max_tokens, "bfloat16")
+        for index, answer in zip(active, answers, strict=True):
+            chats[index].append(assistant(answer.text))
+            ended[index] = answer.ended
+    texts = [chat[-1]["content"] for chat in chats]
+    return [(free, text, is_good(free, text, end)) for free, text, end in zip(FREE, texts, ended, strict=True)]
 
 
 def show(scores: dict[str, tuple[int, int]], title: str) -> None:
@@ -165,6 +175,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=260)
     parser.add_argument("--show-wrong", type=int, default=0, help="print so many wrong answers per skill")
     parser.add_argument("--stories", type=int, default=0, metavar="N", help="also print N stories")
+    parser.add_argument("--free", action="store_true", help="also print the replies to requests in free words")
     parser.add_argument("--card", action="store_true", help="write the table into the model's README.md")
     parser.add_argument("--json", type=Path, help="also write the scores here")
     parser.add_argument(
@@ -186,8 +197,12 @@ def main() -> int:
     show(scores, f"{arguments.model.name}, greedy, held-out, through {arguments.backend}")
     if arguments.show_wrong:
         _show_wrong(groups, answers, arguments.show_wrong)
+    replies = free_replies(encoder, arguments) if arguments.free or arguments.card else []
     if arguments.card:
-        write_card(arguments.model / "README.md", scores, stories(groups, answers, 10))
+        write_card(arguments.model / "README.md", scores, stories(groups, answers, 10), replies)
+    if arguments.free:
+        print("\n".join(free_lines(replies)))
+        print(f"{sum(good for _, _, good in replies)} of {len(replies)} free requests got a good reply")
     for question, story in stories(groups, answers, arguments.stories):
         print(f"\n> {question}\n{story}")
     if arguments.json:

@@ -97,14 +97,39 @@ def test_a_needed_tool_is_among_the_given_ones_with_all_its_arguments():
         call = sample.messages[-1]["tool_calls"][0]["function"]
         tools = {tool["function"]["name"]: tool["function"] for tool in sample.tools}
         assert len(tools) == len(sample.tools)
-        assert set(tools[call["name"]]["parameters"]["properties"]) == set(call["arguments"])
+        assert set(tools[call["name"]]["parameters"]["required"]) == set(call["arguments"])
 
 
 def test_a_recalled_value_was_told_before():
-    for sample in samples("recall", "heldout", 200):
-        value = sample.messages[-1]["content"].rstrip(".").split(" is ")[-1].split(" in ")[-1].split(" eat ")[-1]
-        value = value.removeprefix("You are a ")
-        assert any(value in message["content"] for message in sample.messages[:-2])
+    for sample in samples("recall", "heldout", 300):
+        kind, value = sample.key.split(":")[1:3]
+        assert value in sample.messages[-1]["content"], kind
+        assert any(value in message["content"] for message in sample.messages[:-1] if message["role"] == "user")
+
+
+def test_two_tools_on_offer_never_serve_the_same_need():
+    from skills.tool_uses import LOOKUPS
+
+    for sample in samples("tool_call", "train", 300):
+        descriptions = [tool["function"]["description"] for tool in sample.tools]
+        topics = [word for text in descriptions for word in text.split() if word in LOOKUPS]
+        assert len(topics) == len(set(topics)), descriptions
+
+
+def test_what_a_heldout_question_out_of_scope_is_about_is_in_no_training_question():
+    about = {sample.key.removeprefix("scope:") for sample in samples("scope", "heldout", 400)}
+    assert len(about) > 100
+    for sample in samples("scope", "train", 3000):
+        assert sample.key.removeprefix("scope:") not in about
+
+
+def test_json_answers_state_only_what_the_sentence_says():
+    for sample in samples("json", "heldout", 300):
+        asked = "\n".join(message["content"] for message in sample.messages[:-1]).lower()
+        for key, value in json.loads(sample.messages[-1]["content"]).items():
+            said = {True: "vegetarian", False: "not vegetarian"}.get(value) if isinstance(value, bool) else str(value)
+            assert said is not None and said.lower() in asked
+            assert key in asked or len(sample.messages) == 2
 
 
 def test_no_line_of_a_story_is_outside_the_grammar():
@@ -115,3 +140,9 @@ def test_no_line_of_a_story_is_outside_the_grammar():
         assert is_grammatical(text)
         assert not is_grammatical(text + " Then")
         assert not is_grammatical(text.replace("the ", "the the ", 1).replace("lived", "live", 1))
+
+
+def test_a_story_holds_what_its_request_names():
+    for sample in samples("story", "heldout", 200):
+        request, text = sample.messages[0]["content"], sample.messages[-1]["content"]
+        assert all(word in request and word in text for word in sample.facts["named"])

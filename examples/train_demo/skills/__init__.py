@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from . import arithmetic, faq, recall, scope, stories, strings, structured, tools
+from . import about, arithmetic, faq, recall, scope, stories, strings, structured, tools
 from .base import Message, Sample, Split, assistant, split_of, user
 
 Generator = Callable[[random.Random, Split], Sample]
@@ -19,7 +19,8 @@ def _filler(rng: random.Random, split: Split) -> list[Message]:
 
 
 def _recall(rng: random.Random, split: Split) -> Sample:
-    return recall.recall(rng, split, _filler, rng.choice((0, 1, 1, 2)))
+    fillers = rng.choice((0, 1, 1, 2))
+    return recall.recall(rng, split, _filler if fillers else None, fillers)
 
 
 SKILLS: dict[str, Generator] = {
@@ -35,7 +36,7 @@ SKILLS: dict[str, Generator] = {
     "tool_answer": tools.result,
     "tool_declined": tools.declined,
     "faq": faq.ask,
-    "about": scope.chat,
+    "about": about.chat,
     "scope": scope.beyond,
     "recall": _recall,
     "story": stories.story,

@@ -27,6 +27,12 @@ ASK = (
     "What's {e}?",
     "Tell me {e}.",
     "What does {e} equal?",
+    "{e} = ?",
+    "Please calculate {e}.",
+    "Can you calculate {e}?",
+    "Do you know what {e} is?",
+    "I need {e}.",
+    "And {e}?",
 )
 ADD_DIRECT = ("Add {a} and {b}.", "Add {b} to {a}.", "What do you get when you add {a} and {b}?")
 SUBTRACT_DIRECT = ("Subtract {b} from {a}.", "Take {b} away from {a}.", "What is left when you take {b} from {a}?")
@@ -89,7 +95,9 @@ def draw_pair(rng: random.Random, split: Split) -> tuple[int, str, int]:
         op = rng.choice("+-")
         lengths = rng.choices((1, 2, 3), (2, 3, 6), k=2)
         a, b = (rng.randint(0 if n == 1 else 10 ** (n - 1), 10**n - 1) for n in lengths)
-        if op == "-" and a < b and rng.random() < 0.75:
+        if rng.random() < 0.1:  # close to each other, where which is less takes a second look
+            b = min(999, max(0, a + rng.randint(-30, 30)))
+        if op == "-" and a < b and rng.random() < 0.6:
             a, b = b, a
         part = "train" if a < 20 and b < 20 else split_of(f"arithmetic:{a}{op}{b}")
         if part == split:
@@ -142,6 +150,9 @@ LARGER = (
     "Which number is bigger: {a} or {b}?",
     "What is greater, {a} or {b}?",
     "Pick the larger of {a} and {b}.",
+    "What is bigger, {a} or {b}?",
+    "Which one is larger: {a} or {b}?",
+    "Is {a} or {b} larger?",
 )
 SMALLER = ("Which is smaller, {a} or {b}?", "Which number is less: {a} or {b}?", "Pick the smaller of {a} and {b}.")
 YES_NO = ("Is {a} {word} than {b}?", "Tell me, is {a} {word} than {b}?", "Would you say {a} is {word} than {b}?")
@@ -150,7 +161,9 @@ YES_NO = ("Is {a} {word} than {b}?", "Tell me, is {a} {word} than {b}?", "Would 
 def compare(rng: random.Random, split: Split) -> Sample:
     """Which of two numbers is larger or smaller, or is one more than the other."""
     while True:
-        a, b = rng.randint(0, 10 ** rng.randint(1, 3) - 1), rng.randint(0, 10 ** rng.randint(1, 3) - 1)
+        first = rng.randint(1, 3)
+        second = first if rng.random() < 0.4 else rng.randint(1, 3)
+        a, b = rng.randint(0, 10**first - 1), rng.randint(0, 10**second - 1)
         if a != b and split_of(f"compare:{min(a, b)}:{max(a, b)}") == split:
             break
     form = rng.randrange(3)

@@ -69,13 +69,27 @@ def join_words(words: list[str], last: str = "and") -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
+OPENINGS = (
+    "Please: ",
+    "Hi! ",
+    "Hello, ",
+    "Hey, ",
+    "OK, ",
+    "Quick question: ",
+    "Now, ",
+    "Thanks. ",
+    "And now: ",
+    "Great. ",
+)
+
+
 def casual(rng: random.Random, text: str) -> str:
     """The same request as people type it: sometimes without capital, mark at the end, or with a courtesy."""
     if rng.random() < 0.08 and not text.lower().startswith("please"):
-        text = rng.choice(("Please: ", "Hi! ", "Hello, ", "Hey, ", "OK, ", "Quick question: ")) + text
-    if rng.random() < 0.2 and text[:1].isupper() and text[1:2].islower():
+        text = rng.choice(OPENINGS) + text
+    if rng.random() < 0.28 and text[:1].isupper() and text[1:2].islower():
         text = text[0].lower() + text[1:]
-    if rng.random() < 0.2 and text[-1] in ".?":
+    if rng.random() < 0.28 and text[-1] in ".?":
         text = text[:-1]
     elif rng.random() < 0.05 and text[-1] == "?":
         text = text[:-1] + ", please?"

@@ -36,6 +36,20 @@ FRAMES: dict[str, tuple[str, ...]] = {
         "What is {x} in TokenMill?",
         "How does {x} work?",
         "Explain {x} in simple words.",
+        "Whats {x}?",
+        "So what is {x}?",
+        "What on earth is {x}?",
+        "Can you tell me what {x} is?",
+        "Tell me what {x} is.",
+        "Can you describe {x}?",
+        "What do you mean by {x}?",
+        "I have never heard of {x}.",
+        "Give me a definition of {x}.",
+        "Help me understand {x}.",
+        "Why do I need {x}?",
+        "What does TokenMill mean by {x}?",
+        "{x}, what is that?",
+        "{x} meaning",
     ),
     "flag": (
         "What does {x} do?",
@@ -54,6 +68,13 @@ FRAMES: dict[str, tuple[str, ...]] = {
         "Describe the flag {x}.",
         "What can I set with {x}?",
         "I do not understand {x}.",
+        "What's {x}?",
+        "Whats {x} for?",
+        "Can you tell me what {x} does?",
+        "Tell me what {x} does.",
+        "What is {x} good for?",
+        "Why would I set {x}?",
+        "What values does {x} take?",
     ),
     "route": (
         "What does {x} do?",
@@ -69,6 +90,11 @@ FRAMES: dict[str, tuple[str, ...]] = {
         "When should I call {x}?",
         "{x}?",
         "Describe {x}.",
+        "What's {x}?",
+        "Can you tell me what {x} does?",
+        "Tell me what {x} does.",
+        "Why would I call {x}?",
+        "What is the endpoint {x}?",
     ),
     "how": (
         "How do I {x}?",
@@ -85,6 +111,20 @@ FRAMES: dict[str, tuple[str, ...]] = {
         "Is there a way to {x}?",
         "How does one {x}?",
         "Which command do I need to {x}?",
+        "How do you {x}?",
+        "How should I {x}?",
+        "How can one {x}?",
+        "How do we {x}?",
+        "What's the command to {x}?",
+        "What is the command to {x}?",
+        "Help me to {x}.",
+        "Can you help me {x}?",
+        "Show me how to {x}.",
+        "I need to {x}.",
+        "I would like to {x}.",
+        "I'd like to {x}, how?",
+        "Is it possible to {x}?",
+        "Can I {x}?",
     ),
     "can": (
         "Can TokenMill {x}?",
@@ -95,6 +135,11 @@ FRAMES: dict[str, tuple[str, ...]] = {
         "Will TokenMill {x}?",
         "I want to know if TokenMill can {x}.",
         "Tell me, can TokenMill {x}?",
+        "Is it possible for TokenMill to {x}?",
+        "Is it able to {x}?",
+        "Does it {x}?",
+        "Would TokenMill {x}?",
+        "Do you know if TokenMill can {x}?",
     ),
     "free": (
         "{x}",
@@ -124,4 +169,5 @@ def ask(rng: random.Random, split: Split) -> Sample:
         if ("train" if bare else split_of(key)) == split:  # a question of its own has no other words to learn from
             break
     text = text[0].upper() + text[1:] if text[0] != "-" and rng.random() < 0.9 else text
-    return Sample("FAQ", key, (user(casual(rng, text)), assistant(answer)))
+    text = text.lower() if rng.random() < 0.08 else casual(rng, text)
+    return Sample("FAQ", key, (user(text), assistant(answer)))

@@ -4,189 +4,81 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from .base import Message, Sample, Split, assistant, casual, split_of, user
-from .words import ANIMALS, COLOURS, FOODS, JOBS, person, place
+from .memories import MEMORIES, Memory, fill
 
-
-@dataclass(frozen=True)
-class Memory:
-    """One kind of fact: how it is told, confirmed, asked for and answered (``{v}`` is its value)."""
-
-    kind: str
-    value: Callable[[random.Random], str]
-    told: tuple[str, ...]
-    confirmed: str
-    asked: tuple[str, ...]
-    answered: str
-
-
-def _code(rng: random.Random) -> str:
-    return str(rng.randint(10, 99999))
-
-
-def _choice(options: list[str]) -> Callable[[random.Random], str]:
-    return lambda rng: rng.choice(options)
-
-
-MEMORIES = (
-    Memory(
-        "name",
-        person,
-        (
-            "My name is {v}.",
-            "I am {v}.",
-            "I'm {v}, nice to meet you.",
-            "Hello, my name is {v}.",
-            "Call me {v}.",
-            "Hi, I am {v}.",
-            "People call me {v}.",
-        ),
-        "Nice to meet you, {v}.",
-        (
-            "What is my name?",
-            "Who am I?",
-            "Do you remember my name?",
-            "What was my name?",
-            "Tell me my name.",
-            "What's my name?",
-            "Which name did I give you?",
-        ),
-        "Your name is {v}.",
-    ),
-    Memory(
-        "number",
-        _code,
-        (
-            "Remember the number {v}.",
-            "My lucky number is {v}.",
-            "The number is {v}.",
-            "Keep the number {v} in mind.",
-            "Please remember this number: {v}",
-        ),
-        "I will remember the number {v}.",
-        (
-            "What was the number?",
-            "Which number did I tell you?",
-            "What is my lucky number?",
-            "What number was it?",
-            "Do you remember the number?",
-            "Tell me the number again.",
-        ),
-        "The number is {v}.",
-    ),
-    Memory(
-        "code",
-        _code,
-        (
-            "My locker code is {v}.",
-            "The code for the door is {v}.",
-            "The code is {v}.",
-            "Remember the code {v}.",
-            "Note this code: {v}",
-        ),
-        "I will remember the code {v}.",
-        (
-            "What is the code?",
-            "What was my locker code?",
-            "Which code did I give you?",
-            "Tell me the code.",
-            "Do you remember the code?",
-        ),
-        "The code is {v}.",
-    ),
-    Memory(
-        "city",
-        place,
-        ("I live in {v}.", "My home is {v}.", "I come from {v}.", "I am from the city of {v}."),
-        "I will remember that you live in {v}.",
-        (
-            "Where do I live?",
-            "What city do I live in?",
-            "Where am I from?",
-            "Do you know where I live?",
-            "Which city is my home?",
-        ),
-        "You live in {v}.",
-    ),
-    Memory(
-        "colour",
-        _choice(COLOURS),
-        ("My favourite colour is {v}.", "I like the colour {v} best.", "The colour I love is {v}."),
-        "I will remember that you like {v}.",
-        (
-            "What is my favourite colour?",
-            "Which colour do I like?",
-            "What colour do I like best?",
-            "Do you remember my favourite colour?",
-        ),
-        "Your favourite colour is {v}.",
-    ),
-    Memory(
-        "pet",
-        lambda rng: f"{person(rng)} the {rng.choice(ANIMALS)}",
-        ("My pet is {v}.", "I have a pet: {v}.", "At home waits my pet, {v}."),
-        "I will remember {v}.",
-        ("Who is my pet?", "What pet do I have?", "Do you remember my pet?", "Tell me about my pet."),
-        "Your pet is {v}.",
-    ),
-    Memory(
-        "food",
-        _choice(FOODS),
-        ("My favourite food is {v}.", "I love to eat {v}.", "The food I like most is {v}."),
-        "I will remember that you like to eat {v}.",
-        (
-            "What is my favourite food?",
-            "What do I like to eat?",
-            "Which food do I love?",
-            "Do you remember my favourite food?",
-        ),
-        "Your favourite food is {v}.",
-    ),
-    Memory(
-        "job",
-        _choice(JOBS),
-        ("I work as a {v}.", "My job is {v}.", "I am a {v} by trade."),
-        "I will remember that you are a {v}.",
-        ("What is my job?", "What do I do for work?", "What is my trade?", "Do you remember my job?"),
-        "You are a {v}.",
-    ),
-)
-
+UNKNOWN = "You have not told me that yet."
 Filler = Callable[[random.Random, Split], list[Message]]
+Fact = tuple[Memory, str]
+
+
+def _kinds(rng: random.Random, count: int) -> list[Memory]:
+    """``count`` different kinds of fact."""
+    kinds: dict[str, Memory] = {}
+    while len(kinds) < count:
+        memory = rng.choice(MEMORIES)
+        kinds[memory.kind] = memory
+    return list(kinds.values())
+
+
+def _draw(rng: random.Random, split: Split) -> tuple[str, list[Fact]]:
+    """Key and facts of a problem; the first fact is the one asked for."""
+    count = rng.choice((1, 1, 2, 2, 3))
+    while True:
+        memories = _kinds(rng, count)
+        values = [memory.value(rng) for memory in memories]
+        key = f"recall:{memories[0].kind}:{values[0]}"
+        few = memories[0].few
+        keys = [f"{key}:{other}" for other in values[1:]] if few and count > 1 else [key]
+        single = few and count == 1
+        if (split == "train") if single else all(split_of(k) == split for k in keys):
+            return keys[0], list(zip(memories, values, strict=True))
+
+
+def _joined(rng: random.Random, first: str, second: str) -> str:
+    """Two statements as one."""
+    if not second.startswith(("I ", "I'm ", "My ")) or rng.random() < 0.3:
+        return f"{first} {second}"
+    second = second if second.startswith("I") else f"m{second[1:]}"
+    return f"{first.rstrip('.!')}{rng.choice((' and ', ', and ', ', '))}{second}"
+
+
+def _tell(rng: random.Random, facts: list[Fact]) -> list[list[Message]]:
+    """The exchanges that tell the facts, one or two in a message."""
+    exchanges, rest = [], list(facts)
+    while rest:
+        memory, value = rest.pop(0)
+        text, reply = fill(rng.choice(memory.told), value), fill(memory.confirmed, value)
+        if rest and rng.random() < 0.4:
+            memory, value = rest.pop(0)
+            text = _joined(rng, text, fill(rng.choice(memory.told), value))
+            reply = f"{reply} {fill(memory.confirmed, value)}"
+        exchanges.append([user(casual(rng, text)), assistant(reply)])
+    return exchanges
 
 
 def recall(rng: random.Random, split: Split, filler: Filler | None = None, fillers: int = 2) -> Sample:
-    """One to three facts, up to ``fillers`` other exchanges after each, then a question about one fact.
+    """One to three facts, up to ``fillers`` other exchanges after each telling, then a question about one fact.
 
     The split is by the value asked for and its kind. Now and then the fact was never told.
     """
-    memories = rng.sample(MEMORIES, k=rng.choice((1, 1, 2, 2, 3)))
-    while True:
-        values = [memory.value(rng) for memory in memories]
-        key = f"recall:{memories[0].kind}:{values[0]}"
-        short = memories[0].kind in ("colour", "food", "job")
-        keys = [f"{key}:{other}" for other in values[1:]] if short and len(values) > 1 else [key]
-        single = short and len(values) == 1  # a dozen colours alone are too few to hold any out
-        if (split == "train") if single else all(split_of(k) == split for k in keys):
-            break
-        if single:
-            memories = rng.sample(MEMORIES, k=2)
-    told = list(zip(memories, values, strict=True))
+    key, facts = _draw(rng, split)
+    memory, value = facts[0]
+    question = casual(rng, rng.choice(memory.asked))
+    answer = fill(memory.answered, value)
+    if len(facts) == 1 and filler is None and rng.random() < 0.2:
+        text = f"{fill(rng.choice(memory.told), value)} {question}"
+        return Sample("recall", key, (user(text), assistant(answer)))
+    if split == "train" and rng.random() < 0.05:
+        facts, answer = facts[1:], UNKNOWN
+    told = list(facts)
     rng.shuffle(told)
-    unknown = split == "train" and rng.random() < 0.03
     messages: list[Message] = []
-    for memory, value in told:
-        if unknown and memory is memories[0]:
-            continue
-        text = casual(rng, rng.choice(memory.told).replace("{v}", value))
-        messages += [user(text), assistant(memory.confirmed.replace("{v}", value))]
+    for exchange in _tell(rng, told):
+        messages += exchange
         if filler is not None:
             for _ in range(rng.randint(0, fillers)):
                 messages += filler(rng, split)
-    answer = memories[0].answered.replace("{v}", values[0])
-    if unknown:
-        answer = "You have not told me that yet."
-    messages += [user(casual(rng, rng.choice(memories[0].asked))), assistant(answer)]
-    return Sample("recall", keys[0], tuple(messages))
+    messages += [user(question), assistant(answer)]
+    return Sample("recall", key, tuple(messages))

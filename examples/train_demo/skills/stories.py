@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import dataclass
 
-from .base import Sample, Split, assistant, casual, split_of, user
-from .words import ANIMALS, COLOURS, NOUNS, article, person
+from .base import Sample, Split, assistant, casual, join_words, split_of, user
+from .vocabulary import BEINGS, THINGS, invented_noun
+from .words import ANIMALS, COLOURS, NAMES, NOUNS, article, person
 
 PLACES = (
     "a small village",
@@ -64,10 +66,10 @@ SEARCH = (
     "{name} followed the small tracks in the mud.",
 )
 MEET = (
-    "Then {friend} came by and offered to help.",
-    "At the bridge {name} met {friend}.",
-    "Just then {friend} called out from the other side of the road.",
-    "Soon {friend} heard about it and came at once.",
+    "Then {met} came by and offered to help.",
+    "At the bridge {name} met {met}.",
+    "Just then {met} called out from the other side of the road.",
+    "Soon {met} heard about it and came at once.",
 )
 HELP = (
     '"Two can do more than one," said {friend}.',
@@ -96,6 +98,18 @@ END = (
 )
 ASKS = (
     "Tell me a short story about {list}.",
+    "Tell me a story about {list}.",
+    "Write a story about {list}.",
+    "Write me a story about {list}.",
+    "Write a short tale about {list}.",
+    "A story about {list}, please.",
+    "Can you write a story with {list}?",
+    "Could you tell me a little story about {list}?",
+    "Give me a short story with {list}.",
+    "Let me hear a story about {list}.",
+    "I want a story about {list}.",
+    "Tell my child a story about {list}.",
+    "story about {list}",
     "Write a short story with {list}.",
     "Tell a story about {list}.",
     "Make up a story with {list}.",
@@ -106,19 +120,48 @@ ASKS = (
 )
 
 
-def tell(rng: random.Random, name: str, friend: str, item: str) -> str:
-    """A story of eight to eleven sentences about ``name``, ``friend`` and the object ``item``."""
-    kind = rng.choice(
-        (
-            f"a young {rng.choice(('baker', 'sailor', 'farmer', 'painter'))} named {name}",
-            f"a girl named {name}",
-            f"a boy named {name}",
-            f"a little {rng.choice(ANIMALS)} named {name}",
+OPEN_ASKS = (
+    "Tell me a story.",
+    "Tell me a short story.",
+    "Write a story.",
+    "Write a short story.",
+    "Can you tell me a story?",
+    "I would like to hear a story.",
+    "Make up a story.",
+    "A story, please.",
+    "Tell me another story.",
+    "Please tell me a bedtime story.",
+)
+FRIENDS = tuple(NAMES[:12])  # of those that nobody asked for; few, so that the likeliest one is a name
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Who and what a story is about; ``being`` is the hero's kind (None: any), ``friend`` a name or ``Pia the owl``."""
+
+    name: str
+    being: str | None
+    friend: str
+    item: str
+
+
+def tell(rng: random.Random, cast: Cast) -> str:
+    """A story of eight to eleven sentences."""
+    name, friend, item = cast.name, cast.friend, cast.item
+    kind = f"{rng.choice(('a young', 'a little'))} {cast.being} named {name}"
+    if cast.being is None:
+        kind = rng.choice(
+            (
+                f"a young {rng.choice(('baker', 'sailor', 'farmer', 'painter'))} named {name}",
+                f"a girl named {name}",
+                f"a boy named {name}",
+                f"a little {rng.choice(ANIMALS)} named {name}",
+            )
         )
-    )
     slots = {
         "name": name,
-        "friend": friend,
+        "met": friend,
+        "friend": friend.partition(" the ")[0],
         "object": item,
         "a_object": article(item),
         "who": kind,
@@ -141,6 +184,7 @@ def _pattern() -> re.Pattern[str]:
         for option in options:
             text = re.escape(option).replace(r"\{who\}", r"an? (?:[a-z]+ ){1,2}named \{name\}")
             text = text.replace(r"\{place\}", f"(?:{'|'.join(PLACES)})").replace(r"\{time\}", f"(?:{'|'.join(TIMES)})")
+            text = text.replace(r"\{met\}", "[A-Z][a-z]+(?: the [a-z]+)?")
             text = re.sub(r"\\\{(name|friend)\\\}", "[A-Z][a-z]+", text)
             alternatives.append(re.sub(r"\\\{[a-z_]+\\\}", "[a-z ]+", text).replace(r"\{name\}", "[A-Z][a-z]+"))
         parts.append(f"(?:(?:{'|'.join(alternatives)}) )" + ("?" if options in (FEELING, SEARCH, HELP, THANK) else ""))
@@ -155,16 +199,44 @@ def is_grammatical(text: str) -> bool:
     return GRAMMAR.fullmatch(f"{text.strip()} ") is not None
 
 
+def _item(rng: random.Random) -> str:
+    draw = rng.random()
+    return invented_noun(rng) if draw < 0.08 else rng.choice(NOUNS if draw < 0.4 else THINGS)
+
+
+def _cast(rng: random.Random) -> tuple[Cast, list[str]]:
+    """A cast, and what of it the request names: persons by name or beings by kind, with or without an object."""
+    beings = rng.sample(rng.choice((BEINGS, ANIMALS)), k=2)
+    by_kind, both, thing = rng.random() < 0.5, rng.random() < 0.45, rng.random() < 0.85
+    if by_kind:
+        name, other = rng.sample(FRIENDS, k=2)
+        cast = Cast(name, beings[0], f"{other} the {beings[1]}" if both else other, _item(rng))
+        asked = [article(being) for being in beings[: 1 + both]]
+    else:
+        name = person(rng)
+        other = person(rng) if both else rng.choice(FRIENDS)
+        being = beings[0] if rng.random() < 0.25 else None
+        cast = Cast(name, being, other, _item(rng))
+        asked = [f"{name} the {being}" if being else name, *([other] if both else [])]
+    return cast, [*asked, *([article(cast.item)] if thing else [])]
+
+
+def _named(cast: Cast, listed: str) -> list[str]:
+    """The words of a request that the story must have."""
+    words = (cast.name, cast.being, cast.item, *cast.friend.split(" the "))
+    return [word for word in words if word and re.search(rf"\b{word}\b", listed)]
+
+
 def story(rng: random.Random, split: Split) -> Sample:
-    """A request that names one or two characters and an object, and a story that has them."""
+    """A request that names up to two characters and an object, and a story that has them."""
     while True:
-        name, friend, item = person(rng), person(rng), rng.choice(NOUNS)
-        key = f"story:{name}:{friend}:{item}"
-        if name != friend and split_of(key) == split:
+        cast, asked = _cast(rng)
+        key = f"story:{cast.name}:{cast.being}:{cast.friend}:{cast.item}"
+        if cast.name != cast.friend and split_of(key) == split:
             break
-    both = rng.random() < 0.5
-    listed = f"{name}, {friend} and {article(item)}" if both else f"{name} and {article(item)}"
-    question = casual(rng, rng.choice(ASKS).format(list=listed))
-    named = [name, item, *([friend] if both else [])]
-    answer = assistant(tell(rng, name, friend, item))
-    return Sample("stories", key, (user(question), answer), exact=False, facts={"named": named})
+    listed = join_words(asked)
+    question = rng.choice(ASKS).format(list=listed)
+    if rng.random() < 0.04:
+        listed, question = "", rng.choice(OPEN_ASKS)
+    messages = (user(casual(rng, question)), assistant(tell(rng, cast)))
+    return Sample("stories", key, messages, exact=False, facts={"named": _named(cast, listed)})

@@ -10,6 +10,7 @@ import random
 import string
 
 from .base import Sample, Split, assistant, casual, split_of, user
+from .vocabulary import invented_noun, name_of, word_of
 from .words import NOUNS
 
 COPY = (
@@ -21,6 +22,11 @@ COPY = (
     "Write this again: {x}",
     "Copy the following text: {x}",
     "Please repeat {x}",
+    "Repeat this: {x}",
+    "Repeat: {x}",
+    "Say: {x}",
+    "Can you repeat {x}?",
+    "Copy {x}",
 )
 REVERSE = (
     "Reverse: {x}",
@@ -29,6 +35,9 @@ REVERSE = (
     "What is {x} in reverse order?",
     "Turn this {k} around: {x}",
     "Give me {x} from back to front.",
+    "Can you reverse {x}?",
+    "Reverse {x}",
+    "What is {x} backwards?",
     "Reverse this {k}: {x}",
 )
 COUNT = (
@@ -80,12 +89,19 @@ def words_text(rng: random.Random, length: int) -> tuple[str, str, list[str], st
     return "list", "word", rng.sample(NOUNS, k=min(length, 6)), rng.choice((", ", " "))
 
 
+def free_text(rng: random.Random, length: int) -> tuple[str, str, list[str], str]:
+    """Any words and names, known or invented."""
+    draw = rng.choice((word_of, name_of, invented_noun, lambda rng: rng.choice((word_of, name_of, invented_noun))(rng)))
+    return "text", "word", [draw(rng) for _ in range(min(length, 6))], rng.choice((", ", " "))
+
+
 TEXTS = (digits_text, capitals_text, capitals_text, spaced_text, spaced_text, words_text)
 
 
 def _draw(rng: random.Random, split: Split, skill: str, longest: int) -> tuple[str, str, str, list[str], str]:
     while True:
-        kind, item, items, separator = rng.choice(TEXTS)(rng, rng.randint(2, longest))
+        text = free_text if skill == "copy" and rng.random() < 0.4 else rng.choice(TEXTS)
+        kind, item, items, separator = text(rng, rng.randint(2, longest))
         key = f"{skill}:{separator.join(items)}"
         if split_of(key) == split:
             return key, kind, item, items, separator

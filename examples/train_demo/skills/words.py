@@ -5,22 +5,30 @@ from __future__ import annotations
 import random
 
 
-def _list(words: str) -> list[str]:
+def listed(words: str) -> list[str]:
+    """The words of a text."""
     return words.split()
 
 
-NAMES = _list(
+NAMES = listed(
     "Mira Tobin Lena Orin Pia Jarek Selma Nils Tamsin Odo Ruta Bram Ilse Kato Wren Dorin Yara Fenn Anouk Piet "
     "Sanna Ravi Noor Emil Greta Hugo Ines Jonas Kira Luca Maya Nadia Oscar Petra Quinn Rosa Sami Tessa Uma Viktor "
     "Wanda Xenia Yusuf Zoe Alma Basil Clara Dante Elsa Felix"
 )
 
-CITIES = _list(
+MORE_NAMES = listed(
+    "Ada Alice Amir Anna Ben Bob Carol Carlos Chen Clara Daniel David Diana Ella Emma Eva Eve Finn Frank Freya George "
+    "Grace Hana Hannah Henry Ibrahim Ivan Jack James Jane Jasmine John Julia Karim Kenji Laura Leo Liam Lily Linda "
+    "Lucy Marco Maria Mark Marta Mary Max Mia Mohamed Nina Noah Olga Oliver Olivia Omar Paul Paula Peter Priya Rachel "
+    "Robert Sam Samuel Sara Sarah Simon Sofia Sophie Steve Susan Theo Thomas Tim Tom Victor Will Yuki Zara"
+)
+
+CITIES = listed(
     "Oslo Lisbon Kyoto Quito Tallinn Porto Bergen Nairobi Lima Hanoi Graz Turin Ghent Malmo Cork Basel Dakar "
     "Izmir Perth Sofia Tunis Vienna Zagreb Riga Cairo Delhi Paris London Berlin Madrid Rome Boston Tokyo Seoul"
 )
 
-NOUNS = _list(
+NOUNS = listed(
     "apple river stone lamp bread chair cloud table garden window bottle basket candle pencil ladder button "
     "kettle carpet hammer feather blanket mirror pillow rocket saddle ticket violin wagon acorn bell coin drum "
     "engine flag glove hat island jar key leaf map nest onion paper quilt rope spoon tent umbrella vase wheel "
@@ -28,19 +36,19 @@ NOUNS = _list(
     "shell tree unit valley water box cake desk field gate house iron juice"
 )
 
-ANIMALS = _list("cat dog fox owl goat hen mouse pony rabbit turtle duck goose otter badger heron crow hamster lamb")
+ANIMALS = listed("cat dog fox owl goat hen mouse pony rabbit turtle duck goose otter badger heron crow hamster lamb")
 
-COLOURS = _list("red green blue yellow purple orange brown black white grey pink silver")
+COLOURS = listed("red green blue yellow purple orange brown black white grey pink silver")
 
-FOODS = _list("soup bread rice cheese pasta salad curry cake noodles stew beans pears olives")
+FOODS = listed("soup bread rice cheese pasta salad curry cake noodles stew beans pears olives")
 
-JOBS = _list("baker nurse pilot teacher farmer painter singer builder driver doctor writer tailor gardener")
+JOBS = listed("baker nurse pilot teacher farmer painter singer builder driver doctor writer tailor gardener")
 
-DAYS = _list("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+DAYS = listed("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 
-_ONSETS = _list("B D F G H J K L M N P R S T V W Z Br Dr Kl Tr Sh")
-_RIMES = _list("a e i o u an el in or us ara eli ino omi una ek il osh")
-_ENDS = _list("na ra lo vi ko ten lin dor mar sa ti bel")
+_ONSETS = listed("B D F G H J K L M N P R S T V W Z Br Dr Kl Tr Sh")
+_RIMES = listed("a e i o u an el in or us ara eli ino omi una ek il osh")
+_ENDS = listed("na ra lo vi ko ten lin dor mar sa ti bel")
 
 
 def made_up_name(rng: random.Random) -> str:
@@ -56,8 +64,9 @@ def made_up_name(rng: random.Random) -> str:
 
 
 def person(rng: random.Random) -> str:
-    """A first name: from the list, or made up."""
-    return rng.choice(NAMES) if rng.random() < 0.6 else made_up_name(rng)
+    """A first name: from the lists, or made up."""
+    draw = rng.random()
+    return rng.choice(NAMES if draw < 0.35 else MORE_NAMES) if draw < 0.6 else made_up_name(rng)
 
 
 def place(rng: random.Random) -> str:
