@@ -4,6 +4,7 @@ else listens."""
 import re
 import stat
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -50,8 +51,8 @@ def disguises(path: str) -> list[str]:
 
 
 def may_be_open(path: str) -> bool:
-    """/health with a query or a fragment, and what names an open route itself."""
-    return re.split("[?#]", path)[0].removeprefix("http://x").removeprefix("http://health") in OPEN
+    """/health with a query or a fragment, and other spellings of an open route itself."""
+    return re.split("[?#]", unquote(path))[0].removeprefix("http://x").removeprefix("http://health") in OPEN
 
 
 def test_without_a_key_only_the_open_routes_answer(guarded_server, routes):

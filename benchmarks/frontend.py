@@ -1,0 +1,143 @@
+"""What the API side costs: CPU seconds per streamed token outside the engine, and the time to a first token.
+
+    python benchmarks/frontend.py [--streams 200] [--tokens 100] [--step-ms 50]
+
+The real server and text worker serve the demo model's tokenizer over a stub engine (`frontend_stub.py`) that gives
+every request a token each step. Clients run in this process, on plain sockets. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TICKS = os.sysconf("SC_CLK_TCK")
+READY = "ready"
+
+
+def main() -> None:
+    """Start the server, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=200, help="concurrent streams")
+    parser.add_argument("--tokens", type=int, default=100, help="tokens of each stream")
+    parser.add_argument("--step-ms", type=float, default=50.0, help="a step of the stub engine")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of the cost; the least counts")
+    parser.add_argument("--probes", type=int, default=40, help="requests whose first token is timed, at each load")
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve is not None:
+        sys.exit(_serve(arguments.serve))
+    with _server(arguments.step_ms / 1000) as (port, pids):
+        costs = [asyncio.run(_cost(port, pids, arguments)) for _ in range(arguments.repeats)]
+        for cost in costs:
+            print(f"{arguments.streams} streams: {cost:6.1f} us of CPU per token outside the engine")
+        first_tokens = {}
+        for num_open in (0, 50, 100, 200, 400):
+            first_tokens[num_open] = asyncio.run(_first_tokens(port, num_open, arguments.probes))
+            print(f"{num_open:4d} open streams: first token after {first_tokens[num_open]:6.1f} ms (median)")
+    result = {
+        "streams": arguments.streams,
+        "step_ms": arguments.step_ms,
+        "cpu_us_per_token": round(min(costs), 1),
+        "cpu_us_per_token_median": round(statistics.median(costs), 1),
+        "first_token_ms": {str(num_open): round(value, 1) for num_open, value in first_tokens.items()},
+    }
+    print(json.dumps(result))
+
+
+async def _cost(port: int, pids: list[int], arguments: argparse.Namespace) -> float:
+    """Microseconds of CPU per token, all processes outside the engine together."""
+    before = _cpu_seconds(pids)
+    events = await asyncio.gather(*(_stream(port, arguments.tokens) for _ in range(arguments.streams)))
+    used = _cpu_seconds(pids) - before
+    assert all(count >= arguments.tokens // 2 for count, _ in events), "a stream ended early"
+    return 1e6 * used / (arguments.streams * arguments.tokens)
+
+
+async def _first_tokens(port: int, num_open: int, num_probes: int) -> float:
+    """Milliseconds to the first event of a request while `num_open` others stream, the median of some."""
+    others = [asyncio.ensure_future(_stream(port, 8000)) for _ in range(num_open)]
+    await asyncio.sleep(1.0)
+    seconds = [(await _stream(port, 2))[1] for _ in range(num_probes)]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.sleep(0.3)
+    return 1000 * statistics.median(seconds)
+
+
+async def _stream(port: int, num_tokens: int) -> tuple[int, float]:
+    """Stream one chat; returns how many events came, and the seconds to the first."""
+    body = json.dumps(
+        {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": num_tokens, "stream": True}
+    )
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    began = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write((head + body).encode())
+        await reader.readuntil(b"data: ")
+        first = time.perf_counter() - began
+        count = 1
+        while part := await reader.read(1 << 16):
+            count += part.count(b"data: ")
+        return count, first
+    finally:
+        writer.close()
+
+
+@contextlib.contextmanager
+def _server(step_seconds: float) -> Iterator[tuple[int, list[int]]]:
+    """Port of a running server, and the processes of it that are not the engine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    variables = {"PYTHONPATH": str(HERE), "TOKENMILL_STUB_STEP_SECONDS": str(step_seconds)}
+    command = [sys.executable, __file__, "--serve", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | variables)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == READY, "the server did not start"
+        yield port, [process.pid, *_text_workers(process.pid)]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=20)
+
+
+def _serve(port: int) -> int:
+    from tokenmill.config import EngineConfig, ServerConfig
+    from tokenmill.server.launch import run
+
+    engine, server = EngineConfig(), ServerConfig(port=port, disable_log_stats=True)
+    return run(engine, server, on_ready=lambda _: print(READY, flush=True), engine_module="frontend_stub")
+
+
+def _text_workers(parent: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            is_child = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent
+            if is_child and "tokenmill.frontend.worker" in (folder / "cmdline").read_text():
+                found.append(int(folder.name))
+    return found
+
+
+def _cpu_seconds(pids: list[int]) -> float:
+    fields = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
+    return sum(int(one[11]) + int(one[12]) for one in fields) / TICKS
+
+
+if __name__ == "__main__":
+    main()
