@@ -124,7 +124,7 @@ def matches(length: int) -> Iterator[float]:
     tokens = np.random.default_rng(0).integers(0, 150_000, length, dtype=np.int32)
     root = tree.match("", tokens, 0).node
     tree.lock(root)
-    tree.extend(root, tokens, np.arange(1, length // PAGE_SIZE + 1, dtype=np.int32), 0)
+    tree.extend(root, tokens, np.arange(1, length // PAGE_SIZE + 1, dtype=np.int32))
     for step in range(200):
         start = time.perf_counter()
         match = tree.match("", tokens, step)

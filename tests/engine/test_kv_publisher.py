@@ -6,6 +6,7 @@ import random
 import time
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 
@@ -83,6 +84,18 @@ def test_salts_give_other_names_to_the_same_tokens() -> None:
     first, second = harness.engine.take_kv_events()
     assert first.token_ids == second.token_ids
     assert not set(first.hashes) & set(second.hashes)
+
+
+def test_a_name_fits_a_signed_64_bit_integer() -> None:
+    log = KVEventLog()
+    pages = np.arange(1, 61, dtype=np.int32)
+    log.stored("", None, np.arange(120, dtype=np.int32), pages)
+    (stored,) = log.take()
+    assert isinstance(stored, PagesStored)
+    assert len(set(stored.hashes)) == 60
+    assert all(-(2**63) <= name < 2**63 for name in stored.hashes)
+    assert min(stored.hashes) < -(2**60)
+    assert max(stored.hashes) > 2**60
 
 
 def test_a_prefix_has_one_name_however_its_pages_came() -> None:

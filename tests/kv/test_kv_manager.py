@@ -52,6 +52,7 @@ def test_what_others_must_find_is_left_to_them_and_not_a_page_more(spare: int) -
     assert state(kv) == before, "a failed allocation changes nothing"
     assert kv.allocate(first, 20, spare) == [4, 5]
     assert kv.num_available == spare
+    assert kv.allocate(first, 20, spare + 1) == [], "it lacks nothing, whatever others claim"
 
 
 def test_a_request_gets_the_pages_it_lacks() -> None:
@@ -59,8 +60,8 @@ def test_a_request_gets_the_pages_it_lacks() -> None:
     request = make_request("a", [1] * 6)
     acquire(kv, request)
     assert [kv.num_missing_pages(request, tokens) for tokens in (1, 8, 9, 17)] == [0, 0, 1, 3]
-    assert kv.allocate(request, 8) == []
-    assert kv.allocate(request, 9) == [3]
+    assert kv.allocate(request, 8, spare=0) == []
+    assert kv.allocate(request, 9, spare=0) == [3]
     assert kv.pages(request) == [1, 2, 3]
 
 

@@ -13,7 +13,7 @@ def test_nothing_is_found_and_every_page_stays_its_requests_own() -> None:
     tokens, pages = np.arange(4, dtype=np.int32), np.array([1, 2], dtype=np.int32)
     match = cache.match("", tokens, 1)
     assert (match.num_tokens, match.pages.tolist()) == (0, [])
-    node, refused = cache.extend(match.node, tokens, pages, 1)
+    node, refused = cache.extend(match.node, tokens, pages)
     assert node is match.node
     assert refused.tolist() == [1, 2]
     assert cache.match("", tokens, 2).num_tokens == 0

@@ -60,7 +60,7 @@ class Oracle:
             return node
         fresh = np.arange(self.next_page, self.next_page + len(ends), dtype=np.int32)
         self.next_page += len(ends)
-        new_node, refused = self.tree.extend(node, array[done:], fresh, self.step)
+        new_node, refused = self.tree.extend(node, array[done:], fresh)
         prefixes = [(namespace, tuple(tokens[:end])) for end in ends]
         expected_refused = [page for page, prefix in zip(fresh.tolist(), prefixes, strict=True) if prefix in self.pages]
         assert refused.tolist() == expected_refused, "took a duplicate, or refused what was new"
@@ -157,6 +157,17 @@ def test_a_match_makes_a_prefix_recent_again() -> None:
     assert (cached(oracle, first), cached(oracle, second)) == (2, 0)
 
 
+def test_a_look_counts_as_a_use() -> None:
+    oracle = Oracle(page_size=2)
+    first, second = [1, 1, 2, 2], [5, 5, 6, 6]
+    for tokens in (first, second):
+        oracle.insert("", tokens)
+        oracle.release(0)
+    oracle.tree.match("", np.array(first, dtype=np.int32), oracle.step + 1)
+    oracle.evict(2)
+    assert (cached(oracle, first), cached(oracle, second)) == (2, 0)
+
+
 def test_a_release_counts_as_a_use() -> None:
     oracle = Oracle(page_size=2)
     first, second = [1, 1, 2, 2], [5, 5, 6, 6]
@@ -183,7 +194,7 @@ def test_a_decoding_request_lengthens_one_node_instead_of_adding_one_per_page() 
     tree.lock(node)
     for step in range(100):
         token = np.array([step], dtype=np.int32)
-        grown, _ = tree.extend(node, token, token + 1, step)
+        grown, _ = tree.extend(node, token, token + 1)
         tree.lock(grown)
         tree.unlock(node, step)
         node = grown

@@ -34,6 +34,7 @@ def test_a_victim_is_told_why_and_each_preemption_is_counted_once() -> None:
             if alive[request_id].status.value == "preempted":
                 counted[request_id] += 1
                 reasons.add(alive[request_id].wait_reason)
+                assert alive[request_id].num_computed_tokens == 0, "it is recomputed"
             assert alive[request_id].num_preemptions == counted[request_id]
     assert counted[ids[0]] == 0, "the first in order never yields"
     assert sum(counted.values()) == harness.scheduler.books.num_preemptions > 0
@@ -56,4 +57,5 @@ def test_idle_sessions_yield_before_anyone_is_preempted_the_last_in_order_first(
     assert (requests[older].num_preemptions, requests[newer].num_preemptions) == (0, 1)
     assert harness.scheduler.books.num_preemptions == 1
     assert (requests[older].row, requests[newer].row) == (0, None)
+    assert (requests[older].num_computed_tokens, requests[newer].num_computed_tokens) == (6, 0)
     harness.drain()

@@ -60,7 +60,7 @@ class KVEventLog:
         hashes = []
         for number, page in enumerate(pages.tolist()):
             own = tokens[number * size : (number + 1) * size].tobytes()
-            previous = self._hashes[page] = _digest(previous.to_bytes(8, "little", signed=True) + own)
+            previous = self._hashes[page] = _digest(b"%d " % previous + own)
             hashes.append(previous)
         self._events.append(PagesStored(hashes, parent_hash, tokens.tolist(), size))
 
@@ -71,8 +71,7 @@ class KVEventLog:
             self._events.append(PagesRemoved(hashes))
 
     def cleared(self) -> None:
-        """Everything was evicted."""
-        self._hashes.clear()
+        """Everything was evicted, page by page."""
         self._events.append(CacheCleared())
 
     def take(self) -> list[KVEvent]:

@@ -74,7 +74,7 @@ class KVManager:
         usable = (request.num_tokens - 1) // self.page_size * self.page_size
         return self.cache.match(request.cache_salt, request.token_ids[:usable], step)
 
-    def acquire(self, request: Request, match: PrefixMatch, num_tokens: int, step: int, spare: int = 0) -> bool:
+    def acquire(self, request: Request, match: PrefixMatch, num_tokens: int, step: int, spare: int) -> bool:
         """Give a waiting request its matched pages and new ones, to hold `num_tokens` tokens in all.
 
         Args:
@@ -96,7 +96,7 @@ class KVManager:
         self.num_hit_tokens += match.num_tokens
         return True
 
-    def allocate(self, request: Request, num_tokens: int, spare: int = 0) -> list[int] | None:
+    def allocate(self, request: Request, num_tokens: int, spare: int) -> list[int] | None:
         """Lengthen a request's pages to hold `num_tokens` tokens.
 
         Args:
@@ -140,7 +140,7 @@ class KVManager:
         first, num_full = holding.num_tree_pages, num_tokens // self.page_size
         pages = np.array(holding.pages[first:num_full], dtype=np.int32)
         tokens = request.token_ids[first * self.page_size : num_full * self.page_size]
-        node, duplicates = self.cache.extend(holding.node, tokens, pages, step)
+        node, duplicates = self.cache.extend(holding.node, tokens, pages)
         if node is not holding.node:
             self.cache.lock(node)
             self.cache.unlock(holding.node, step)
@@ -167,8 +167,7 @@ class KVManager:
     def _take(self, count: int, spare: int) -> list[int] | None:
         if count + spare > self.num_available:
             return None
-        if count > self.pool.num_free:
-            self.pool.free(self.cache.evict(count - self.pool.num_free))
+        self.pool.free(self.cache.evict(max(0, count - self.pool.num_free)))
         return self.pool.allocate(count)
 
     def check_invariants(self) -> None:

@@ -25,7 +25,7 @@ class PrefixCache(Protocol):
     def match(self, namespace: str, tokens: TokenArray, step: int) -> PrefixMatch:
         """Find the longest cached prefix."""
 
-    def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray, step: int) -> tuple[RadixNode, PageArray]:
+    def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray) -> tuple[RadixNode, PageArray]:
         """Take over full pages below a locked node; returns the new deepest node and the pages not taken."""
 
     def lock(self, node: RadixNode) -> None:
@@ -58,7 +58,7 @@ class NullCache:
         """No prefix is ever cached."""
         return PrefixMatch(self._root, _NOTHING, 0)
 
-    def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray, step: int) -> tuple[RadixNode, PageArray]:
+    def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray) -> tuple[RadixNode, PageArray]:
         """Refuse all pages, as if they were duplicates: they stay the request's own."""
         return node, pages
 

@@ -9,6 +9,7 @@ tenants with different salts never share a page.
 from __future__ import annotations
 
 import heapq
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +41,7 @@ class RadixTree:
         self.num_evictable = 0
         self._roots: dict[str, RadixNode] = {}
         self._num_nodes = 0
-        self._next_serial = 0
+        self._serials = itertools.count()
         # (last_used, serial, node) of evictable leaves; an entry goes stale when its node is used, locked or removed.
         self._lru: list[tuple[int, int, RadixNode]] = []
 
@@ -53,27 +54,28 @@ class RadixTree:
             common = child.num_common_pages(tokens[depth:])
             if common < child.num_pages:
                 child = self._split(child, common)
-            self._touch(child, step)
+            child.last_used = step
+            self._offer(child)
             found.append(child.pages)
             depth += common * self.page_size
             node = child
         return PrefixMatch(node, np.concatenate(found) if found else _NOTHING, depth)
 
-    def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray, step: int) -> tuple[RadixNode, PageArray]:
+    def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray) -> tuple[RadixNode, PageArray]:
         """Insert `pages` with their `tokens` below a locked node.
 
         |<- path to node ->|<- already there: duplicates ->|<- new: the tree takes these pages ->|
 
         Returns:
-            The deepest node of the inserted path, and the given pages that the tree did not take because it holds
-            the same content already. They stay the caller's: a request's page table is append-only.
+            The deepest node of the inserted path, for the caller to lock before anything else, and the given pages
+            that the tree did not take because it holds the same content already. They stay the caller's: a request's
+            page table is append-only.
         """
         start, depth = node, 0
         while (child := self._child(node, tokens[depth * self.page_size :])) is not None:
             common = child.num_common_pages(tokens[depth * self.page_size :])
             if common < child.num_pages:
                 child = self._split(child, common)
-            self._touch(child, step)
             depth += common
             node = child
         duplicates, new = pages[:depth], pages[depth:]
@@ -88,7 +90,6 @@ class RadixTree:
                 self.num_pinned += len(new)
             else:
                 node = self._add_child(node, new_tokens, new)
-            self._touch(node, step)
         return node, duplicates
 
     def lock(self, node: RadixNode) -> None:
@@ -141,7 +142,7 @@ class RadixTree:
         """The root of a namespace. A new one is registered by the first lock, so that a mere look leaves no trace."""
         root = self._roots.get(namespace)
         if root is None:
-            root = RadixNode(None, _NOTHING, _NOTHING, self.page_size, self._serial())
+            root = RadixNode(None, _NOTHING, _NOTHING, self.page_size, next(self._serials))
             root.namespace = namespace
         return root
 
@@ -155,7 +156,7 @@ class RadixTree:
         parent = node.parent
         assert parent is not None, "a root has no edge to split"
         key = node.key
-        upper = RadixNode(parent, *node.drop_head(count), self.page_size, self._serial())
+        upper = RadixNode(parent, *node.drop_head(count), self.page_size, next(self._serials))
         upper.locks = node.locks
         upper.last_used = node.last_used
         upper.children[node.key] = node
@@ -165,15 +166,11 @@ class RadixTree:
         return upper
 
     def _add_child(self, parent: RadixNode, tokens: TokenArray, pages: PageArray) -> RadixNode:
-        node = RadixNode(parent, tokens, pages, self.page_size, self._serial())
+        node = RadixNode(parent, tokens, pages, self.page_size, next(self._serials))
         parent.children[node.key] = node
         self._num_nodes += 1
         self.num_evictable += len(pages)
         return node
-
-    def _touch(self, node: RadixNode, step: int) -> None:
-        node.last_used = step
-        self._offer(node)
 
     def _offer(self, node: RadixNode) -> None:
         """Enter an evictable leaf into the LRU; amortized O(log nodes), with the stale entries that it clears away."""
@@ -198,10 +195,6 @@ class RadixTree:
         """Forget a namespace without pages and users: salts are chosen by clients and must not pile up."""
         if node.namespace is not None and not node.locks and not node.children:
             self._roots.pop(node.namespace, None)
-
-    def _serial(self) -> int:
-        self._next_serial += 1
-        return self._next_serial
 
     def nodes(self) -> list[RadixNode]:
         """All nodes that hold pages, parents before children."""
