@@ -68,6 +68,7 @@ class Request:
         num_cached_tokens: prompt tokens that the prefix cache supplied at the (latest) admission.
         num_inflight_steps: launched, uncommitted steps that use its row and pages.
         group: requests with the same non-empty group share a prompt (n > 1).
+        is_late: a step could not sample for it; it is run again when the launched steps that use it are committed.
         is_resumable: a session: at the end of a turn it waits for further input instead of finishing.
         row: the row of the page and token tables it owns, or None.
         wait_reason: why it was not scheduled in the last step; empty while it runs.
@@ -80,6 +81,7 @@ class Request:
         "finish_reason",
         "group",
         "id",
+        "is_late",
         "is_resumable",
         "max_tokens_total",
         "num_cached_tokens",
@@ -124,6 +126,7 @@ class Request:
         self.cache_salt = cache_salt
         self.group = group
         self.is_resumable = is_resumable
+        self.is_late = False
         self._buffer = np.concatenate([prompt, np.zeros(64, dtype=np.int32)])
         self.num_prompt_tokens = len(prompt)
         self.num_tokens = len(prompt)
@@ -202,6 +205,12 @@ class Request:
             self._end_turn(FinishReason.STOP, token_id)
         elif self.num_tokens >= self.max_tokens_total:
             self._end_turn(FinishReason.LENGTH)
+
+    def go_without(self) -> None:
+        """A step has not sampled its token: what was launched after it is void, its last known token is run again."""
+        self.num_computed_tokens = self.num_tokens - 1
+        self.num_pending_tokens = 0
+        self.is_late = self.num_inflight_steps > 0
 
     def extend(self, token_ids: Sequence[int] | TokenArray, params: SamplingParams, max_tokens_total: int) -> None:
         """Continue a paused session with further input. Its computed tokens stay; the last one, never run, goes.

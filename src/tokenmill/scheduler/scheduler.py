@@ -124,7 +124,13 @@ class Scheduler:
         fills_page = ends // self.kv.page_size > plan.num_computed // self.kv.page_size
         goes_without = plan.samples & (result.token_ids < 0)
         # A token that is run again must not be in a page that others share.
-        columns = zip(launched.requests, (ends - goes_without).tolist(), fills_page.tolist(), result.token_ids.tolist(), strict=True)
+        columns = zip(
+            launched.requests,
+            (ends - goes_without).tolist(),
+            fills_page.tolist(),
+            result.token_ids.tolist(),
+            strict=True,
+        )
         outputs = []
         for index, (request, end, has_full_page, token_id) in enumerate(columns):
             request.num_inflight_steps -= 1
