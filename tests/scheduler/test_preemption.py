@@ -59,3 +59,37 @@ def test_idle_sessions_yield_before_anyone_is_preempted_the_last_in_order_first(
     assert (requests[older].row, requests[newer].row) == (0, None)
     assert (requests[older].num_computed_tokens, requests[newer].num_computed_tokens) == (6, 0)
     harness.drain()
+
+
+def test_with_a_step_in_flight_the_last_still_yields_and_its_pages_are_waited_for() -> None:
+    harness = Harness(num_pages=4, depth=2)
+    first, last = (harness.add([n] * 8, max_tokens=8) for n in (1, 2))
+    harness.step()
+    harness.step()  # the first needs a third page; nobody's pages are about to return, so the last one yields
+    assert harness.scheduler.books.num_preemptions == 1
+    assert harness.scheduler.explain(first) == "waits for 1 pages that launched steps still use"
+    assert harness.scheduler.books.requests[last].status.value == "preempted"
+    harness.drain()
+
+
+def test_with_a_step_in_flight_nobody_yields_for_more_than_is_missing() -> None:
+    harness = Harness(num_pages=4, depth=2, threshold=8)
+    first, last = harness.add([1] * 15, max_tokens=1), harness.add([2] * 4, max_tokens=4)
+    harness.step()
+    assert harness.kv.num_available == 1
+    harness.step()  # the first needs two pages more; one is there, and the last has one
+    assert harness.scheduler.books.num_preemptions == 1
+    assert harness.scheduler.explain(first) == "waits for 1 pages that launched steps still use"
+    assert harness.scheduler.books.requests[last].status.value == "preempted"
+    harness.drain()
+
+
+def test_with_a_step_in_flight_what_an_aborted_request_returns_is_enough() -> None:
+    harness = Harness(num_pages=4, depth=2)
+    first, last = (harness.add([n] * 8, max_tokens=8) for n in (1, 2))
+    harness.step()
+    harness.abort(last)
+    harness.step()
+    assert harness.scheduler.explain(first) == "waits for 1 pages that launched steps still use"
+    harness.drain()
+    assert harness.scheduler.books.num_preemptions == 0

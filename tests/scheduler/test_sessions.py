@@ -147,7 +147,7 @@ def test_an_input_longer_than_a_steps_budget_runs_in_chunks_on_top_of_what_is_co
 def test_with_a_step_launched_nothing_is_stuck_and_a_paused_session_is_no_work() -> None:
     harness = Harness(depth=2)
     session = harness.open_session([1, 2, 3], max_tokens=1)
-    harness.engine.step()
+    harness.step()
     assert harness.scheduler.books.launched
     assert not harness.scheduler.is_stuck
     run_turn(harness)
