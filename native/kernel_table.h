@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "paged_attention.h"
 #include "packed.h"
 
 namespace tokenmill {
@@ -34,6 +35,9 @@ struct KernelTable {
   void (*argmax)(const Packed& weights, const Rows& x, int64_t* ids, int threads);
   // out[m] = row ids[m] of W, in bf16.
   void (*lookup)(const Packed& weights, const int64_t* ids, const Rows& out, int threads);
+
+  // Norms and rotates q and k, stores k and v, and attends.
+  void (*attention)(const AttentionCall& call, int threads);
 };
 
 }  // namespace tokenmill

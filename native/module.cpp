@@ -23,6 +23,7 @@ NB_MODULE(_native, module) {
   kernels.def_prop_ro("isa", [](const Kernels& self) { return self.table.name; });
   kernels.def_ro("threads", &Kernels::threads);
   bind_linear(module, kernels);
+  bind_attention(module);
   module.def("available_isas", [] {
     std::vector<std::string> names;
     for (const auto* table : available_tables()) names.emplace_back(table->name);

@@ -1,7 +1,7 @@
 // The inner loops of attention: a few rows against one span of keys, with the sums in registers.
 #pragma once
 
-#include "attention.h"
+#include "paged_attention.h"
 #include "isa/exp2.h"
 #include "isa/pairs.h"
 
@@ -31,11 +31,13 @@ struct Span {
   const float *key_scales, *value_scales;
 };
 
-// Running softmax of some rows over a partition. Nothing summed yet: LOWEST, zeros.
-struct Sums {
-  float* largest;  // [rows] scores so far, in units of ln 2
-  float* weights;  // [rows][LANES] lanes of the sum of weights
-  float* values;   // [rows][head_dim] weighted values
+// Running softmax of the rows of a band over a partition. Nothing summed yet: LOWEST, zeros.
+struct Band {
+  const uint16_t* q;  // [rows][head_dim]
+  float* largest;     // [rows] scores so far, in units of ln 2
+  float* weights;     // [rows][LANES] lanes of the sum of weights
+  float* values;      // [rows][head_dim] weighted values
+  Visible visible[BAND];  // to each row, of the span at hand; rows see what those before them see, and later keys
 };
 
 // scores[m][key] = q[m] . key, over the dimensions in order.
@@ -72,10 +74,10 @@ inline F32 hide(F32 scores, int strip, const Visible& visible) {
   return min(min(scores, load(edges + STRIP - first)), load(edges + 2 * STRIP - end));
 }
 
-// Takes the scores of a row into its running softmax: writes the weights of the span's keys, and returns the factor by
-// which the sums before them shrink.
+// Takes the scores of a row into its running softmax: writes the weights of the span's keys, and returns, in all lanes,
+// the factor by which the sums before them shrink.
 template <int S>
-float soften(const float* scores, float scale, const Span& span, const Visible& visible, float* largest_so_far,
+F32 soften(const float* scores, float scale, const Span& span, const Visible& visible, float* largest_so_far,
              float* weight_sums, uint16_t* weights) {
   F32 s[S];
   const F32 factor = broadcast(scale);
@@ -99,18 +101,18 @@ float soften(const float* scores, float scale, const Span& span, const Visible& 
   }
   store(weight_sums, sums);
   *largest_so_far = after;
-  return first_lane(kept);
+  return kept;
 }
 
 // values[m][d] = values[m][d] * kept[m] + sum over the visible keys, in order, of weights[m][key] * value[key][d],
 // for V vectors of dimensions.
 template <int M, int V>
-void add_values(const uint16_t (*weights)[SPAN], const float* kept, const Span& span, const Visible& visible,
+void add_values(const uint16_t (*weights)[SPAN], const F32* kept, const Span& span, const Visible& visible,
                 int head_dim, int first_dim, float* values) {
   F32 sums[M][V];
   for (int m = 0; m < M; ++m)
     for (int v = 0; v < V; ++v) {
-      sums[m][v] = mul(load(values + m * head_dim + first_dim + v * LANES), broadcast(kept[m]));
+      sums[m][v] = mul(load(values + m * head_dim + first_dim + v * LANES), kept[m]);
     }
   const auto step = [&](int pair, const auto& part) {
     constexpr int PAIRS = STRIP / 2;
@@ -131,6 +133,35 @@ void add_values(const uint16_t (*weights)[SPAN], const float* kept, const Span& 
   if (visible.end % 2 && pair == visible.end / 2) step(pair, [](const Pairs& a) { return first_only(a); });
   for (int m = 0; m < M; ++m)
     for (int v = 0; v < V; ++v) store(values + m * head_dim + first_dim + v * LANES, sums[m][v]);
+}
+
+// One span for M rows, of which the last sees S strips.
+template <int M, int S>
+void take_strips(const Band& band, int head_dim, float scale, const Span& span) {
+  alignas(64) float scores[M][SPAN];
+  alignas(64) uint16_t weights[M][SPAN];
+  F32 kept[M];
+  score<M, S>(band.q, head_dim, span, scores);
+  for (int m = 0; m < M; ++m) {
+    kept[m] = soften<S>(scores[m], scale, span, band.visible[m], band.largest + m, band.weights + m * LANES, weights[m]);
+  }
+  const Visible some{band.visible[0].first, band.visible[M - 1].end};
+  int d = 0;
+  for (; d + 4 * LANES <= head_dim; d += 4 * LANES) add_values<M, 4>(weights, kept, span, some, head_dim, d, band.values);
+  for (; d < head_dim; d += LANES) add_values<M, 1>(weights, kept, span, some, head_dim, d, band.values);
+}
+
+template <int M = BAND>
+void take_span(const Band& band, int rows, int head_dim, float scale, const Span& span) {
+  if constexpr (M > 1) {
+    if (rows < M) return take_span<M - 1>(band, rows, head_dim, scale, span);
+  }
+  switch ((band.visible[M - 1].end + STRIP - 1) / STRIP) {
+    case 1: return take_strips<M, 1>(band, head_dim, scale, span);
+    case 2: return take_strips<M, 2>(band, head_dim, scale, span);
+    case 3: return take_strips<M, 3>(band, head_dim, scale, span);
+    default: return take_strips<M, 4>(band, head_dim, scale, span);
+  }
 }
 
 }  // namespace tokenmill::TM_ISA

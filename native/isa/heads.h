@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "attention.h"
+#include "paged_attention.h"
 #include "isa/simd.h"
 
 namespace tokenmill::TM_ISA {

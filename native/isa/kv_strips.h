@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "attention.h"
+#include "paged_attention.h"
 #include "isa/simd.h"
 
 namespace tokenmill::TM_ISA {
@@ -30,18 +30,29 @@ struct Pages {
 inline int64_t key_index(int d, int place) { return (d / 2 * STRIP + place) * 2 + d % 2; }
 inline int64_t value_index(int d, int place, int head_dim) { return (place / 2 * head_dim + d) * 2 + place % 2; }
 
-// Symmetric int8: fills numbers and returns the scale. A NaN or an infinity makes the scale one, and with it the token.
+// Symmetric int8: fills numbers and returns the scale, NaN where one of x is no number or infinite.
 inline float quantize(const uint16_t* x, int size, int8_t* numbers) {
-  float most = 0;
+  float most = 0, sound = 0;
   for (int d = 0; d < size; ++d) {
-    const float magnitude = std::fabs(to_float(x[d]));
-    if (!(magnitude <= most)) most = magnitude;
+    const float value = to_float(x[d]);
+    most = std::fmax(most, std::fabs(value));
+    sound += value * 0.0f;
   }
-  const float inverse = most > 0 && most < INFINITY ? 127.0f / most : 0.0f;
+  const float inverse = most > 0 && sound == 0 ? 127.0f / most : 0.0f;
   for (int d = 0; d < size; ++d) {
-    numbers[d] = inverse > 0 ? static_cast<int8_t>(std::nearbyint(to_float(x[d]) * inverse)) : int8_t{1};
+    numbers[d] = inverse > 0 ? static_cast<int8_t>(std::nearbyint(to_float(x[d]) * inverse)) : int8_t{0};
   }
-  return most / 127.0f;
+  return most / 127.0f + sound;
+}
+
+// int8 numbers as bf16, exactly.
+inline void widen(const int8_t* numbers, int64_t count, uint16_t* wide) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = numbers[i];
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    wide[i] = static_cast<uint16_t>(bits >> 16);
+  }
 }
 
 inline void store_token(const Pages& pages, int position, const uint16_t* key, const uint16_t* value) {

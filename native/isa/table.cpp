@@ -1,5 +1,6 @@
 #include "kernel_table.h"
 
+#include "isa/attention.h"
 #include "isa/linear.h"
 
 namespace tokenmill::TM_ISA {
@@ -14,6 +15,7 @@ const KernelTable& table() {
       .linear = linear,
       .argmax = argmax,
       .lookup = lookup,
+      .attention = attention,
   };
   return kernels;
 }

@@ -31,6 +31,39 @@ class Kernels:
         bias: Address,
     ) -> None: ...
 
+class PlannedStep:
+    """How the attention of a step is cut into pieces."""
+
+class KVMemory:
+    """KV memory of one layer; scales are 0 for bf16."""
+
+    def __init__(self, keys: Address, values: Address, key_scales: Address, value_scales: Address) -> None: ...
+
+class HeadNorms:
+    """Weights of the norms of q and k; 0 where the model has none."""
+
+    def __init__(self, q: Address, k: Address, eps: float) -> None: ...
+
+class Attention:
+    """Attention of one model; see native/paged_attention.h."""
+
+    def __init__(
+        self, kernels: Kernels, heads: int, kv_heads: int, head_dim: int, page_size: int, scale: float
+    ) -> None: ...
+    def plan(
+        self,
+        requests: int,
+        query_starts: Address,
+        context_lens: Address,
+        page_table: Address,
+        page_stride: int,
+        cos: Address,
+        sin: Address,
+    ) -> PlannedStep: ...
+    def forward(
+        self, step: PlannedStep, memory: KVMemory, norms: HeadNorms, qkv: Address, out: Address, window: int
+    ) -> None: ...
+
 def available_isas() -> list[str]:
     """Levels that are built and that this machine runs, lowest first."""
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "attention.h"
+#include "paged_attention.h"
 
 namespace tokenmill {
 

@@ -1,0 +1,65 @@
+#include "kernels.h"
+
+namespace nb = nanobind;
+
+namespace tokenmill {
+
+// Attention of one model; step and call are told to it by address.
+struct Attention {
+  Kernels kernels;
+  AttentionShape shape;
+};
+
+struct PlannedStep {
+  AttentionStep step;
+  AttentionPlan plan;
+};
+
+static void make_attention(Attention* self, const Kernels& kernels, int heads, int kv_heads, int head_dim,
+                           int page_size, float scale) {
+  new (self) Attention{kernels, {heads, kv_heads, head_dim, page_size, scale}};
+}
+
+static PlannedStep plan(const Attention& self, int64_t requests, Address query_starts, Address context_lens,
+                        Address page_table, int64_t page_stride, Address cos, Address sin) {
+  const AttentionStep step{requests,
+                           at<const int32_t>(query_starts),
+                           at<const int32_t>(context_lens),
+                           at<const int32_t>(page_table),
+                           page_stride,
+                           at<const uint16_t>(cos),
+                           at<const uint16_t>(sin)};
+  return {step, plan_attention(self.shape, step, self.kernels.threads)};
+}
+
+static void forward(const Attention& self, PlannedStep& planned, const KVMemory& memory, const HeadNorms& norms,
+                    Address qkv, Address out, int window) {
+  const AttentionCall call{self.shape, planned.step, planned.plan, memory, norms, at<const uint16_t>(qkv),
+                           at<uint16_t>(out), window};
+  self.kernels.table.attention(call, self.kernels.threads);
+}
+
+void bind_attention(nb::module_& module) {
+  nb::class_<PlannedStep>(module, "PlannedStep");
+  nb::class_<KVMemory>(module, "KVMemory")
+      .def("__init__",
+           [](KVMemory* self, Address keys, Address values, Address key_scales, Address value_scales) {
+             new (self) KVMemory{at<void>(keys), at<void>(values), at<float>(key_scales), at<float>(value_scales)};
+           },
+           nb::arg("keys"), nb::arg("values"), nb::arg("key_scales"), nb::arg("value_scales"));
+  nb::class_<HeadNorms>(module, "HeadNorms")
+      .def("__init__",
+           [](HeadNorms* self, Address q, Address k, float eps) {
+             new (self) HeadNorms{at<const uint16_t>(q), at<const uint16_t>(k), eps};
+           },
+           nb::arg("q"), nb::arg("k"), nb::arg("eps"));
+  nb::class_<Attention>(module, "Attention")
+      .def("__init__", make_attention, nb::arg("kernels"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
+           nb::arg("page_size"), nb::arg("scale"))
+      .def("plan", plan, nb::arg("requests"), nb::arg("query_starts"), nb::arg("context_lens"), nb::arg("page_table"),
+           nb::arg("page_stride"), nb::arg("cos"), nb::arg("sin"))
+      .def("forward", forward, nb::arg("step"), nb::arg("memory"), nb::arg("norms"), nb::arg("qkv"), nb::arg("out"),
+           nb::arg("window"), Unlocked());
+}
+
+}  // namespace tokenmill

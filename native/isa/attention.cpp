@@ -1,0 +1,244 @@
+#include "isa/attention.h"
+
+#include <algorithm>
+
+#include "isa/band.h"
+#include "isa/heads.h"
+#include "isa/kv_strips.h"
+#include "isa/parallel.h"
+
+namespace tokenmill::TM_ISA {
+
+namespace {
+
+constexpr float LOG2_E = 1.44269504f;
+
+// Sums of one row over some partitions.
+struct RowSums {
+  float* values;  // [head_dim]
+  float weight;
+  float largest;
+};
+
+float exp2_of(float x) { return largest(exp2(broadcast(x))); }
+
+// into = into and later together; partitions are merged in order.
+void merge(RowSums& into, const RowSums& later, int head_dim) {
+  const float most = later.largest > into.largest ? later.largest : into.largest;
+  const float a = exp2_of(into.largest - most), b = exp2_of(later.largest - most);
+  for (int d = 0; d < head_dim; d += LANES) {
+    store(into.values + d, fma(load(into.values + d), broadcast(a), mul(load(later.values + d), broadcast(b))));
+  }
+  into.weight = std::fma(into.weight, a, later.weight * b);
+  into.largest = most;
+}
+
+bool is_finite(const RowSums& row, int head_dim) {
+  F32 zeros = mul(broadcast(row.weight), zero());
+  for (int d = 0; d < head_dim; d += LANES) zeros = fma(load(row.values + d), zero(), zeros);
+  return sum(zeros) == 0;
+}
+
+// Stores the keys and values of some tokens of a request.
+void store_tokens(const AttentionCall& call, const Pages& pages, const PageWrite& write) {
+  const AttentionShape& shape = call.shape;
+  alignas(64) uint16_t key[MAX_HEAD_DIM];
+  for (int query = write.first_query; query < write.first_query + write.queries; ++query) {
+    const int64_t token = call.step.query_starts[write.request] + query;
+    const int position = call.step.first_position(write.request) + query;
+    const int64_t head = token * (shape.heads + 2 * shape.kv_heads) + shape.heads + pages.head;
+    const uint16_t* from = call.qkv + head * shape.head_dim;
+    prepare_head(call, from, call.norms.k, position, key);
+    store_token(pages, position, key, from + shape.kv_heads * shape.head_dim);
+  }
+}
+
+// A tile at one KV head.
+class TileWork {
+ public:
+  TileWork(const AttentionCall& call, const QueryTile& tile, int head)
+      : call_(call),
+        tile_(tile),
+        pages_{call.shape, call.memory, call.step.page_table + tile.request * call.step.page_stride, head},
+        group_(call.shape.group()),
+        head_dim_(call.shape.head_dim),
+        head_(head) {}
+
+  void run() {
+    if (tile_.stores_its_own) store_tokens(call_, pages_, {tile_.request, 0, 1});
+    sum_partitions();
+    // A token that another row must not see weighs 0 there; times a NaN or an infinity, that is no number.
+    if (query(0) != query(tile_.rows - 1)) {
+      for (int row = 0; row < tile_.rows; ++row)
+        if (!is_finite(merged_[row], head_dim_)) sum_alone(row);
+    }
+    if (tile_.split < 0) {
+      for (int row = 0; row < tile_.rows; ++row) write_out(row);
+    } else {
+      end_part();
+    }
+  }
+
+ private:
+  const AttentionCall& call_;
+  const QueryTile& tile_;
+  const Pages pages_;
+  const int group_, head_dim_, head_;
+
+  alignas(64) uint16_t q_[MOST_ROWS * MAX_HEAD_DIM];
+  alignas(64) float values_[MOST_ROWS * MAX_HEAD_DIM];
+  alignas(64) float merged_values_[MOST_ROWS * MAX_HEAD_DIM];
+  alignas(64) float weights_[MOST_ROWS * LANES];
+  float largest_[MOST_ROWS];
+  RowSums merged_[MOST_ROWS];
+  // Of a span of int8 numbers: what they are in bf16, and their scales.
+  alignas(64) uint16_t wide_keys_[SPAN_STRIPS][STRIP * MAX_HEAD_DIM];
+  alignas(64) uint16_t wide_values_[SPAN_STRIPS][STRIP * MAX_HEAD_DIM];
+  alignas(64) float key_scales_[SPAN], value_scales_[SPAN];
+
+  int query(int row) const { return (tile_.first_row + row) / group_; }
+  int position(int row) const { return call_.step.first_position(tile_.request) + query(row); }
+  // First position that a row sees.
+  int first_seen(int row) const {
+    return call_.window > 0 && position(row) >= call_.window ? position(row) - call_.window + 1 : 0;
+  }
+  int64_t out_row(int row) const {  // of [T * heads]
+    const int64_t token = call_.step.query_starts[tile_.request] + query(row);
+    return token * call_.shape.heads + head_ * group_ + (tile_.first_row + row) % group_;
+  }
+
+  void clear(int row) {
+    merged_[row] = {merged_values_ + row * head_dim_, 0, LOWEST};
+    std::memset(merged_[row].values, 0, head_dim_ * sizeof(float));
+  }
+
+  void sum_partitions() {
+    prepare_queries();
+    for (int row = 0; row < tile_.rows; ++row) clear(row);
+    for (int partition = tile_.first_partition; partition < tile_.end_partition; ++partition) sum_partition(partition);
+  }
+
+  __attribute__((noinline)) void sum_alone(int row) {
+    QueryTile one = tile_;
+    one.first_row += row;
+    one.rows = 1;
+    TileWork work(call_, one, head_);
+    work.sum_partitions();
+    merged_[row].weight = work.merged_[0].weight;
+    std::memcpy(merged_[row].values, work.merged_[0].values, head_dim_ * sizeof(float));
+  }
+
+  void prepare_queries() {
+    for (int row = 0; row < tile_.rows; ++row) {
+      const int64_t token = call_.step.query_starts[tile_.request] + query(row);
+      const int64_t from = out_row(row) + token * 2 * call_.shape.kv_heads;
+      prepare_head(call_, call_.qkv + from * head_dim_, call_.norms.q, position(row), q_ + row * head_dim_);
+    }
+  }
+
+  void sum_partition(int partition) {
+    const int first = std::max(partition * PARTITION, first_seen(0) / SPAN * SPAN);
+    const int end = std::min((partition + 1) * PARTITION, position(tile_.rows - 1) + 1);
+    std::memset(values_, 0, tile_.rows * head_dim_ * sizeof(float));
+    std::memset(weights_, 0, sizeof(weights_[0]) * tile_.rows * LANES);
+    for (int row = 0; row < tile_.rows; ++row) largest_[row] = LOWEST;
+    for (int start = first; start < end; start += SPAN) sum_span(start);
+    for (int row = 0; row < tile_.rows; ++row) {
+      const RowSums sums{values_ + row * head_dim_, sum(load(weights_ + row * LANES)), largest_[row]};
+      merge(merged_[row], sums, head_dim_);
+    }
+  }
+
+  void sum_span(int start) {
+    const Visible some{std::max(first_seen(0) - start, 0), std::min(position(tile_.rows - 1) + 1 - start, SPAN)};
+    const Span span = read_span(start, some);
+    for (int row = 0; row < tile_.rows; row += BAND) {
+      const int rows = std::min(BAND, tile_.rows - row);
+      Band band{q_ + row * head_dim_, largest_ + row, weights_ + row * LANES, values_ + row * head_dim_, {}};
+      for (int i = 0; i < rows; ++i) {
+        band.visible[i] = {std::max(first_seen(row + i) - start, 0), std::min(position(row + i) + 1 - start, SPAN)};
+      }
+      if (band.visible[rows - 1].end <= 0 || band.visible[0].first >= SPAN) continue;
+      take_span(band, rows, head_dim_, call_.shape.scale * LOG2_E, span);
+    }
+  }
+
+  Span read_span(int start, const Visible& visible) {
+    Span span{};
+    if (pages_.is_int8()) {
+      read_scales(pages_.memory.key_scales, start, visible, key_scales_);
+      read_scales(pages_.memory.value_scales, start, visible, value_scales_);
+      span.key_scales = key_scales_;
+      span.value_scales = value_scales_;
+    }
+    for (int s = 0; s < SPAN_STRIPS; ++s) {
+      const int visible_strip = std::min(std::max(s, visible.first / STRIP), (visible.end - 1) / STRIP);
+      const int64_t strip = pages_.strip(start + visible_strip * STRIP);
+      span.keys[s] = read_strip(pages_.memory.keys, strip, wide_keys_[s]);
+      span.values[s] = read_strip(pages_.memory.values, strip, wide_values_[s]);
+    }
+    return span;
+  }
+
+  const uint16_t* read_strip(const void* memory, int64_t strip, uint16_t* wide) const {
+    if (!pages_.is_int8()) return static_cast<const uint16_t*>(memory) + strip;
+    widen(static_cast<const int8_t*>(memory) + strip, pages_.strip_numbers(), wide);
+    return wide;
+  }
+
+  void read_scales(const float* scales, int start, const Visible& visible, float* to) const {
+    std::memset(to, 0, SPAN * sizeof(float));
+    for (int i = visible.first; i < visible.end; ++i) to[i] = scales[pages_.slot(start + i)];
+  }
+
+  void write_out(int row) {
+    uint16_t* out = call_.out + out_row(row) * head_dim_;
+    const F32 factor = broadcast(1.0f / merged_[row].weight);
+    for (int d = 0; d < head_dim_; d += LANES) store_bf16(out + d, mul(load(merged_[row].values + d), factor));
+  }
+
+  // Where the sums of a row over one partition of a split tile lie.
+  RowSums kept(const SplitTile& split, int partition, int row) const {
+    const int64_t index = split.first_sums + (partition - split.first_partition) * tile_.rows + row;
+    float* sums = call_.plan.sums.data() + (index * call_.shape.kv_heads + head_) * (head_dim_ + 2);
+    return {sums, sums[head_dim_], sums[head_dim_ + 1]};
+  }
+
+  // Keeps the sums of this part; whoever ends last merges all.
+  void end_part() {
+    const SplitTile& split = call_.plan.splits[tile_.split];
+    for (int row = 0; row < tile_.rows; ++row) {
+      float* to = kept(split, tile_.first_partition, row).values;
+      std::memcpy(to, merged_[row].values, head_dim_ * sizeof(float));
+      to[head_dim_] = merged_[row].weight;
+      to[head_dim_ + 1] = merged_[row].largest;
+    }
+    int32_t& open = call_.plan.open[tile_.split * call_.shape.kv_heads + head_];
+    if (__atomic_sub_fetch(&open, 1, __ATOMIC_ACQ_REL) > 0) return;
+    open = split.end_partition - split.first_partition;
+    for (int row = 0; row < tile_.rows; ++row) {
+      clear(row);
+      for (int partition = split.first_partition; partition < split.end_partition; ++partition) {
+        merge(merged_[row], kept(split, partition, row), head_dim_);
+      }
+      write_out(row);
+    }
+  }
+};
+
+}  // namespace
+
+void attention(const AttentionCall& call, int threads) {
+  const AttentionPlan& plan = call.plan;
+  const int heads = call.shape.kv_heads;
+  parallel_for(static_cast<int64_t>(plan.writes.size()), threads, [&](int64_t i) {
+    const PageWrite& write = plan.writes[i];
+    const int32_t* page_table = call.step.page_table + write.request * call.step.page_stride;
+    for (int head = 0; head < heads; ++head) store_tokens(call, {call.shape, call.memory, page_table, head}, write);
+  });
+  parallel_for(static_cast<int64_t>(plan.tiles.size()) * heads, threads, [&](int64_t i) {
+    TileWork(call, plan.tiles[i / heads], static_cast<int>(i % heads)).run();
+  });
+}
+
+}  // namespace tokenmill::TM_ISA

@@ -1,0 +1,9 @@
+#pragma once
+
+#include "paged_attention.h"
+
+namespace tokenmill::TM_ISA {
+
+void attention(const AttentionCall& call, int threads);
+
+}  // namespace tokenmill::TM_ISA
