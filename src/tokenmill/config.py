@@ -59,6 +59,23 @@ class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topic: str = ""
 
 
+class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The value of `--structured-outputs-config`: vLLM's names, and the limits of compiling a grammar.
+
+    Attributes:
+        disable_any_whitespace: JSON without any white space between its parts.
+        compile_seconds: processor time that compiling one grammar may take.
+        compile_bytes: memory that it may take.
+        cache_bytes: memory for compiled grammars; those that no request uses are dropped beyond it.
+    """
+
+    backend: Literal["auto", "guidance"] = "auto"
+    disable_any_whitespace: bool = False
+    compile_seconds: float = 2.0
+    compile_bytes: int = 256 << 20
+    cache_bytes: int = 128 << 20
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """What the engine process needs to know. A field left at None is decided by `resolve` or by the engine at start."""
@@ -68,7 +85,9 @@ class EngineConfig:
     revision: str | None = flag(None, "revision of the hub repository")
     download_dir: str | None = flag(None, "where hub files are kept")
     load_format: str = flag(
-        "auto", "auto, safetensors, or dummy (random weights)", choices=("auto", "safetensors", "dummy")
+        "auto",
+        "auto: by the files; dummy: random weights",
+        choices=("auto", "safetensors", "gguf", "dummy"),
     )
     dtype: str = flag("auto", "type of weights and activations; auto: bfloat16", choices=DTYPES)
     device: str = flag("auto", "where the model runs", choices=("auto", "cpu"))
@@ -102,6 +121,7 @@ class EngineConfig:
     attention_backend: str = flag("auto", "attention implementation", choices=("auto", "reference", "cpu"))
     num_threads: int | None = flag(None, "CPU threads of a step (auto: the cores this process may use)")
     kv_events_config: str | None = flag(None, "JSON: publish what the prefix cache stores and evicts, as vLLM does")
+    structured_outputs_config: str | None = flag(None, "JSON: limits of the grammars that outputs must match")
     step_log: str | None = flag(None, "write every step to this file; `tokenmill replay` reads it")
     seed: int = flag(0, "seed of requests that bring none")
 
@@ -149,6 +169,20 @@ class EngineConfig:
         except msgspec.DecodeError as error:
             raise InvalidConfig(f"--kv-events-config: {error}") from error
         return config if config.enable_kv_cache_events and config.publisher == "zmq" else None
+
+    def structured_outputs(self) -> StructuredOutputsConfig:
+        """How outputs are constrained.
+
+        Raises:
+            InvalidConfig: the JSON is broken, has a field that is unknown, or a limit that leaves nothing.
+        """
+        try:
+            config = msgspec.json.decode(self.structured_outputs_config or "{}", type=StructuredOutputsConfig)
+        except msgspec.DecodeError as error:
+            raise InvalidConfig(f"--structured-outputs-config: {error}") from error
+        if min(config.compile_seconds, config.compile_bytes, config.cache_bytes) <= 0:
+            raise InvalidConfig("--structured-outputs-config: every limit must be above 0")
+        return config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,8 +64,7 @@ class LLM:
         built = build_engine(config)
         self.info = built.ready
         self._engine = built.engine
-        tokenizer_folder = Path(config.tokenizer) if config.tokenizer else None
-        self._text = load_text_processor(Path(built.ready.model), tokenizer_folder)
+        self._text = load_text_processor(Path(built.ready.model), config)
         self._text.process(built.ready)
         self._open: dict[str, tuple[RequestOutput, int]] = {}
 

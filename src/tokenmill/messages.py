@@ -128,7 +128,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 class TokenOutput(msgspec.Struct, array_like=True):
-    """What one step brought one request."""
+    """What one step brought one request. An `error_status` below 500 says that the request itself is at fault."""
 
     id: str
     token_ids: list[int]
@@ -137,6 +137,7 @@ class TokenOutput(msgspec.Struct, array_like=True):
     num_cached_tokens: int = 0
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    error_status: int = 500
 
 
 class StepOutputs(Message):

@@ -11,14 +11,30 @@ import math
 import msgspec
 
 from tokenmill.errors import InvalidRequest
+from tokenmill.structured.outputs import StructuredOutputs
 
 MAX_N = 128
 MAX_STOP_STRINGS = 4
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_TOKEN_IDS = 128
+MAX_ALLOWED_TOKEN_IDS = 4096
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_LENGTH = 256
 # What the arrays of a step can hold.
 MAX_INT = 2**31 - 1
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What the output of a request must match.
+
+    Attributes:
+        text: in llguidance's JSON form; the frontend puts it together.
+        param: the field of the request it came from, for error messages.
+    """
+
+    text: str
+    param: str
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -34,7 +50,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         stop: strings that end the text; matched on text by the frontend, across token borders.
         stop_token_ids: ids that end the text, besides the model's EOS ids.
         logit_bias: token id -> value added to its logit, clamped to +-100.
+        structured_outputs: what the answer must look like; it ends only where it is complete.
+        grammar: the same as the engine needs it; the text worker makes it, clients do not.
         logprobs: report this many most likely tokens and the sampled one at each position; 0: only the sampled one.
+        prompt_logprobs: likewise at each position of the prompt but the first. Such a prompt is computed from its
+            start, whatever the prefix cache holds.
+        allowed_token_ids: nothing but these may be sampled; None: anything.
+        bad_words: texts that the output must not contain, as far as they come in the tokens they are encoded to.
+        bad_word_ids: the same as the engine needs it; the text worker makes it, clients do not.
 
     Raises:
         InvalidRequest: a value outside its range; `param` names the field.
@@ -57,7 +80,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    structured_outputs: StructuredOutputs | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _check_int("n", self.n, 1, MAX_N)
@@ -87,6 +116,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _check_number("logit_bias", value, -math.inf, math.inf)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        self._check_token_rules()
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise InvalidRequest("ignore_eos: a structured answer ends where it is complete", "ignore_eos")
 
     def _check_stops(self) -> None:
         if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
@@ -100,6 +134,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0)
 
+    def _check_token_rules(self) -> None:
+        if self.allowed_token_ids is not None:
+            if not 0 < len(self.allowed_token_ids) <= MAX_ALLOWED_TOKEN_IDS:
+                raise InvalidRequest(
+                    f"allowed_token_ids must name 1 to {MAX_ALLOWED_TOKEN_IDS} tokens", "allowed_token_ids"
+                )
+            for token_id in self.allowed_token_ids:
+                _check_int("allowed_token_ids", token_id, 0)
+        if isinstance(self.bad_words, str) or not all(isinstance(word, str) for word in self.bad_words):
+            raise InvalidRequest("bad_words must be a sequence of strings", "bad_words")
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequest(f"at most {MAX_BAD_WORDS} bad_words, got {len(self.bad_words)}", "bad_words")
+        for word in self.bad_words:
+            if not 0 < len(word.strip()) <= len(word) <= MAX_BAD_WORD_LENGTH:
+                raise InvalidRequest(
+                    f"a bad word must have 1 to {MAX_BAD_WORD_LENGTH} characters, not only spaces", "bad_words"
+                )
+
     @property
     def is_greedy(self) -> bool:
         """True when the token is the exact argmax of the processed logits."""
@@ -111,7 +163,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Raises:
             InvalidRequest: naming the field and the id.
         """
-        for field, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+        for field, ids in (
+            ("logit_bias", self.logit_bias),
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+        ):
             for token_id in ids:
                 if token_id >= vocab_size:
                     raise InvalidRequest(

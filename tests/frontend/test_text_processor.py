@@ -3,6 +3,7 @@ import random
 import pytest
 
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tokenmill.config import EngineConfig
 from tokenmill.errors import InvalidCheckpoint
 from tokenmill.frontend.text_processor import TextProcessor, load_text_processor
 from tokenmill.messages import (
@@ -60,7 +61,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def processor(folder) -> TextProcessor:
-    processor = load_text_processor(folder, worker_index=3)
+    processor = load_text_processor(folder, EngineConfig(), worker_index=3)
     processor.process(ready())
     return processor
 
@@ -265,10 +266,10 @@ def test_every_request_gets_exactly_one_terminal_output(processor):
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(InvalidCheckpoint, match=r"has no tokenizer\.json"):
-        load_text_processor(tmp_path)
+        load_text_processor(tmp_path, EngineConfig())
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {')
     with pytest.raises(InvalidCheckpoint, match=r"tokenizer\.json is not a tokenizer"):
-        load_text_processor(tmp_path)
+        load_text_processor(tmp_path, EngineConfig())
 
 
 def test_outputs_are_sent_as_one_message_a_step(processor):

@@ -24,10 +24,14 @@ from tokenmill.model_files import eos_token_ids
 from tokenmill.platform.select import select_platform
 from tokenmill.runner.model_runner import ModelRunner
 from tokenmill.runner.row_tables import RowTables
+from tokenmill.sampling.grammar_rows import GrammarRows
 from tokenmill.sampling.table import SamplingTable
 from tokenmill.sampling_params import SamplingParams
 from tokenmill.scheduler.config import SchedulerConfig
 from tokenmill.scheduler.scheduler import Scheduler
+from tokenmill.structured.compiler import GrammarTokenizer
+from tokenmill.structured.store import GrammarStore
+from tokenmill.structured.trial import Limits
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.hub import fetch
 from tokenmill.weights.loader import load_model
@@ -100,8 +104,10 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
         device = torch.device(platform.device)
         tables = RowTables(config.max_num_seqs, size.max_model_len, config.page_size, device)
         sampling = SamplingTable(config.max_num_seqs, architecture.vocab_size, device)
-    runner = ModelRunner(model, attention, tables, sampling, overlap=bool(config.async_scheduling))
     limits = ModelLimits(size.max_model_len, architecture.vocab_size, eos_token_ids(folder))
+    grammars = grammar_store(config, folder, limits)
+    masks = GrammarRows(grammars.template, architecture.vocab_size)
+    runner = ModelRunner(model, attention, tables, sampling, masks, overlap=bool(config.async_scheduling))
     depth = 2 if config.async_scheduling else 1
     header = LogHeader(
         scheduler=scheduler_config(config, size),
@@ -117,7 +123,7 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
         warm_up(Engine(_scheduler(header), runner, limits))
     events = KVEventLog() if config.kv_events() is not None else None
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
-    engine = Engine(_scheduler(header, events), runner, limits, depth, log)
+    engine = Engine(_scheduler(header, events), runner, limits, depth, log, grammars)
     ready = EngineReady(
         model=str(folder),
         architecture=architecture.name,
@@ -138,6 +144,17 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
         seconds=phases.seconds,
     )
     return BuiltEngine(engine, ready)
+
+
+def grammar_store(config: EngineConfig, folder: Path, limits: ModelLimits) -> GrammarStore:
+    """What compiles grammars for this model's tokenizer; it loads when the first one comes."""
+    options = config.structured_outputs()
+    tokenizer = GrammarTokenizer(
+        path=str(Path(config.tokenizer or folder) / "tokenizer.json"),
+        vocab_size=limits.vocab_size,
+        eos_token_ids=tuple(sorted(limits.eos_token_ids)),
+    )
+    return GrammarStore(tokenizer, Limits(options.compile_seconds, options.compile_bytes), options.cache_bytes)
 
 
 def scheduler_config(config: EngineConfig, size: KVSize) -> SchedulerConfig:

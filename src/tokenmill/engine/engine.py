@@ -26,8 +26,12 @@ from tokenmill.request import FinishReason, Request, RequestStatus
 from tokenmill.sampling_params import SamplingParams
 from tokenmill.scheduler.plan import StepPlan, StepResult
 from tokenmill.scheduler.scheduler import Scheduler
+from tokenmill.structured.store import GrammarStore
 
 logger = logging.getLogger(__name__)
+
+# How long a turn of the loop waits for a grammar when there is nothing else to do, in seconds.
+GRAMMAR_WAIT = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,15 @@ class Engine:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, limits: ModelLimits, depth: int = 1, log: StepLog | None = None
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        limits: ModelLimits,
+        depth: int = 1,
+        log: StepLog | None = None,
+        grammars: GrammarStore | None = None,
     ) -> None:
+        """Without `grammars` requests with one are run as they are: replays, and tests of the scheduler."""
         self.scheduler = scheduler
         self.runner = runner
         self.limits = limits
@@ -76,6 +87,7 @@ class Engine:
         self.is_paused = False
         self._depth = depth
         self._log = log or StepLog()
+        self._grammars = grammars
         self._watchdog = Watchdog()
         self._running_steps: deque[Future[StepResult]] = deque()
         self._num_arrived = 0
@@ -96,12 +108,17 @@ class Engine:
         Returns:
             Nothing, or the terminal error output of a request that can never run.
         """
-        self._log.note(Added(message, status.value))
         room = self.limits.max_model_len - len(message.prompt_token_ids)
         if not message.prompt_token_ids or room < 1:
             error = f"the prompt has {len(message.prompt_token_ids)} tokens; 1 to {self.limits.max_model_len - 1} fit"
             return [TokenOutput(message.id, [], FinishReason.ERROR, error=error)]
         params = message.params
+        try:
+            if not self._has_grammar(message):
+                status = RequestStatus.WAITING_FOR_GRAMMAR
+        except InvalidRequest as refusal:
+            return [_refused(message.id, refusal)]
+        self._log.note(Added(message, status.value))
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= self.limits.eos_token_ids
@@ -133,6 +150,8 @@ class Engine:
             InvalidRequest: no such session, it has not ended its turn, or the context has no room for the input.
         """
         request = self.scheduler.books.requests.get(request_id)
+        if params.grammar is not None:
+            raise InvalidRequest("a session takes no grammar", params.grammar.param)
         if request is None or not request.is_paused:
             raise InvalidRequest("the session has ended, or its last turn has not")
         length = request.num_tokens - 1 + len(token_ids)
@@ -148,6 +167,7 @@ class Engine:
         """End requests at once; unknown ids are ignored."""
         ids = list(ids)
         self._log.note(Aborted(ids))
+        self._release_grammars(ids)
         return self.scheduler.abort(ids)
 
     def wake(self, request_id: str) -> None:
@@ -170,6 +190,7 @@ class Engine:
 
         A step that raises ends the requests that are in it, and no others.
         """
+        refusals = self._collect_grammars()
         started = time.perf_counter()
         plan = None if self.is_paused else self.scheduler.schedule()
         scheduled = time.perf_counter()
@@ -182,7 +203,36 @@ class Engine:
         self.is_idle = plan is None and result is None and error is None
         if self._is_stuck:
             self._watchdog.report(self._log)
-        return outputs
+        self._release_grammars(output.id for output in outputs if output.finish_reason is not None)
+        if self._grammars is not None and self._grammars.is_compiling and self.is_idle:
+            self._grammars.wait(GRAMMAR_WAIT)
+            self.is_idle = False
+        return refusals + outputs
+
+    def _has_grammar(self, message: AddRequest) -> bool:
+        """True if the grammar that a request needs, if it needs one, is there. Raises InvalidRequest: it cannot be."""
+        grammar = message.params.grammar
+        if self._grammars is None or grammar is None:
+            return True
+        if message.is_resumable:
+            raise InvalidRequest("a session takes no grammar", grammar.param)
+        return self._grammars.admit(message.id, grammar.text)
+
+    def _collect_grammars(self) -> list[TokenOutput]:
+        """Let requests go on whose grammar has been compiled; the terminal outputs of those whose grammar cannot be."""
+        if self._grammars is None or not self._grammars.is_compiling:
+            return []
+        collected = self._grammars.collect()
+        for request_id in collected.ready:
+            self.wake(request_id)
+        for request_id, _ in collected.refused:
+            self.abort([request_id])
+        return [_refused(request_id, error) for request_id, error in collected.refused]
+
+    def _release_grammars(self, ids: Iterable[str]) -> None:
+        if self._grammars is not None:
+            for request_id in ids:
+                self._grammars.release(request_id)
 
     @property
     def _is_stuck(self) -> bool:
@@ -233,4 +283,10 @@ class Engine:
     def close(self) -> None:
         """Wait for launched steps, let the runner's thread go and finish the log."""
         self.runner.close()
+        if self._grammars is not None:
+            self._grammars.close()
         self._log.close()
+
+
+def _refused(request_id: str, error: InvalidRequest) -> TokenOutput:
+    return TokenOutput(request_id, [], FinishReason.ERROR, error=str(error), error_status=error.status)

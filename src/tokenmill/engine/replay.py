@@ -30,16 +30,17 @@ class RecordedRunner:
     """Answers each plan with what the recorded step brought."""
 
     def __init__(self, records: list[StepRecord]) -> None:
-        self._token_ids = {r.committed: r.token_ids for r in records if r.committed is not None}
+        self._outcomes = {r.committed: r for r in records if r.committed is not None}
         self.launched: StepPlan | None = None
 
     def launch(self, plan: StepPlan) -> Future[StepResult]:
         """The recorded outcome; a step that was never committed failed, or was cut off with the log."""
         self.launched = plan
         future: Future[StepResult] = Future()
-        if plan.step in self._token_ids:
-            token_ids = np.array(self._token_ids[plan.step], dtype=np.int32)
-            future.set_result(StepResult(plan.step, token_ids, {}))
+        if plan.step in self._outcomes:
+            outcome = self._outcomes[plan.step]
+            token_ids = np.array(outcome.token_ids, dtype=np.int32)
+            future.set_result(StepResult(plan.step, token_ids, {}, outcome.failures))
         else:
             future.set_exception(RuntimeError("the recorded step brought nothing"))
         return future

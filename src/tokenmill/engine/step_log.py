@@ -52,6 +52,7 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         plan: the plan it launched, as plain data; None: nothing could be launched.
         committed: the step it took in; None: none was due. With overlap it is an older one than `plan`.
         token_ids: what that step sampled, -1 where it did not.
+        failures: why requests of that step could not go on, by their place in it.
         error: why the step failed.
         waiting: why the first of the waiting requests waits.
         seconds: of scheduling, of waiting for the step, of committing.
@@ -61,6 +62,7 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     plan: dict[str, Any] | None = None
     committed: int | None = None
     token_ids: list[int] = []
+    failures: dict[int, str] = {}
     error: str | None = None
     waiting: str = ""
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -93,7 +95,9 @@ class StepLog:
         if plan is None and result is None and not events and record.error is None:
             return  # an idle turn
         if result is not None:
-            record = msgspec.structs.replace(record, committed=result.step, token_ids=result.token_ids.tolist())
+            record = msgspec.structs.replace(
+                record, committed=result.step, token_ids=result.token_ids.tolist(), failures=result.failures
+            )
         self._recent.append((plan, record))
         if self._file is not None:
             self._write(_with_plan(plan, msgspec.structs.replace(record, events=events)))

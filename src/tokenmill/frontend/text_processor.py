@@ -16,8 +16,10 @@ from pathlib import Path
 
 import msgspec
 
+from tokenmill.config import EngineConfig
 from tokenmill.errors import InvalidRequest
 from tokenmill.frontend.chat_template import ChatTemplate, load_chat_template
+from tokenmill.frontend.constraint import GrammarBuilder
 from tokenmill.frontend.detokenizer import IncrementalDetokenizer
 from tokenmill.frontend.prompt_encoder import PromptEncoder
 from tokenmill.frontend.stop_strings import StopStrings
@@ -77,11 +79,16 @@ class TextProcessor:
         worker_index: int = 0,
         *,
         eos_token_ids: frozenset[int] = frozenset(),
+        any_whitespace: bool = True,
     ) -> None:
-        """`eos_token_ids` are the model's own: ending on one of them is a plain stop, with no `stop_reason`."""
+        """`eos_token_ids` are the model's own: ending on one of them is a plain stop, with no `stop_reason`.
+
+        `any_whitespace`: structured JSON may have white space between its parts.
+        """
         self.tokenizer = tokenizer
         self._prompts = PromptEncoder(tokenizer, chat_template)
         self._worker_index = worker_index
+        self._any_whitespace = any_whitespace
         self._eos_token_ids = eos_token_ids
         self._open: dict[str, _OpenRequest] = {}
 
@@ -139,9 +146,10 @@ class TextProcessor:
     def _generate(self, message: GenerateText) -> Routed:
         prompt = self._prompts.prompt(message)
         message.params.check_vocabulary(self._prompts.vocab_size)
+        constrained = self._constrained(message)
         requests: list[ToEngine] = []
         for i, request_id in enumerate(message.ids):
-            params = _params_of_continuation(message.params, i)
+            params = _params_of_continuation(constrained, i)
             self.expect(request_id, params, len(prompt))
             requests.append(
                 AddRequest(
@@ -155,6 +163,15 @@ class TextProcessor:
                 )
             )
         return Routed(to_engine=requests)
+
+    def _constrained(self, message: GenerateText) -> SamplingParams:
+        """The parameters with what the answer must look like in the form that the engine takes."""
+        outputs = message.params.structured_outputs
+        if outputs is None:
+            return message.params
+        builder = GrammarBuilder(self.tokenizer, self._any_whitespace)
+        grammar = builder.grammar([builder.answer(outputs)], outputs.param)
+        return msgspec.structs.replace(message.params, structured_outputs=None, grammar=grammar)
 
     def _encode(self, message: EncodeText) -> Routed:
         ids = self._prompts.tokens(message)
@@ -170,9 +187,13 @@ class TextProcessor:
     def _step_outputs(self, message: StepOutputs) -> Routed:
         outputs: list[TextOutput] = []
         stopped: list[str] = []
+        refused: list[ToApi] = []
         for output in message.outputs:
             request = self._open.get(output.id)
             if request is None:
+                continue
+            if output.error is not None and output.error_status < 500:
+                refused.append(_refusal(self._open.pop(output.id), output))
                 continue
             text_output = self._text_output(request, output)
             outputs.append(text_output)
@@ -182,7 +203,7 @@ class TextProcessor:
                     stopped.append(output.id)
         return Routed(
             to_engine=[AbortRequests(stopped)] if stopped else [],
-            to_api=[TextOutputs(outputs)] if outputs else [],
+            to_api=[TextOutputs(outputs), *refused] if outputs else refused,
         )
 
     def _text_output(self, request: _OpenRequest, output: TokenOutput) -> TextOutput:
@@ -230,17 +251,26 @@ class TextProcessor:
 
 
 def load_text_processor(
-    folder: Path, tokenizer_folder: Path | None = None, chat_template_file: str | None = None, worker_index: int = 0
+    folder: Path,
+    config: EngineConfig,
+    chat_template_file: str | None = None,
+    worker_index: int = 0,
 ) -> TextProcessor:
     """Load all that a text worker needs from a checkpoint's folder (and another tokenizer's, where given).
 
     Raises:
         InvalidCheckpoint, InvalidConfig: a file is missing or broken; the message names it.
     """
-    source = tokenizer_folder or folder
+    source = Path(config.tokenizer) if config.tokenizer else folder
     tokenizer = Tokenizer.load(source)
     chat_template = load_chat_template(source, tokenizer.special_tokens, chat_template_file)
-    return TextProcessor(tokenizer, chat_template, worker_index, eos_token_ids=eos_token_ids(folder))
+    return TextProcessor(
+        tokenizer,
+        chat_template,
+        worker_index,
+        eos_token_ids=eos_token_ids(folder),
+        any_whitespace=not config.structured_outputs().disable_any_whitespace,
+    )
 
 
 def _params_of_continuation(params: SamplingParams, index: int) -> SamplingParams:
@@ -249,6 +279,12 @@ def _params_of_continuation(params: SamplingParams, index: int) -> SamplingParam
         return params
     seed = (params.seed + index + 2**63) % 2**64 - 2**63
     return msgspec.structs.replace(params, seed=seed)
+
+
+def _refusal(request: _OpenRequest, output: TokenOutput) -> RequestRejected:
+    """The engine found the request itself at fault."""
+    param = request.params.grammar.param if request.params.grammar is not None else None
+    return RequestRejected(ids=[output.id], status=output.error_status, error=output.error or "", param=param)
 
 
 def _rejection(ids: list[str], error: InvalidRequest) -> RequestRejected:

@@ -59,10 +59,7 @@ def run_worker(folder: Path, index: int, alive_fd: int) -> int:
 
 
 def _load(launch: LaunchFile, ready: EngineReady, index: int) -> TextProcessor:
-    tokenizer = launch.engine.tokenizer
-    return load_text_processor(
-        Path(ready.model), Path(tokenizer) if tokenizer else None, launch.server.chat_template, index
-    )
+    return load_text_processor(Path(ready.model), launch.engine, launch.server.chat_template, index)
 
 
 def _parent_is_gone(alive_fd: int, events: dict[object, int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.runner.inputs import build_batch
 from tokenmill.runner.row_tables import RowTables
 from tokenmill.sampling.batch import SamplingBatch
+from tokenmill.sampling.grammar_rows import GrammarRows
 from tokenmill.sampling.logprobs import to_messages
 from tokenmill.sampling.sampler import SampledTokens, Sampler
 from tokenmill.sampling.table import SamplingTable
@@ -45,12 +47,14 @@ class ModelRunner:
         attention: AttentionBackend,
         tables: RowTables,
         sampling: SamplingTable,
+        grammars: GrammarRows,
         overlap: bool = False,
     ) -> None:
         self.model = model
         self.attention = attention
         self.tables = tables
         self.sampling = sampling
+        self.grammars = grammars
         self.sampler = Sampler()
         self._has_failed = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="runner") if overlap else None
@@ -88,6 +92,7 @@ class ModelRunner:
         self.tables.apply(plan)
         for new_row in plan.new_rows:
             self.sampling.set(new_row)
+        self.grammars.set(plan.new_rows)
         outputs = self.model.forward(build_batch(plan, self.tables), self.attention)
 
         token_ids = np.full(len(plan.rows), -1, dtype=np.int32)
@@ -96,6 +101,9 @@ class ModelRunner:
         rows = plan.rows[plan.samples]
         positions = (plan.num_computed + plan.num_scheduled)[plan.samples]
         batch = self.sampling.batch(rows, positions)
+        constrained = self.grammars.step(rows, positions)
+        if constrained is not None:
+            batch = dataclasses.replace(batch, allowed=constrained.ready(self.tables.tokens.device))
         sampled = self._sample(outputs, batch)
         device = self.tables.tokens.device
         self.tables.write_tokens(
@@ -103,10 +111,12 @@ class ModelRunner:
             torch.from_numpy(positions.astype(np.int64)).to(device),
             sampled.token_ids,
         )
-        token_ids[plan.samples] = sampled.token_ids.cpu().numpy()
-        if sampled.logprobs is None:
-            return StepResult(plan.step, token_ids, {})
-        return StepResult(plan.step, token_ids, to_messages(sampled.logprobs, np.flatnonzero(plan.samples).tolist()))
+        indices = np.flatnonzero(plan.samples)
+        own_ids = sampled.token_ids.cpu().numpy().astype(np.int32)
+        failures = {} if constrained is None else constrained.take(own_ids)
+        token_ids[indices] = own_ids
+        logprobs = {} if sampled.logprobs is None else to_messages(sampled.logprobs, indices.tolist())
+        return StepResult(plan.step, token_ids, logprobs, {int(indices[i]): why for i, why in failures.items()})
 
     def _sample(self, outputs: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         if batch.only_argmax:
@@ -118,3 +128,4 @@ class ModelRunner:
         """Wait for launched steps and end the worker thread."""
         if self._worker is not None:
             self._worker.shutdown(wait=True)
+        self.grammars.close()

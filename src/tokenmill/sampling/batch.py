@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tokenmill.sampling.allowed import AllowedTokens
+from tokenmill.sampling.token_rules import TokenRules
+
 
 @dataclass(frozen=True, slots=True)
 class DrawGroup:
@@ -88,6 +91,8 @@ class SamplingBatch:
         filtered_within_candidates: all of `filtered` have a top-k small enough for the candidate list.
         wide: rows with a top-k too large for it.
         bias: values to add; banned: logits to set to -inf (the values are -inf).
+        allowed: what grammars leave of the vocabulary.
+        rules: what the requests themselves leave of it.
     """
 
     size: int
@@ -101,3 +106,5 @@ class SamplingBatch:
     bias: LogitEntries | None = None
     banned: LogitEntries | None = None
     logprobs: LogprobGroup | None = None
+    allowed: AllowedTokens | None = None
+    rules: TokenRules | None = None

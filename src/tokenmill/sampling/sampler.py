@@ -1,8 +1,8 @@
 """`Sampler`: logits of a step in, one token per row out.
 
 In vLLM's order: log probabilities are taken from the raw logits; then logit bias, penalties, the mask of stop ids
-before min_tokens, temperature, min-p, top-k, top-p, and the draw with the row's one uniform number. Knows nothing of
-requests, plans or steps.
+before min_tokens, the masks of grammars, temperature, min-p, top-k, top-p, and the draw with the row's one uniform
+number. Knows nothing of requests, plans or steps.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenmill.sampling.allowed import ban_others
 from tokenmill.sampling.batch import DrawGroup, LogitEntries, SamplingBatch
 from tokenmill.sampling.candidates import finite, first_argmax
 from tokenmill.sampling.draw import draw_filtered, draw_plain
 from tokenmill.sampling.logprobs import LogprobTensors, take_logprobs
 from tokenmill.sampling.penalties import apply_penalties
+from tokenmill.sampling.token_rules import apply_rules
 from tokenmill.sampling.weights import rows_at_once
 from tokenmill.sampling.wide import WideDraw, draw_wide
 
@@ -66,7 +68,7 @@ class Sampler:
 
 
 def _process(logits: Tensor, batch: SamplingBatch, token_table: Tensor) -> Tensor:
-    if batch.bias is None and batch.penalties is None and batch.banned is None:
+    if all(part is None for part in (batch.bias, batch.penalties, batch.banned, batch.allowed, batch.rules)):
         return logits
     processed = logits.clone()
     if batch.bias is not None:
@@ -75,6 +77,10 @@ def _process(logits: Tensor, batch: SamplingBatch, token_table: Tensor) -> Tenso
         apply_penalties(processed, batch.penalties, token_table)
     if batch.banned is not None:
         _ban(processed, batch.banned)
+    if batch.allowed is not None:
+        ban_others(processed, batch.allowed)
+    if batch.rules is not None:
+        apply_rules(processed, batch.rules, token_table)
     return processed
 
 

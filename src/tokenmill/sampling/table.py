@@ -16,6 +16,7 @@ import torch
 from tokenmill.sampling.batch import DrawGroup, LogitEntries, LogprobGroup, PenaltyGroup, SamplingBatch
 from tokenmill.sampling.candidates import MAX_CANDIDATES
 from tokenmill.sampling.random import uniforms
+from tokenmill.sampling.token_rules import TokenRuleTable
 from tokenmill.scheduler.plan import NewRow
 
 MAX_LOGIT_BIAS = 100.0
@@ -56,7 +57,9 @@ _RECORD = np.dtype(
         ("first_stop_position", np.int64),
         ("num_logprobs", np.int64),
         ("has_bias", np.bool_),
-    ]
+        ("has_rules", np.bool_),
+    ],
+    align=True,
 )
 
 
@@ -73,11 +76,13 @@ class SamplingTable:
         self._banned: list[Entries | None] = [None] * max_rows
         self._vocab_size = vocab_size
         self._device = torch.device(device)
+        self._rules = TokenRuleTable(max_rows, vocab_size, self._device)
 
     def set(self, new_row: NewRow) -> None:
         """Make `new_row.row` the row of this request; every field is overwritten."""
         params, row = new_row.params, new_row.row
-        stop_ids = new_row.stop_token_ids if params.min_tokens else ()
+        # A grammar's own mask keeps stop ids out: it knows where nothing else is allowed.
+        stop_ids = new_row.stop_token_ids if params.min_tokens and params.grammar is None else ()
         self._bias[row] = _entries(
             tuple(params.logit_bias),
             [min(max(value, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for value in params.logit_bias.values()],
@@ -86,8 +91,15 @@ class SamplingTable:
         has_penalty = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
         top_k = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
         draw = self._draw(new_row, top_k)
+        has_rules = self._rules.set(new_row)
         has_extra = bool(
-            draw is not Draw.GREEDY or has_penalty or params.logit_bias or stop_ids or params.logprobs is not None
+            draw is not Draw.GREEDY
+            or has_penalty
+            or params.logit_bias
+            or stop_ids
+            or params.logprobs is not None
+            or params.grammar is not None
+            or has_rules
         )
         self._records[row] = (
             draw,
@@ -105,6 +117,7 @@ class SamplingTable:
             new_row.num_prompt_tokens + params.min_tokens if stop_ids else 0,
             -1 if params.logprobs is None else min(params.logprobs, self._vocab_size),
             bool(params.logit_bias),
+            has_rules,
         )
 
     def batch(self, rows: npt.NDArray[np.integer], positions: npt.NDArray[np.integer]) -> SamplingBatch:
@@ -131,6 +144,7 @@ class SamplingTable:
             bias=self._logit_entries(_where(records["has_bias"]), rows, self._bias),
             banned=self._logit_entries(_where(positions < records["first_stop_position"]), rows, self._banned),
             logprobs=self._logprob_group(records),
+            rules=self._rules.select(rows, positions) if records["has_rules"].any() else None,
         )
 
     def _draw(self, new_row: NewRow, top_k: int) -> Draw:

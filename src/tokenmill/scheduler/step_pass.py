@@ -23,7 +23,7 @@ class StepPass:
         self._config = config
         self._books = books
         self._kv = books.kv
-        self._claimed_pages = 0
+        self._claimed_pages: int  # since the last `advance`, which comes before any `admit`
         self._has_admitted = False
         self._tokens_to_hold = ADMISSION_POLICIES[config.admission]
 
@@ -94,11 +94,9 @@ class StepPass:
         num_tokens = self._chunk(request.num_uncomputed_tokens)
         end = request.num_computed_tokens + num_tokens
         first_page = len(self._kv.pages(request))
-        new_pages = self._kv.allocate(request, end, self._claimed_pages)
-        if new_pages is not None:
-            self.builder.schedule(request, num_tokens, first_page, new_pages)
-            return True
-        while new_pages is None:
+        enough_pages = True
+        while (new_pages := self._kv.allocate(request, end, self._claimed_pages)) is None:
+            enough_pages = False
             missing = self._kv.num_missing_pages(request, end) + self._claimed_pages - self._kv.num_available
             if self._books.num_returning_pages() >= missing:
                 request.wait_reason = f"waits for {missing} pages that launched steps still use"
@@ -106,9 +104,8 @@ class StepPass:
                 return False
             if not self._books.preempt_idle() and self._books.preempt_last() is request:
                 return False
-            new_pages = self._kv.allocate(request, end, self._claimed_pages)
         self.builder.schedule(request, num_tokens, first_page, new_pages)
-        return False
+        return enough_pages
 
     def _is_passed_over(self, request: Request) -> bool:
         if not is_ready(request):

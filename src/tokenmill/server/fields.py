@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from tokenmill.errors import InvalidRequest
 from tokenmill.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+from tokenmill.server.output_fields import ResponseFormat, StructuredOutputsField, structured_outputs
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -53,10 +54,8 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
-    "structured_outputs": (),
     "suffix": ("",),
     "truncate_prompt_tokens": (),
     "verbosity": (),
@@ -99,6 +98,8 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     cache_salt: Label | None = None
     request_id: Label | None = None
     return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsField | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
 
     # Accepted without effect: they concern OpenAI's own bookkeeping.
@@ -124,10 +125,8 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     modalities: Any = None
     prediction: Any = None
     prompt_logprobs: Any = None
-    response_format: Any = None
     spaces_between_special_tokens: Any = None
     store: Any = None
-    structured_outputs: Any = None
     suffix: Any = None
     truncate_prompt_tokens: Any = None
     verbosity: Any = None
@@ -172,6 +171,7 @@ def sampling_params(
         fields["stop_token_ids"] = tuple(body.stop_token_ids)
     if body.logit_bias is not None:
         fields["logit_bias"] = logit_bias_of(body.logit_bias)
+    fields["structured_outputs"] = structured_outputs(body.response_format, body.structured_outputs)
     return SamplingParams(**fields)
 
 

@@ -1,0 +1,94 @@
+"""Grammar text to a matcher, for one tokenizer, through llguidance.
+
+llguidance's own limits bound what a mask may cost at each token; what compiling costs is bounded by `trial`, where the
+same compiler runs first in a process that can be killed.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill.errors import InvalidRequest
+
+# About 10 ms for a mask at most, and 8 MiB of lexer states for a request, by llguidance's own figures.
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 8_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+_MAX_ERROR_CHARACTERS = 300
+
+
+class GrammarTokenizer(msgspec.Struct, frozen=True):
+    """What a grammar must know of the tokenizer.
+
+    Attributes:
+        path: its tokenizer.json.
+        vocab_size: the model's; masks have that many bits.
+        eos_token_ids: allowed where the grammar is complete.
+    """
+
+    path: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class GrammarCompiler:
+    """Compiles grammars. Loads the tokenizer when the first one comes, which takes a second for a large one."""
+
+    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def load(self) -> None:
+        """Load the tokenizer now.
+
+        Raises:
+            InvalidRequest: the tokenizer is of a kind that outputs cannot be constrained with.
+        """
+        _ = self._backend
+
+    def compile(self, text: str) -> Any:
+        """A matcher at its start, of which requests take deep copies; its first mask has been computed.
+
+        Raises:
+            InvalidRequest: not a grammar, one that is too large, or one that nothing matches.
+        """
+        import llguidance
+
+        limits = llguidance.LLParserLimits(**_LIMITS)
+        matcher = llguidance.LLMatcher(self._backend, text, log_level=0, limits=limits)
+        if not matcher.is_error():
+            probe = matcher.deep_copy()
+            probe.compute_bitmask()
+            if not probe.is_error():
+                return matcher
+            matcher = probe
+        raise InvalidRequest(f"the grammar cannot be used: {explain(matcher)}")
+
+    @functools.cached_property
+    def _backend(self) -> Any:
+        import llguidance
+
+        try:
+            raw = Path(self._tokenizer.path).read_text(encoding="utf-8")
+            ids = list(self._tokenizer.eos_token_ids)
+            return llguidance.LLTokenizer(raw, n_vocab=self._tokenizer.vocab_size, eos_token=ids or None)
+        except (ValueError, OSError) as error:
+            raise InvalidRequest("structured output is not possible with this model's tokenizer") from error
+
+
+def explain(matcher: Any) -> str:
+    """Why a matcher gave up, on one line and without its inner state."""
+    error = matcher.get_error().replace("<non-verbose/>", "").strip()
+    if error.startswith("NoExtension"):
+        return "nothing matches it"
+    line = " ".join(error.split())
+    return line if len(line) <= _MAX_ERROR_CHARACTERS else line[:_MAX_ERROR_CHARACTERS] + " ..."

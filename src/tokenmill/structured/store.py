@@ -1,0 +1,198 @@
+"""The grammars of an engine: compiled off its loop, shared by requests, forgotten by least recent use.
+
+    request -> `admit`: known, or queued to compile -> `collect`: who may go on, who is refused -> `release`
+
+One thread (the engine's) calls everything but `template`, which the runner's thread calls too.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.errors import InvalidRequest
+from tokenmill.structured.compiler import GrammarCompiler, GrammarTokenizer
+from tokenmill.structured.trial import Limits, TrialProcess
+
+# Two, so that one grammar that takes all of its time does not hold up the next.
+_NUM_THREADS = 2
+_NICENESS = 10
+# What a small grammar takes; its own fork finds that much among the memory it already has.
+_LEAST_BYTES = 64 << 10
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A compiled grammar, or why there is none."""
+
+    num_bytes: int
+    template: Any = None
+    error: InvalidRequest | None = None
+    users: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What compiling brought: requests that may go on, and those that are refused, each with the reason."""
+
+    ready: list[str] = field(default_factory=list)
+    refused: list[tuple[str, InvalidRequest]] = field(default_factory=list)
+
+
+class GrammarStore:
+    """Compiles grammars and keeps them.
+
+    Attributes:
+        num_bytes: what the kept grammars take together. Those that no request uses go, least recently used first, when
+            it exceeds `max_bytes`; when those in use do, further grammars are refused until some end.
+    """
+
+    def __init__(self, tokenizer: GrammarTokenizer, limits: Limits, max_bytes: int) -> None:
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._compiler = GrammarCompiler(tokenizer)
+        self._trials = _Trials(tokenizer, limits)
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._text_of: dict[str, str] = {}
+        self._waiting: dict[str, list[str]] = {}
+        self._compiling: dict[str, Future[_Entry]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def is_compiling(self) -> bool:
+        """True while a request waits for its grammar."""
+        return bool(self._waiting)
+
+    def admit(self, request_id: str, text: str) -> bool:
+        """Take in a request that needs a grammar. True: it is there already; False: `collect` will tell.
+
+        Raises:
+            InvalidRequest: the grammar is known to be unusable.
+        """
+        entry = self._entries.get(text)
+        if entry is not None:
+            self._entries.move_to_end(text)
+            if entry.error is not None:
+                raise entry.error
+            entry.users.add(request_id)
+        else:
+            self._waiting.setdefault(text, []).append(request_id)
+            if text not in self._compiling:
+                self._compiling[text] = self._threads().submit(self._compile, text)
+        self._text_of[request_id] = text
+        return entry is not None
+
+    def collect(self) -> Collected:
+        """Settle what has been compiled since the last call."""
+        collected = Collected()
+        for text in [text for text, future in self._compiling.items() if future.done()]:
+            entry = self._keep(text, self._compiling.pop(text))
+            for request_id in self._waiting.pop(text, ()):
+                if entry.error is None:
+                    entry.users.add(request_id)
+                    collected.ready.append(request_id)
+                else:
+                    del self._text_of[request_id]
+                    collected.refused.append((request_id, entry.error))
+            self._evict()
+        return collected
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something has been compiled, up to `seconds`."""
+        wait(list(self._compiling.values()), seconds, return_when="FIRST_COMPLETED")
+
+    def release(self, request_id: str) -> None:
+        """A request has ended; one without a grammar is ignored."""
+        text = self._text_of.pop(request_id, None)
+        if text is None:
+            return
+        if text in self._entries:
+            self._entries[text].users.discard(request_id)
+            self._evict()
+        if request_id in self._waiting.get(text, ()):
+            self._waiting[text].remove(request_id)
+            if not self._waiting[text]:
+                del self._waiting[text]
+
+    def template(self, text: str) -> Any | None:
+        """The compiled grammar, to be deep-copied; None only when no request that is alive needs it."""
+        entry = self._entries.get(text)
+        return None if entry is None else entry.template
+
+    def close(self) -> None:
+        """End the threads and the processes."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._trials.close()
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar", initializer=_yield_to_steps)
+        return self._pool
+
+    def _compile(self, text: str) -> _Entry:
+        """In a thread: try it where it can do no harm, then here."""
+        try:
+            num_bytes = self._trials.check(text)
+            return _Entry(num_bytes + len(text) + _LEAST_BYTES, self._compiler.compile(text))
+        except InvalidRequest as error:
+            return _Entry(len(text), error=error)
+
+    def _keep(self, text: str, future: Future[_Entry]) -> _Entry:
+        """Enter what was compiled, unless there is no room for it now."""
+        if future.exception() is not None:
+            return _Entry(0, error=InvalidRequest("the grammar could not be compiled"))
+        entry = future.result()
+        in_use = sum(other.num_bytes for other in self._entries.values() if other.users)
+        if entry.num_bytes > self._max_bytes:
+            return _Entry(
+                0,
+                error=InvalidRequest(f"the grammar takes {entry.num_bytes >> 20} MiB; at most {self._max_bytes >> 20}"),
+            )
+        if in_use + entry.num_bytes > self._max_bytes:
+            return _Entry(0, error=InvalidRequest("the grammars in use leave no room for this one; try again later"))
+        self._entries[text] = entry
+        self.num_bytes += entry.num_bytes
+        return entry
+
+    def _evict(self) -> None:
+        if self.num_bytes <= self._max_bytes:
+            return
+        for text, entry in list(self._entries.items()):
+            if not entry.users:
+                del self._entries[text]
+                self.num_bytes -= entry.num_bytes
+                if self.num_bytes <= self._max_bytes:
+                    return
+
+
+class _Trials:
+    """One trial process for each thread that compiles."""
+
+    def __init__(self, tokenizer: GrammarTokenizer, limits: Limits) -> None:
+        self._make: Callable[[], TrialProcess] = lambda: TrialProcess(tokenizer, limits)
+        self._own = threading.local()
+        self._all: list[TrialProcess] = []
+
+    def check(self, text: str) -> int:
+        """See `TrialProcess.check`."""
+        if not hasattr(self._own, "process"):
+            self._own.process = self._make()
+            self._all.append(self._own.process)
+        process: TrialProcess = self._own.process
+        return process.check(text)
+
+    def close(self) -> None:
+        """End them all."""
+        for process in self._all:
+            process.close()
+
+
+def _yield_to_steps() -> None:
+    """Compiling takes what the steps of the engine leave."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
