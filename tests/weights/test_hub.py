@@ -133,6 +133,6 @@ def test_what_can_only_be_a_path_never_reaches_the_hub(model: str) -> None:
 
 
 def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
+    (tmp_path / "model.bin").touch()
     with pytest.raises(InvalidCheckpoint, match="is a file; a checkpoint is a folder"):
-        fetch(str(tmp_path / "model.gguf"), None, None)
+        fetch(str(tmp_path / "model.bin"), None, None)

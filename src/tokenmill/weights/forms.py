@@ -23,15 +23,15 @@ Parts = Mapping[str, torch.Tensor]
 
 
 class Form(Protocol):
-    """One way of storing a weight.
+    """One way of storing a weight."""
 
-    Attributes:
-        suffixes: what is put after a module's name to name each tensor, e.g. `qweight`.
-        optional: suffixes that may be missing.
-    """
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """What is put after a module's name to name each tensor, e.g. `qweight`."""
 
-    suffixes: tuple[str, ...]
-    optional: tuple[str, ...]
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Suffixes that may be missing."""
 
     def shape(self, stored: Mapping[str, StoredTensor]) -> tuple[int, ...]:
         """(out_size, in_size), from the tensors' own shapes."""

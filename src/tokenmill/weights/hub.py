@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import InvalidCheckpoint
+from tokenmill.weights.gguf.folder import unpack
 
 Progress = Callable[[int, int], None]
 
@@ -25,7 +26,7 @@ def fetch(model: str, revision: str | None, download_dir: str | None, progress: 
     """The folder of a model, downloaded first if it is a hub id.
 
     Args:
-        model: an existing folder, which is returned as it is, or `owner/name` on the hub.
+        model: an existing folder, which is returned as it is, a .gguf file, or `owner/name` on the hub.
         revision: branch, tag or commit on the hub; None: its main branch.
         download_dir: the cache to download into; None: huggingface-hub's own.
         progress: called from any thread with (bytes done, bytes in all so far known).
@@ -37,7 +38,11 @@ def fetch(model: str, revision: str | None, download_dir: str | None, progress: 
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise InvalidCheckpoint(f"{model} is a file; a checkpoint is a folder with config.json and safetensors")
+        if folder.suffix == ".gguf":
+            return unpack(folder, Path(download_dir or "~/.cache/tokenmill").expanduser() / "gguf")
+        raise InvalidCheckpoint(
+            f"{model} is a file; a checkpoint is a folder with config.json and safetensors, or a .gguf file"
+        )
     if model.startswith(("/", "./", "../", "~")) or not HUB_ID.fullmatch(model):
         raise InvalidCheckpoint(f"there is no folder {model}, and it is not a hub id such as owner/name")
     return _download(model, revision, download_dir, progress or (lambda done, total: None))

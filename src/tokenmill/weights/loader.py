@@ -5,22 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from tokenmill.errors import InvalidCheckpoint
 from tokenmill.kernels.protocol import Kernels
+from tokenmill.kernels.quantized import Rows
 from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.reads import Read, plan_reads
-from tokenmill.weights.safetensors_header import StoredTensor
+from tokenmill.weights.gguf.file import open_gguf
+from tokenmill.weights.gguf.folder import LINK_NAME
+from tokenmill.weights.gguf.reads import plan_gguf_reads
+from tokenmill.weights.reads import plan_reads
 
 Progress = Callable[[int, int], None]
 
 DUMMY_SEED = 0
+
+
+class WeightRead(Protocol):
+    """One weight to be read: the name of its target, its bytes in the files, and its values."""
+
+    @property
+    def name(self) -> str:
+        """The target's name."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the files."""
+
+    def rows(self) -> Rows:
+        """The values, floats or quantized."""
 
 
 def load_model(
@@ -33,7 +50,8 @@ def load_model(
     """A decoder with the weights of a folder, in the form of the kernels.
 
     Args:
-        load_format: `auto` or `safetensors`: read the folder; `dummy`: seeded random weights, no weight file needed.
+        load_format: `auto`, `safetensors` or `gguf`: read the folder; `dummy`: seeded random weights, no weight file
+            needed.
         progress: called with (bytes done, bytes in all) of the checkpoint, once before and after each weight.
 
     Raises:
@@ -42,34 +60,30 @@ def load_model(
     report = progress or (lambda done, total: None)
     if load_format == "dummy":
         return _dummy(Decoder(architecture, kernels), kernels.dtype, report)
-    shapes = Decoder(architecture, TorchKernels(kernels.dtype, "meta"))
-    reads = plan_reads(open_checkpoint(folder), shapes.targets(), architecture.tie_embeddings)
+    reads = _plan(folder, load_format, Decoder(architecture, TorchKernels(kernels.dtype, "meta")))
     decoder = Decoder(architecture, kernels)
     _fill(decoder, reads, report)
     return decoder
 
 
-def _fill(decoder: Decoder, reads: Sequence[Read], report: Progress) -> None:
+def _plan(folder: Path, load_format: str, shapes: Decoder) -> Sequence[WeightRead]:
+    architecture = shapes.architecture
+    is_gguf = (folder / LINK_NAME).exists()
+    if load_format not in ("auto", "gguf" if is_gguf else "safetensors"):
+        raise InvalidCheckpoint(f"{folder} has no {load_format} weights, which --load-format asks for")
+    if is_gguf:
+        return plan_gguf_reads(open_gguf(folder / LINK_NAME), shapes.targets(), architecture)
+    return plan_reads(open_checkpoint(folder), shapes.targets(), architecture.tie_embeddings)
+
+
+def _fill(decoder: Decoder, reads: Sequence[WeightRead], report: Progress) -> None:
     targets = {target.name: target for target in decoder.targets()}
     total, done = sum(read.num_bytes for read in reads), 0
     report(done, total)
     for read in reads:
-        parts = {suffix: _tensor(stored) for suffix, stored in read.stored.items()}
-        targets[read.name].fill(read.form.read(parts))
+        targets[read.name].fill(read.rows())
         done += read.num_bytes
         report(done, total)
-
-
-def _tensor(stored: StoredTensor) -> torch.Tensor:
-    """The tensor, mapped from its file; what has been read of it leaves memory with it.
-
-    The file is opened for each tensor: a mapping that stayed would keep all its pages in memory.
-    """
-    try:
-        with safe_open(stored.file, framework="pt") as file:
-            return file.get_tensor(stored.name)
-    except (SafetensorError, OSError) as error:
-        raise InvalidCheckpoint(f"cannot read {stored.file}: {error}") from error
 
 
 def _dummy(decoder: Decoder, dtype: torch.dtype, report: Progress) -> Decoder:

@@ -7,7 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError, safe_open
+
 from tokenmill.errors import InvalidCheckpoint
+from tokenmill.kernels.quantized import Rows
 from tokenmill.models.linear import Target
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.forms import FLOATS, Dense, Form
@@ -30,6 +34,10 @@ class Read:
     def num_bytes(self) -> int:
         """Bytes in the files."""
         return sum(tensor.num_bytes for tensor in self.stored.values())
+
+    def rows(self) -> Rows:
+        """The values, floats or quantized."""
+        return self.form.read({suffix: _tensor(stored) for suffix, stored in self.stored.items()})
 
     @property
     def place(self) -> tuple[Path, int]:
@@ -84,6 +92,18 @@ def _parts(checkpoint: Checkpoint, module: str, form: Form) -> Iterator[tuple[st
             raise InvalidCheckpoint(
                 f"{checkpoint.source} has no tensor {module}.{suffix}, which its quantization calls for"
             )
+
+
+def _tensor(stored: StoredTensor) -> torch.Tensor:
+    """The tensor, mapped from its file; what has been read of it leaves memory with it.
+
+    The file is opened for each tensor: a mapping that stayed would keep all its pages in memory.
+    """
+    try:
+        with safe_open(stored.file, framework="pt") as file:
+            return file.get_tensor(stored.name)
+    except (SafetensorError, OSError) as error:
+        raise InvalidCheckpoint(f"cannot read {stored.file}: {error}") from error
 
 
 def _check_shape(read: Read, target: Target) -> None:

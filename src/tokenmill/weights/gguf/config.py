@@ -1,0 +1,81 @@
+"""A GGUF file's metadata in the terms of Hugging Face's config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from tokenmill.errors import InvalidCheckpoint
+from tokenmill.weights.gguf.file import GgufFile
+
+ARCHITECTURES: Mapping[str, str] = MappingProxyType(
+    {
+        "llama": "LlamaForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen3moe": "Qwen3MoeForCausalLM",
+    }
+)
+# Field of config.json -> key of the metadata, after the architecture's name.
+FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "num_hidden_layers": "block_count",
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+        "max_position_embeddings": "context_length",
+        "rope_theta": "rope.freq_base",
+        "num_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+    }
+)
+
+
+def config_of(file: GgufFile) -> dict[str, Any]:
+    """The fields of config.json that the file's metadata amount to.
+
+    Raises:
+        InvalidCheckpoint: the architecture or its rotary scaling is not supported.
+    """
+    kind = str(file.metadata.get("general.architecture"))
+    if kind not in ARCHITECTURES:
+        raise InvalidCheckpoint(
+            f"{file.path}: architecture {kind} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}"
+        )
+    if "rope_freqs.weight" in file.tensors:
+        raise InvalidCheckpoint(f"{file.path}: rotary factors (rope_freqs, Llama 3) in GGUF are not supported")
+    fields = {name: file.metadata[f"{kind}.{key}"] for name, key in FIELDS.items() if f"{kind}.{key}" in file.metadata}
+    tensors = file.tensors
+    if "token_embd.weight" not in tensors:
+        raise InvalidCheckpoint(f"{file.path} has no tensor token_embd.weight: it is not a language model")
+    return {
+        **fields,
+        "architectures": [ARCHITECTURES[kind]],
+        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "norm_topk_prob": True,
+        "hidden_act": "silu",
+        "dtype": "bfloat16",
+        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        **_rope_scaling(file, kind),
+    }
+
+
+def _rope_scaling(file: GgufFile, kind: str) -> dict[str, Any]:
+    scaling = file.metadata.get(f"{kind}.rope.scaling.type", "none")
+    if scaling == "none":
+        return {}
+    if scaling not in ("linear", "yarn"):
+        raise InvalidCheckpoint(f"{file.path}: rope scaling {scaling!r} is not supported; supported: linear, yarn")
+    fields = {"rope_type": scaling, "factor": file.metadata.get(f"{kind}.rope.scaling.factor")}
+    original = file.metadata.get(f"{kind}.rope.scaling.original_context_length")
+    if original is not None:
+        fields["original_max_position_embeddings"] = original
+    return {"rope_scaling": fields}

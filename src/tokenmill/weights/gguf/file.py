@@ -1,0 +1,71 @@
+"""A GGUF file, opened through the gguf package: metadata by key and tensors by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import InvalidCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """Where a tensor lies.
+
+    Attributes:
+        kind: its type as llama.cpp says it, e.g. `Q4_K`.
+        shape: in the usual order, rows first.
+        begin: byte in the file.
+    """
+
+    name: str
+    file: Path
+    kind: str
+    shape: tuple[int, ...]
+    begin: int
+    num_bytes: int
+
+    def data(self) -> npt.NDArray[np.uint8]:
+        """Its bytes, mapped from the file for as long as the array lives."""
+        return np.memmap(self.file, np.uint8, "r", self.begin, (self.num_bytes,))
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """What is in a file, its tensors' data left where they are."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Read the header.
+
+    Raises:
+        InvalidCheckpoint: the gguf package is missing, or the file is truncated or no GGUF.
+    """
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise InvalidCheckpoint(f"{path} needs the gguf package: pip install 'tokenmill[gguf]'") from error
+    try:
+        reader = GGUFReader(path)
+        tensors = {
+            tensor.name: GgufTensor(
+                name=tensor.name,
+                file=path,
+                kind=tensor.tensor_type.name,
+                shape=tuple(int(size) for size in reversed(tensor.shape)),
+                begin=int(tensor.data_offset),
+                num_bytes=int(tensor.n_bytes),
+            )
+            for tensor in reader.tensors
+        }
+        return GgufFile(path, {key: field.contents() for key, field in reader.fields.items()}, tensors)
+    except (OSError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
+        raise InvalidCheckpoint(f"cannot read {path} as GGUF: {error}") from error

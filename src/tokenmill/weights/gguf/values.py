@@ -1,0 +1,100 @@
+"""The values of GGUF tensors: blocks of small integers with scales, as llama.cpp lays them out (ggml-common.h).
+
+The types that the kernels can use keep their integers; every other type that the gguf package knows is spelled out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenmill.errors import InvalidCheckpoint
+from tokenmill.kernels.quantized import QuantizedRows, Rows
+from tokenmill.weights.gguf.file import GgufTensor
+
+Bytes = npt.NDArray[np.uint8]
+Parts = tuple[int, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None]
+"""bits, values [blocks, n], scales [blocks, groups], offsets [blocks, groups]."""
+
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def read_rows(tensor: GgufTensor) -> Rows:
+    """A tensor [..., in_size] as rows, its leading dimensions flattened; a vector stays one.
+
+    Raises:
+        InvalidCheckpoint: the gguf package cannot read the type.
+    """
+    data, in_size = tensor.data(), tensor.shape[-1]
+    if tensor.kind in FLOATS:
+        values = torch.from_numpy(np.array(data)).view(FLOATS[tensor.kind])
+        return values if len(tensor.shape) == 1 else values.view(-1, in_size)
+    if tensor.kind not in BLOCKS:
+        return _spelled_out(tensor, data)
+    block_bytes, decode = BLOCKS[tensor.kind]
+    bits, values, scales, offsets = decode(data.reshape(-1, block_bytes))
+    num_rows = values.size // in_size
+    return QuantizedRows(
+        bits,
+        torch.from_numpy(values.reshape(num_rows, in_size)),
+        torch.from_numpy(scales.astype(np.float32).reshape(num_rows, -1)),
+        None if offsets is None else torch.from_numpy(offsets.astype(np.float32).reshape(num_rows, -1)),
+    )
+
+
+def _spelled_out(tensor: GgufTensor, data: Bytes) -> torch.Tensor:
+    from gguf import GGMLQuantizationType, quant_shape_to_byte_shape, quants
+
+    try:
+        kind = GGMLQuantizationType[tensor.kind]
+        stored = data.reshape(quant_shape_to_byte_shape(tensor.shape, kind))
+        return torch.from_numpy(quants.dequantize(stored, kind)).view(-1, tensor.shape[-1])
+    except (NotImplementedError, ValueError) as error:
+        raise InvalidCheckpoint(
+            f"{tensor.file}: tensor {tensor.name} has type {tensor.kind}, which is not supported"
+        ) from error
+
+
+def _half(data: Bytes) -> npt.NDArray[np.float32]:
+    """[blocks, 2 * n] bytes -> [blocks, n]."""
+    return np.ascontiguousarray(data).view(np.float16).astype(np.float32)
+
+
+def _q8_0(blocks: Bytes) -> Parts:
+    """32 values: scale, 32 int8."""
+    return 8, np.ascontiguousarray(blocks[:, 2:]).view(np.int8), _half(blocks[:, :2]), None
+
+
+def _q4_0(blocks: Bytes) -> Parts:
+    """32 values: scale, 16 bytes; the low nibbles are the first half, and 8 is zero."""
+    scales, packed = _half(blocks[:, :2]), blocks[:, 2:]
+    return 4, np.concatenate((packed & 15, packed >> 4), 1), scales, -8 * scales
+
+
+def _q4_k(blocks: Bytes) -> Parts:
+    """256 values in 8 groups: two scales of the block, 12 bytes of 6-bit scales and minima, 128 bytes of nibbles."""
+    scale, minimum, packed = _half(blocks[:, :2]), _half(blocks[:, 2:4]), blocks[:, 4:16]
+    low, middle, high = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scales = np.concatenate((low & 63, (high & 15) | (low >> 6 << 4)), 1)
+    minima = np.concatenate((middle & 63, (high >> 4) | (middle >> 6 << 4)), 1)
+    # Each run of 32 bytes holds two groups: low nibbles, then high ones.
+    runs = blocks[:, 16:].reshape(-1, 4, 32)
+    values = np.stack((runs & 15, runs >> 4), 2).reshape(-1, 256)
+    return 4, values, scale * scales, -minimum * minima
+
+
+def _q6_k(blocks: Bytes) -> Parts:
+    """256 values in 16 groups: 128 bytes of low nibbles, 64 of high bits, 16 int8 scales, the block's scale."""
+    low, high = blocks[:, :128].reshape(-1, 2, 2, 32), blocks[:, 128:192].reshape(-1, 2, 1, 32)
+    nibbles = np.concatenate((low & 15, low >> 4), 2)
+    bits = (high >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & 3
+    values = (nibbles | bits << 4).astype(np.int8) - np.int8(32)
+    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8) * _half(blocks[:, 208:])
+    return 8, values.reshape(-1, 256), scales, None
+
+
+# Type -> bytes of a block, and how it is read.
+BLOCKS = {"Q8_0": (34, _q8_0), "Q4_0": (18, _q4_0), "Q4_K": (144, _q4_k), "Q6_K": (210, _q6_k)}

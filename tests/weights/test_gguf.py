@@ -1,0 +1,208 @@
+"""GGUF files: block types against the gguf package, whole files against transformers with the same rounded weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quants
+from safetensors.torch import load_file
+
+from tests.checkpoints import load_oracle, make_checkpoint
+from tests.paging import PagedRequests
+from tokenmill.attention.select import select
+from tokenmill.errors import InvalidCheckpoint
+from tokenmill.kernels.quantized import QuantizedRows, dense
+from tokenmill.kernels.torch_kernels import TorchKernels
+from tokenmill.weights.checkpoint import read_architecture
+from tokenmill.weights.gguf.file import open_gguf
+from tokenmill.weights.gguf.reads import EXPERT, LAYER, NAME, TOP
+from tokenmill.weights.gguf.values import BLOCKS, read_rows
+from tokenmill.weights.hub import fetch
+from tokenmill.weights.loader import load_model
+
+KINDS = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+
+
+def gguf_name(name: str) -> str:
+    if name in TOP:
+        return TOP[name]
+    layer, expert, module, suffix = NAME.fullmatch(name).groups()
+    return f"blk.{layer}.{LAYER[module] if expert is None else EXPERT[module]}.{suffix}"
+
+
+def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to q and k of Llama."""
+    return weight.reshape(num_heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(folder: Path, family: str, kind: str | None = None) -> Path:
+    """A checkpoint folder as one file; matrices in a block type, or as float32."""
+    config = json.loads((folder / "config.json").read_text())
+    path = folder / "model-file.gguf"
+    writer = GGUFWriter(path, KINDS[family])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    writer.add_value_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config["vocab_size"])
+    if family == "qwen3_moe":
+        writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    stacked: dict[str, list[np.ndarray]] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        values = tensor.float().numpy()
+        if family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+            values = interleaved(values, heads)
+        stacked.setdefault(gguf_name(name), []).append(values)
+    for name, parts in stacked.items():
+        values = np.stack(parts) if "_exps" in name else parts[0]
+        if kind is not None and values.ndim > 1:
+            block = GGMLQuantizationType[kind]
+            writer.add_tensor(name, quants.quantize(values, block), raw_dtype=block)
+        else:
+            writer.add_tensor(name, np.ascontiguousarray(values))
+    add_tokenizer(writer, folder)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_tokenizer(writer: GGUFWriter, folder: Path) -> None:
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    special = {token["content"]: token["id"] for token in stored["added_tokens"]}
+    vocabulary = stored["model"]["vocab"] | special
+    tokens = sorted(vocabulary, key=vocabulary.get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([TokenType.CONTROL if token in special else TokenType.NORMAL for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in stored["model"]["merges"]])
+    writer.add_eos_token_id(special["<|im_end|>"])
+    writer.add_chat_template("{{ messages[0]['content'] }}")
+
+
+def rounded(weight: torch.Tensor, kind: str | None) -> torch.Tensor:
+    if kind is None or weight.dim() == 1:
+        return weight
+    block = GGMLQuantizationType[kind]
+    return torch.from_numpy(quants.dequantize(quants.quantize(weight.detach().numpy(), block), block))
+
+
+def logits(folder: Path, sequence: list[int], rng: np.random.Generator) -> torch.Tensor:
+    decoder = load_model(folder, read_architecture(folder), TorchKernels(torch.float32, "cpu"))
+    requests = PagedRequests([sequence], 16, rng)
+    attention, _ = select("cpu", "cpu", decoder.attention_spec, requests.num_pages, 16, torch.float32)
+    (got,) = requests.run(decoder, attention, [[(0, len(sequence))]])
+    return got
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> str:
+    return str(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kind", [*BLOCKS, "Q5_K", "Q4_1", "Q2_K"])
+def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    block = GGMLQuantizationType[kind]
+    shape = quants.quant_shape_to_byte_shape((int(rng.integers(1, 6)), 512), block)
+    stored = rng.integers(0, 256, shape, dtype=np.uint8)
+    # Scales are halves somewhere in a block: exponents that are all ones would be NaN or infinite.
+    stored &= 0xBF
+    writer = GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_tensor("some", stored, raw_dtype=block)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    rows = read_rows(open_gguf(tmp_path / "x.gguf").tensors["some"])
+    assert isinstance(rows, QuantizedRows) == (kind in BLOCKS)
+    want = torch.from_numpy(quants.dequantize(stored, block))
+    torch.testing.assert_close(dense(rows), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [None, "Q8_0", "Q4_0", "BF16", "F16"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2"])
+def test_a_file_gives_the_logits_of_its_rounded_weights(
+    family: str, kind: str | None, tmp_path: Path, cache: str, rng: np.random.Generator
+) -> None:
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": kind == "Q4_0"}
+    folder = make_checkpoint(tmp_path / "model", family, seed=int(rng.integers(2**31)), **shape)
+    path = write_gguf(folder, family, kind)
+    oracle = load_oracle(folder)
+    sequence = rng.integers(0, 331, 40).tolist()
+    with torch.inference_mode():
+        for parameter in oracle.parameters():
+            parameter.copy_(rounded(parameter, kind))
+        want = oracle(torch.tensor([sequence])).logits[0]
+    got = logits(fetch(str(path), None, cache), sequence, rng)
+    worst = ((got - want).abs().amax(-1) / want.abs().amax(-1)).max().item()
+    assert worst <= 1e-4, f"relative difference {worst:.2e}"
+
+
+def test_stacked_experts_are_taken_apart(tmp_path: Path, cache: str, rng: np.random.Generator) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3_moe", norm_topk_prob=True)
+    sequence = rng.integers(0, 331, 30).tolist()
+    unpacked = fetch(str(write_gguf(folder, "qwen3_moe")), None, cache)
+    torch.testing.assert_close(logits(unpacked, sequence, rng), logits(folder, sequence, rng))
+
+
+def test_the_tokenizer_of_the_metadata_encodes_and_decodes(tmp_path: Path, cache: str) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    path = write_gguf(folder, "qwen3")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    unpacked = fetch(str(path), None, cache)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(unpacked)
+    text = "hello world<|im_end|>the lazy dog, 12 Käse"
+    ids = tokenizer.encode(text)
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in ids
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.chat_template == "{{ messages[0]['content'] }}"
+    # The second time nothing is written again.
+    before = (unpacked / "config.json").stat().st_mtime_ns
+    assert fetch(str(path), None, cache) == unpacked
+    assert (unpacked / "config.json").stat().st_mtime_ns == before
+
+
+def test_what_is_no_gguf_is_refused(tmp_path: Path, cache: str) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + b"\0" * 40)
+    with pytest.raises(InvalidCheckpoint, match=r"cannot read .*x\.gguf as GGUF") as raised:
+        fetch(str(tmp_path / "x.gguf"), None, cache)
+    assert "\n" not in str(raised.value)
+
+
+def test_another_architecture_is_refused(tmp_path: Path, cache: str) -> None:
+    writer = GGUFWriter(tmp_path / "x.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(InvalidCheckpoint, match="architecture mamba is not supported; supported: llama, qwen2"):
+        fetch(str(tmp_path / "x.gguf"), None, cache)
+
+
+def test_the_load_format_must_fit_the_files(tmp_path: Path, cache: str, rng: np.random.Generator) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    unpacked = fetch(str(write_gguf(folder, "qwen3")), None, cache)
+    kernels = TorchKernels(torch.float32, "cpu")
+    load_model(unpacked, read_architecture(unpacked), kernels, "gguf")
+    for wrong, place in (("safetensors", unpacked), ("gguf", folder)):
+        with pytest.raises(InvalidCheckpoint, match=f"has no {wrong} weights, which --load-format asks for"):
+            load_model(place, read_architecture(place), kernels, wrong)
