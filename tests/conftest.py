@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from hypothesis import Phase, settings
 
 # Test models are tiny: a second thread only waits, and on a busy machine its spinning makes a step 50 times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Without a GPU the Triton kernels run interpreted; whether they do is decided when they are first imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A fault need not be made small to be counted as caught (benchmarks/mutants.py).
 settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate])

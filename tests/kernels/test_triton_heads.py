@@ -1,0 +1,44 @@
+"""Norms of heads, rotation and the write into the cache, in one pass, against the two steps of the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.gpu import DEVICE, HALF
+from tokenmill.kernels.heads import HeadNorms, RotaryTables, split_heads
+from tokenmill.kernels.triton.heads import place_heads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_it_equals_the_reference_and_writes_nowhere_else(
+    rng: np.random.Generator, dtype: torch.dtype, has_norms: bool
+) -> None:
+    for _ in range(3):
+        kv_heads, group, half = int(rng.integers(1, 3)), int(rng.integers(1, 4)), int(rng.choice([1, 3, 8, 20]))
+        tokens, num_heads, head_dim = int(rng.integers(1, 6)), kv_heads * group, 2 * half
+        pages, page_size = 5, int(rng.choice([1, 2, 4]))
+        angles = torch.randn(50, half)
+        rotary = RotaryTables(angles.cos().to(dtype).to(DEVICE), angles.sin().to(dtype).to(DEVICE))
+        norms = HeadNorms(*torch.randn(2, head_dim).to(dtype).to(DEVICE), 1e-5) if has_norms else None
+        positions = torch.from_numpy(rng.integers(0, 50, tokens)).to(DEVICE)
+        slots = torch.from_numpy(rng.permutation(pages * page_size)[:tokens]).to(DEVICE)
+        tokens = len(slots)
+        positions = positions[:tokens]
+        qkv = torch.randn(tokens, (num_heads + 2 * kv_heads) * head_dim).to(dtype).to(DEVICE)
+        memory = [
+            torch.full((pages, page_size, kv_heads, head_dim), torch.nan, dtype=dtype, device=DEVICE) for _ in "kv"
+        ]
+
+        q, k, v = split_heads(qkv.clone(), (num_heads, kv_heads), norms, rotary.lookup(positions))
+        expected = [part.clone() for part in memory]
+        for part, values in zip(expected, (k, v), strict=True):
+            part.view(-1, kv_heads, head_dim)[slots] = values
+        got = place_heads(qkv, norms, rotary, (positions, slots), (memory[0], memory[1]))
+        # The reference rounds between its steps, the kernel once: two steps of the type.
+        tolerance = 1e-5 if dtype == torch.float32 else 2**-6
+        torch.testing.assert_close(got, q, rtol=tolerance, atol=4 * tolerance)
+        for part, want in zip(memory, expected, strict=True):
+            torch.testing.assert_close(part, want, rtol=tolerance, atol=4 * tolerance, equal_nan=True)

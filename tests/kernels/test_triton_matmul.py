@@ -1,0 +1,43 @@
+"""Grouped and whole products against torch, on sizes that fill no tile."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.gpu import DEVICE, HALF, same
+from tokenmill.kernels.triton import matmul
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_a_whole_product_equals_torch(rng: np.random.Generator, dtype: torch.dtype) -> None:
+    for _ in range(4):
+        tokens, depth, columns = (int(size) for size in rng.integers(1, 150, 3))
+        x = torch.randn(tokens, depth).to(dtype).to(DEVICE)
+        weight = (torch.randn(columns, depth) / depth**0.5).to(dtype).to(DEVICE)
+        bias = torch.randn(columns).to(dtype).to(DEVICE) if rng.random() < 0.5 else None
+        want = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        tolerance = 1e-4 if dtype == torch.float32 else 0.02
+        torch.testing.assert_close(matmul.multiply(x, weight, bias).double(), want, rtol=tolerance, atol=tolerance)
+
+
+def test_a_row_is_the_same_alone_and_in_company(rng: np.random.Generator) -> None:
+    x, weight = torch.randn(70, 40, device=DEVICE), torch.randn(30, 40, device=DEVICE)
+    together = matmul.multiply(x, weight)
+    for row in rng.integers(0, 70, 3).tolist():
+        assert same(matmul.multiply(x[row : row + 1], weight)[0], together[row])
+
+
+def test_groups_take_their_own_weight_whatever_their_sizes(rng: np.random.Generator) -> None:
+    for _ in range(4):
+        num_groups, depth, columns, tokens = int(rng.integers(1, 6)), 20, int(rng.integers(1, 140)), 9
+        counts = rng.choice([0, 1, 3, 63, 64, 65], num_groups)
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        x = torch.randn(tokens, depth, device=DEVICE)
+        weights = torch.randn(num_groups, columns, depth, device=DEVICE)
+        sources = torch.from_numpy(rng.integers(0, tokens, starts[-1])).to(DEVICE)
+        got = matmul.grouped_multiply(x, weights, sources, torch.from_numpy(starts).to(DEVICE))
+        group_of_row = np.repeat(np.arange(num_groups), counts)
+        want = torch.einsum("pd,pcd->pc", x[sources], weights[torch.from_numpy(group_of_row).to(DEVICE)])
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
