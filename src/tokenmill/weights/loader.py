@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from tokenmill.errors import InvalidCheckpoint
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.kernels.quantized import Rows
 from tokenmill.kernels.torch_kernels import TorchKernels
