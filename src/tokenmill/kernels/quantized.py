@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -43,7 +44,7 @@ class QuantizedRows:
         return grouped.view(self.values.shape)
 
 
-Rows = torch.Tensor | QuantizedRows
+Rows: TypeAlias = torch.Tensor | QuantizedRows
 """Rows of a weight, [n, in_size]: floats of any dtype, or quantized."""
 
 
