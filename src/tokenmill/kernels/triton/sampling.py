@@ -215,7 +215,7 @@ def _sample(logits, stride, size, kinds, top_ks, temperatures, top_ps, min_ps, u
             shape = (highest, temperature, tl.load(min_ps + index).to(tl.float32))
             top_k = tl.load(top_ks + index)
             token = _draw_filtered(row, size, shape, top_k, tl.load(top_ps + index), uniform, TILE)
-    tl.store(token_ids + index, token.to(tl.int64))
+    tl.store(token_ids + index, tl.cast(token, tl.int64))
 
 
 def sample(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
