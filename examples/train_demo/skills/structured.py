@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from .base import Sample, Split, assistant, join_words, split_of, user
+from .base import Message, Sample, Split, assistant, join_words, split_of, user
 from .domains import DOMAINS, loose_domain
 
 # {s} the sentence; {m} a schema, {t} the keys with their types, {k} the keys.
@@ -84,8 +84,8 @@ def _ask(rng: random.Random, template: str, types: dict[str, str], sentence: str
     return template.replace("{s}", sentence)
 
 
-def extract(rng: random.Random, split: Split) -> Sample:
-    """A sentence and a schema of one to four fields; the answer is one JSON object in the schema's order."""
+def _problem(rng: random.Random, split: Split) -> tuple[str, list[Message]]:
+    """A key, and the messages of one extraction."""
     while True:
         domain = rng.choice(DOMAINS) if rng.random() < 0.8 else loose_domain(rng)
         values = {key: draw(rng) for key, (_, draw) in domain.fields.items()}
@@ -105,6 +105,20 @@ def extract(rng: random.Random, split: Split) -> Sample:
     answer = assistant(json.dumps({name: values[name] for name in chosen}))
     if not bare and rng.random() < 0.15:
         system = {"role": "system", "content": _ask(rng, rng.choice(SYSTEM_ASKS), types, "")}
-        return Sample("JSON", key, (system, user(sentence), answer))
+        return key, [system, user(sentence), answer]
     template = rng.choice(BARE_ASKS if bare else ASKS if rng.random() < 0.35 else FREE_ASKS)
-    return Sample("JSON", key, (user(_ask(rng, template, types, sentence)), answer))
+    return key, [user(_ask(rng, template, types, sentence)), answer]
+
+
+def extract(rng: random.Random, split: Split) -> Sample:
+    """A sentence and a schema of one to four fields; the answer is one JSON object in the schema's order.
+
+    In training, one or two others may come before it.
+    """
+    key, messages = _problem(rng, split)
+    earlier: list[Message] = []
+    if split == "train" and messages[0]["role"] == "user":
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            other = _problem(rng, split)[1]
+            earlier += other if other[0]["role"] == "user" else []
+    return Sample("JSON", key, (*earlier, *messages))

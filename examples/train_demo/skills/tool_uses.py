@@ -28,6 +28,11 @@ class Use:
     result: dict[str, Any]
     answer: str
 
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return str(self.tool["function"]["name"])
+
 
 def define(
     name: str, description: str, parameters: dict[str, Any], optional: dict[str, Any] | None = None

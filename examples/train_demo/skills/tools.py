@@ -11,17 +11,6 @@ from .base import Message, Sample, Split, assistant, casual, split_of, user
 from .tool_uses import USES, Use
 
 
-def _others(rng: random.Random, use: Use, count: int) -> list[dict[str, Any]]:
-    """Further tools with other names and other topics than the one that is needed."""
-    taken, tools = {use.tool["function"]["name"]}, []
-    while len(tools) < count:
-        other = rng.choice(USES)(rng)
-        if other.topic != use.topic and other.tool["function"]["name"] not in taken:
-            taken.add(other.tool["function"]["name"])
-            tools.append(other.tool)
-    return tools
-
-
 def call_message(name: str, arguments: dict[str, Any]) -> Message:
     """An assistant message that is one tool call."""
     return {
@@ -31,34 +20,51 @@ def call_message(name: str, arguments: dict[str, Any]) -> Message:
     }
 
 
-def _draw(rng: random.Random, split: Split) -> tuple[str, Use, tuple[dict[str, Any], ...]]:
+def _use(rng: random.Random, split: Split) -> Use:
     while True:
         use = rng.choice(USES)(rng)
-        key = f"tool:{use.question}"
-        if split_of(key) == split:
-            break
-    tools = [use.tool, *_others(rng, use, rng.choice((0, 0, 1, 1, 2)))]
+        if split_of(f"tool:{use.question}") == split:
+            return use
+
+
+def _draw(rng: random.Random, split: Split) -> tuple[str, list[Use], tuple[dict[str, Any], ...]]:
+    """A key, the use it stands for before uses of other names and topics, and all their tools in any order."""
+    uses = [_use(rng, split)]
+    wanted = 1 + rng.choice((0, 0, 1, 1, 2))
+    while len(uses) < wanted:
+        other = _use(rng, split)
+        if all(other.topic != use.topic and other.name != use.name for use in uses):
+            uses.append(other)
+    tools = [use.tool for use in uses]
     rng.shuffle(tools)
-    return key, use, tuple(tools)
+    return f"tool:{uses[0].question}", uses, tuple(tools)
+
+
+def _called(rng: random.Random, use: Use) -> list[Message]:
+    return [user(casual(rng, use.question)), call_message(use.name, use.arguments)]
+
+
+def _answered(rng: random.Random, use: Use) -> list[Message]:
+    return [*_called(rng, use), {"role": "tool", "content": json.dumps(use.result)}, assistant(use.answer)]
+
+
+def _earlier(rng: random.Random, split: Split, uses: list[Use]) -> list[Message]:
+    """In training, often the other tools are used first: more to learn from one reading of the definitions."""
+    if split == "heldout" or rng.random() < 0.3:
+        return []
+    return [message for use in uses[1:] for message in _answered(rng, use)]
 
 
 def call(rng: random.Random, split: Split) -> Sample:
     """A question that one of the given tools answers: the answer is the call."""
-    key, use, tools = _draw(rng, split)
-    answer = call_message(use.tool["function"]["name"], use.arguments)
-    return Sample("tool calls", key, (user(casual(rng, use.question)), answer), tools)
+    key, uses, tools = _draw(rng, split)
+    return Sample("tool calls", key, (*_earlier(rng, split, uses), *_called(rng, uses[0])), tools)
 
 
 def result(rng: random.Random, split: Split) -> Sample:
     """The whole way: question, call, the tool's answer, and the final answer in words."""
-    key, use, tools = _draw(rng, split)
-    messages = (
-        user(casual(rng, use.question)),
-        call_message(use.tool["function"]["name"], use.arguments),
-        {"role": "tool", "content": json.dumps(use.result)},
-        assistant(use.answer),
-    )
-    return Sample("tool answers", key, messages, tools)
+    key, uses, tools = _draw(rng, split)
+    return Sample("tool answers", key, (*_earlier(rng, split, uses), *_answered(rng, uses[0])), tools)
 
 
 def declined(rng: random.Random, split: Split) -> Sample:
