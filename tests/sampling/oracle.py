@@ -38,6 +38,11 @@ def process(
         processed[token] -= params.frequency_penalty * list(output).count(token) + params.presence_penalty
     if len(output) < params.min_tokens:
         processed[list(stop_ids)] = -np.inf
+    if params.allowed_token_ids is not None:
+        processed[[token for token in range(len(logits)) if token not in set(params.allowed_token_ids)]] = -np.inf
+    for *head, last in params.bad_word_ids:
+        if list(output[len(output) - len(head) :]) == head:
+            processed[last] = -np.inf
     return processed
 
 

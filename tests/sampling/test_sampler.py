@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -33,7 +34,21 @@ def random_params(rng: np.random.Generator, vocab_size: int) -> SamplingParams:
         logit_bias=sometimes(0.3, {token: float(rng.uniform(-200, 200)) for token in biased}, {}),
         min_tokens=sometimes(0.3, int(rng.integers(1, 20)), 0),
         logprobs=sometimes(0.4, int(rng.integers(0, 6)), None),
+        allowed_token_ids=sometimes(0.2, tuple(rng.integers(vocab_size, size=5).tolist()), None),
     )
+
+
+def bad_words(rng: np.random.Generator, params: SamplingParams, output: list[int], logits: torch.Tensor):
+    """Words of which the output ends with the head, or almost; their last tokens are likely ones."""
+    if rng.random() < 0.6:
+        return params
+    words = []
+    for last in logits.topk(min(3, len(logits))).indices.tolist():
+        head = output[len(output) - int(rng.integers(0, min(4, len(output)) + 1)) :]
+        if head and rng.random() < 0.3:
+            head[int(rng.integers(len(head)))] += 1
+        words.append((*head, last))
+    return msgspec.structs.replace(params, bad_word_ids=tuple(words))
 
 
 @dataclass
@@ -54,20 +69,26 @@ class Case:
 
 
 def random_case(rng: np.random.Generator, num_rows: int, vocab_size: int) -> Case:
-    all_params = [random_params(rng, vocab_size) for _ in range(num_rows)]
     prompts = rng.integers(1, MAX_LEN // 2, size=num_rows)
+    positions = rng.integers(prompts, MAX_LEN)
+    token_table = torch.from_numpy(rng.integers(vocab_size, size=(num_rows, MAX_LEN), dtype=np.int32))
+    scale = torch.from_numpy(rng.uniform(0.1, 5.0, size=(num_rows, 1)).astype(np.float32))
+    logits = (torch.randn(num_rows, vocab_size) * scale).to(torch.bfloat16).to(torch.float32)
+    all_params = [
+        bad_words(rng, random_params(rng, vocab_size), tokens[prompt:position].tolist(), row)
+        for tokens, prompt, position, row in zip(token_table, prompts, positions, logits, strict=True)
+    ]
     stop_ids = [tuple(set(rng.integers(vocab_size, size=2).tolist())) for _ in range(num_rows)]
     table = SamplingTable(num_rows, vocab_size, "cpu")
     for row, params in enumerate(all_params):
         seed = int(rng.integers(-(2**63), 2**63 - 1))
         table.set(new_row(row, params, seed=seed, num_prompt=int(prompts[row]), stop_ids=stop_ids[row]))
-    scale = torch.from_numpy(rng.uniform(0.1, 5.0, size=(num_rows, 1)).astype(np.float32))
     return Case(
         all_params=all_params,
         prompts=prompts,
-        positions=rng.integers(prompts, MAX_LEN),
-        token_table=torch.from_numpy(rng.integers(vocab_size, size=(num_rows, MAX_LEN), dtype=np.int32)),
-        logits=(torch.randn(num_rows, vocab_size) * scale).to(torch.bfloat16).to(torch.float32),
+        positions=positions,
+        token_table=token_table,
+        logits=logits,
         table=table,
         stop_ids=stop_ids,
     )
