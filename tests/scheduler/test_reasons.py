@@ -59,6 +59,19 @@ def test_the_reasons_name_pages_and_budget() -> None:
     harness.drain()
 
 
+def test_pages_that_the_cache_has_already_are_not_called_needed() -> None:
+    harness = Harness(num_pages=8)
+    prompt = list(range(8))
+    harness.add(prompt, max_tokens=1)
+    harness.drain()
+    harness.add([30] * 13, max_tokens=8)
+    harness.step()
+    late = harness.add([*prompt, *range(20, 30)], max_tokens=2)
+    harness.step()
+    assert harness.scheduler.explain(late) == "needs 3 pages, 4 are free or evictable"
+    harness.drain()
+
+
 def test_no_row_is_taken_and_no_page_held_while_a_request_waits() -> None:
     harness = Harness(num_pages=8, budget=16)
     harness.add(list(range(16)), max_tokens=10)
