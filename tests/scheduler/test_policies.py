@@ -51,6 +51,7 @@ def test_a_request_that_waits_for_something_else_is_passed_over_and_keeps_its_pl
     first, second = harness.add([4, 5, 6], max_tokens=2), harness.add([7, 8, 9], max_tokens=2)
     harness.step()
     assert harness.scheduler.explain(held) == "is waiting for grammar"
+    harness.engine.wake("no such id")
     harness.engine.wake(held)
     harness.drain()
     order = list(dict.fromkeys(request_id for step in plans(harness) for request_id in step))
