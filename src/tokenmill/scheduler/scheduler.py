@@ -170,7 +170,7 @@ class Scheduler:
                     self.books.retire(request)
         return outputs
 
-    def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
+    def reset_prefix_cache(self, preempt_running: bool) -> bool:
         """Forget all cached prefixes, as after a change of weights.
 
         Args:
