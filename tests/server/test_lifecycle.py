@@ -73,6 +73,7 @@ def test_a_second_interrupt_does_not_wait(slow_model):
         time.sleep(0.3)
         server.process.send_signal(signal.SIGINT)
         assert server.wait_for_end(5.0) == 0
+        assert "stopping: 1 open request has 30 s to end" in server.output()
 
 
 def test_a_client_that_reads_nothing_does_not_hold_up_the_end(stub_model):

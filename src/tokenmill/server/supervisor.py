@@ -249,11 +249,9 @@ class Supervisor:
             return
         self._http.should_exit = True
         patience = self._server.shutdown_timeout if ending.error is None else 0.0
-        if patience and self._client.num_open:
-            self._events.line(
-                f"stopping: {self._client.num_open} open requests have {patience:g} s to end; "
-                "Ctrl-C again ends them at once"
-            )
+        if patience and (count := self._client.num_open):
+            who = "1 open request has" if count == 1 else f"{count} open requests have"
+            self._events.line(f"stopping: {who} {patience:g} s to end; Ctrl-C again ends what is open at once")
         await asyncio.wait([self._serving], timeout=patience)
         self._client.fail(ServerStopping("the server is stopping"))
         await asyncio.wait([self._serving], timeout=_LAST_EVENT_SECONDS)
