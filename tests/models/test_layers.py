@@ -90,9 +90,9 @@ def test_grouped_experts_equal_the_sum_token_by_token(normalized: bool, rng: np.
         chosen = probabilities.argsort(descending=True)[:3].tolist()
         total = sum(probabilities[expert] for expert in chosen) if normalized else 1.0
         for expert in chosen:
-            gate, up = (moe.gate_up[expert].weight @ row).chunk(2)
+            gate, up = (moe.experts.gate_up[expert].weight @ row).chunk(2)
             inner = torch.nn.functional.silu(gate) * up
-            want[token] += probabilities[expert] / total * (moe.down[expert].weight @ inner)
+            want[token] += probabilities[expert] / total * (moe.experts.down[expert].weight @ inner)
     torch.testing.assert_close(moe.forward(x), want, rtol=1e-4, atol=1e-4)
 
 

@@ -7,11 +7,14 @@ model names its operations and never its device, and a new device is a new class
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from tokenmill.kernels.quantized import Rows
+
+if TYPE_CHECKING:
+    from tokenmill.kernels.experts import Experts
 
 
 class MatrixRole(Enum):
@@ -67,6 +70,9 @@ class Kernels(Protocol):
 
     def matrix(self, out_size: int, in_size: int, role: MatrixRole = MatrixRole.LINEAR) -> Matrix:
         """An unfilled weight."""
+
+    def experts(self, num_experts: int, hidden_size: int, size: int) -> Experts:
+        """Unfilled experts of a mixture; `size` is that of their gated middle."""
 
     def vector(self, size: int) -> torch.Tensor:
         """An unfilled bias or norm weight [size]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from tokenmill.kernels.experts import Experts, LoopedExperts
 from tokenmill.kernels.protocol import MatrixRole
 from tokenmill.kernels.quantized import Rows, dense
 
@@ -56,15 +57,15 @@ class TorchMatrix:
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `Matrix.gated`."""
-        return silu_mul(product(x, self.weight, bias))
+        return silu_mul(self.multiply(x, bias))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """See `Matrix.logits`."""
-        return product(x, self.weight).float()
+        return self.multiply(x).float()
 
     def argmax(self, x: torch.Tensor) -> torch.Tensor:
         """See `Matrix.argmax`."""
-        return product(x, self.weight).argmax(-1)
+        return self.multiply(x).argmax(-1)
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         """See `Matrix.lookup`."""
@@ -83,6 +84,11 @@ class TorchKernels:
     def matrix(self, out_size: int, in_size: int, role: MatrixRole = MatrixRole.LINEAR) -> TorchMatrix:
         """See `Kernels.matrix`."""
         return TorchMatrix(out_size, in_size, self.dtype, self._device)
+
+    def experts(self, num_experts: int, hidden_size: int, size: int) -> Experts:
+        """See `Kernels.experts`."""
+        gate_up = [self.matrix(2 * size, hidden_size, MatrixRole.GATED) for _ in range(num_experts)]
+        return LoopedExperts(gate_up, [self.matrix(hidden_size, size) for _ in range(num_experts)])
 
     def vector(self, size: int) -> torch.Tensor:
         """See `Kernels.vector`."""

@@ -48,7 +48,7 @@ def _multiply(
         source = row.to(tl.int64)
         if GROUPED:
             source = tl.load(sources + row, is_row, 0)
-        matrix = weight + group.to(tl.int64) * COLUMNS * DEPTH if GROUPED else weight
+        matrix = weight + tl.cast(group, tl.int64) * COLUMNS * DEPTH if GROUPED else weight
         total = tl.zeros([ROWS_TILE, COLUMNS_TILE], tl.float32)
         for start in range(0, DEPTH, DEPTH_TILE):
             depth = start + tl.arange(0, DEPTH_TILE)
