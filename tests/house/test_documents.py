@@ -96,7 +96,9 @@ def test_commands_of_the_documents_name_verbs_and_flags_that_exist():
             continue
         assert words[0] in VERBS, f"{snippet}: {words}"
         verb = importlib.import_module(f"tokenmill.cli.{words[0]}")
-        source = Path(verb.__file__).read_text() + "".join(
+        home = Path(verb.__file__)
+        own = home.parent.glob("*.py") if home.name == "__init__.py" else [home]
+        source = "".join(path.read_text() for path in own) + "".join(
             (ROOT / "src/tokenmill" / name).read_text()
             for name in ("cli/sampling_flags.py", "cli/model_access.py", "config.py")
         )

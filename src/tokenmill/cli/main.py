@@ -15,7 +15,7 @@ VERBS = {
     "chat": "talk to a model in the terminal",
     "complete": "complete one prompt",
     "generate": "run a JSONL file of prompts offline",
-    "bench": "measure throughput",
+    "bench": "measure throughput, latency, or a server under load",
     "replay": "check a recorded schedule against the scheduler",
     "version": "print the versions of what is installed",
 }

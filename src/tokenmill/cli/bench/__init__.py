@@ -1,0 +1,34 @@
+"""`tokenmill bench throughput | latency | serve`: measurements with progress on stderr and one JSON line on stdout."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+KINDS = {
+    "throughput": "tokens per second of an offline batch",
+    "latency": "seconds of a prefill and of a decode step, by batch size and context",
+    "serve": "what clients of a running server see under load",
+}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one kind of benchmark; returns the exit code.
+
+    Raises:
+        TokenMillError: a flag is out of range, the model cannot be loaded, the server does not answer.
+    """
+    kind = arguments[0] if arguments else ""
+    if kind in ("-h", "--help"):
+        print("usage: tokenmill bench KIND [flags]", "", *_list(), "", sep="\n")
+        print("tokenmill bench KIND --help lists the flags of one.")
+        return 0
+    if kind not in KINDS:
+        print("tokenmill bench: say what to measure:", *_list(), sep="\n", file=sys.stderr)
+        return 2
+    return int(importlib.import_module(f"tokenmill.cli.bench.{kind}").run(arguments[1:]))
+
+
+def _list() -> list[str]:
+    return [f"  {kind:<12}{purpose}" for kind, purpose in KINDS.items()]
