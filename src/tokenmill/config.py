@@ -71,7 +71,7 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields
 
     backend: Literal["auto", "guidance"] = "auto"
     disable_any_whitespace: bool = False
-    compile_seconds: float = 2.0
+    compile_seconds: float = 1.0
     compile_bytes: int = 256 << 20
     cache_bytes: int = 128 << 20
 
@@ -118,7 +118,8 @@ class EngineConfig:
         choices=("optimistic", "reserve"),
     )
     async_scheduling: bool | None = flag(None, "schedule the next step while one runs (auto: off on CPU)")
-    attention_backend: str = flag("auto", "attention implementation", choices=("auto", "reference", "cpu"))
+    kernels: str = flag("auto", "what models compute with besides attention", choices=("auto", "torch", "native"))
+    attention_backend: str = flag("auto", "attention implementation", choices=("auto", "reference", "cpu", "native"))
     num_threads: int | None = flag(None, "CPU threads of a step (auto: the cores this process may use)")
     kv_events_config: str | None = flag(None, "JSON: publish what the prefix cache stores and evicts, as vLLM does")
     structured_outputs_config: str | None = flag(None, "JSON: limits of the grammars that outputs must match")

@@ -28,7 +28,13 @@ class Message(msgspec.Struct, tag=True, omit_defaults=True):
 
 
 class GenerateText(Message, kw_only=True):
-    """Encode a prompt and start `len(ids)` requests with it. Exactly one of `text`, `token_ids`, `messages` is set."""
+    """Encode a prompt and start `len(ids)` requests with it. Exactly one of `text`, `token_ids`, `messages` is set.
+
+    Attributes:
+        truncate_prompt_tokens: keep so many tokens at the prompt's end; -1: as many as leave room for the output.
+        wants_prompt: the first output comes with a `PromptReport`.
+        pooling: "mean" or "last": wanted is a vector for the prompt, not a continuation.
+    """
 
     ids: list[str]
     params: SamplingParams
@@ -39,6 +45,9 @@ class GenerateText(Message, kw_only=True):
     template_kwargs: dict[str, Any] = {}
     priority: int = 0
     cache_salt: str = ""
+    truncate_prompt_tokens: int | None = None
+    wants_prompt: bool = False
+    pooling: str = ""
 
 
 class AbortRequests(Message):
@@ -79,6 +88,7 @@ class AddRequest(Message, kw_only=True):
     group: str = ""
     is_resumable: bool = False
     worker: int = 0
+    pooling: str = ""
 
 
 # --- API -> engine ------------------------------------------------------------------------------------------------
@@ -138,6 +148,8 @@ class TokenOutput(msgspec.Struct, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     error_status: int = 500
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
 
 
 class StepOutputs(Message):
@@ -150,8 +162,18 @@ class StepOutputs(Message):
 # --- text worker -> API -------------------------------------------------------------------------------------------
 
 
+class PromptReport(msgspec.Struct, array_like=True):
+    """The prompt of a request as the model had it. `logprobs` begin with its second token."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+
+
 class TextOutput(msgspec.Struct, array_like=True):
     """A text delta of one request with the tokens it came from; the last one carries the finish reason.
+
+    The first one carries the `prompt`, where that is wanted; `embedding` is a vector of float32, little-endian.
 
     `token_bytes` spells the tokens that `logprobs` names: token id -> its bytes, perhaps a part of a character only.
     """
@@ -166,6 +188,8 @@ class TextOutput(msgspec.Struct, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     token_bytes: dict[int, bytes] | None = None
+    prompt: PromptReport | None = None
+    embedding: bytes | None = None
 
 
 class TextOutputs(Message):
@@ -217,6 +241,8 @@ class EngineReady(Message, kw_only=True):
     num_parameters: int
     dtype: str
     device: str
+    kernels: str
+    kernels_reason: str
     attention_backend: str
     attention_reason: str
     max_model_len: int

@@ -124,6 +124,7 @@ class StubEngine:
     def ready(self) -> EngineReady:
         return EngineReady(
             model=str(self.model), architecture="Stub", num_parameters=1, dtype="float32", device="cpu",
+            kernels="none", kernels_reason="a stub",
             attention_backend="none", attention_reason="a stub", max_model_len=MAX_MODEL_LEN, vocab_size=512,
             page_size=16, num_pages=64, kv_bytes=1, weight_bytes=1, max_num_seqs=256, max_num_batched_tokens=2048,
             num_threads=1, seconds={"loading weights": 0.0},

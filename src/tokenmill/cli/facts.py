@@ -21,6 +21,7 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         ("from", ready.model),
         ("architecture", f"{ready.architecture}, {count_text(ready.num_parameters)} parameters"),
         ("weights", f"{bytes_text(ready.weight_bytes)} of {ready.dtype} on {ready.device}"),
+        ("kernels", f"{ready.kernels} ({ready.kernels_reason})"),
         ("attention", f"{ready.attention_backend} ({ready.attention_reason})"),
         ("KV cache", f"{capacity:,} tokens in {ready.num_pages:,} pages, {bytes_text(ready.kv_bytes)}"),
         ("", f"room for {_amount(full_requests)} of the full {ready.max_model_len:,} tokens"),

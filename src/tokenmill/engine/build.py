@@ -17,7 +17,7 @@ from tokenmill.engine.kv_size import KVSize, decide_kv_size
 from tokenmill.engine.parts import make_scheduler
 from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.errors import InvalidConfig
-from tokenmill.kernels.torch_kernels import TorchKernels
+from tokenmill.kernels.select import select_kernels
 from tokenmill.kv.events import KVEventLog
 from tokenmill.messages import AddRequest, EngineReady
 from tokenmill.model_files import eos_token_ids
@@ -88,8 +88,9 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
     weight_bytes = architecture.num_parameters() * dtype.itemsize
     is_small = weight_bytes < ONE_THREAD_BYTES
     num_threads = platform.set_num_threads(config.num_threads or (1 if is_small else None))
+    kernels, kernels_reason = select_kernels(config.kernels, platform.device, dtype, num_threads)
     with phases.phase("loading weights") as progress:
-        model = load_model(folder, architecture, TorchKernels(dtype, platform.device), config.load_format, progress)
+        model = load_model(folder, architecture, kernels, config.load_format, progress)
     with phases.phase("allocating KV"):
         bytes_per_page = architecture.kv_bytes_per_page(config.page_size, dtype.itemsize)
         size = decide_kv_size(config, architecture.max_position, bytes_per_page, platform.available_bytes())
@@ -100,6 +101,7 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
             size.num_pages + 1,  # page 0 is for padding
             config.page_size,
             dtype,
+            native=getattr(kernels, "native", None),
         )
         device = torch.device(platform.device)
         tables = RowTables(config.max_num_seqs, size.max_model_len, config.page_size, device)
@@ -130,6 +132,8 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
         num_parameters=architecture.num_parameters(),
         dtype=config.dtype,
         device=platform.name,
+        kernels=kernels.name,
+        kernels_reason=kernels_reason,
         attention_backend=attention.name,
         attention_reason=reason,
         max_model_len=size.max_model_len,

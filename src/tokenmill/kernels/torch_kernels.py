@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from tokenmill.kernels.experts import Experts, LoopedExperts
-from tokenmill.kernels.protocol import MatrixRole
+from tokenmill.kernels.protocol import Matrix, MatrixRole
 from tokenmill.kernels.quantized import Rows, dense
 
 # Below these row counts the CPU libraries of torch take other code paths, whose sums round differently; padded up to
@@ -81,7 +81,7 @@ class TorchKernels:
         self.dtype = dtype
         self._device = device
 
-    def matrix(self, out_size: int, in_size: int, role: MatrixRole = MatrixRole.LINEAR) -> TorchMatrix:
+    def matrix(self, out_size: int, in_size: int, role: MatrixRole = MatrixRole.LINEAR) -> Matrix:
         """See `Kernels.matrix`."""
         return TorchMatrix(out_size, in_size, self.dtype, self._device)
 

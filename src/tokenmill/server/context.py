@@ -53,6 +53,7 @@ class ServerContext:
             self.model_name,
             self.ready.dtype,
             self.ready.device,
+            self.ready.kernels,
             self.ready.attention_backend,
         )
         return "fp_" + hashlib.sha256("|".join(parts).encode()).hexdigest()[:10]

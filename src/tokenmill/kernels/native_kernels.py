@@ -1,0 +1,34 @@
+"""Kernels in C++ for bfloat16 models on CPUs; see native/. Their torch reference is `TorchKernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from tokenmill.kernels.native_matrix import Format, PackedMatrix
+from tokenmill.kernels.protocol import Matrix, MatrixRole
+from tokenmill.kernels.torch_kernels import TorchKernels
+
+if TYPE_CHECKING:
+    from tokenmill import _native
+
+
+class NativeKernels(TorchKernels):
+    """See `Kernels`. Weights are packed when they are filled; results depend on no other row, bit for bit.
+
+    Attributes:
+        formats: how the matrices of each role are stored.
+    """
+
+    name = "native"
+
+    def __init__(self, native: _native.Kernels, formats: Mapping[MatrixRole, Format]) -> None:
+        super().__init__(torch.bfloat16, "cpu")
+        self.native = native
+        self.formats = formats
+
+    def matrix(self, out_size: int, in_size: int, role: MatrixRole = MatrixRole.LINEAR) -> Matrix:
+        """See `Kernels.matrix`."""
+        return PackedMatrix(self.native, (out_size, in_size), role, self.formats[role])

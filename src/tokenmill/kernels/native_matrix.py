@@ -1,0 +1,129 @@
+"""Matrices packed for the native kernels: the face of native/isa/linear.cpp. The reference is `TorchMatrix`."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+
+from tokenmill._native import Packed
+from tokenmill.kernels.protocol import MatrixRole
+from tokenmill.kernels.quantized import Rows, dense
+
+if TYPE_CHECKING:
+    from tokenmill._native import Kernels
+
+CACHE_LINE = 64
+
+
+class Format(IntEnum):
+    """How the weights of a packed matrix are stored; the numbers are those of native/packed.h."""
+
+    BF16 = 0
+
+
+class Element(IntEnum):
+    """Element types that the kernels read and write; the numbers are those of native/kernel_table.h."""
+
+    BF16 = 0
+    FLOAT32 = 1
+    FLOAT16 = 2
+
+
+ELEMENTS = {torch.bfloat16: Element.BF16, torch.float32: Element.FLOAT32, torch.float16: Element.FLOAT16}
+
+
+def aligned_bytes(size: int) -> torch.Tensor:
+    """[size] uint8, uninitialized, from the start of a cache line on."""
+    memory = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
+    start = -memory.data_ptr() % CACHE_LINE
+    return memory[start : start + size]
+
+
+class PackedMatrix:
+    """A weight W [out_size, in_size] in panels of 16 rows; see `Matrix`. Activations are bf16.
+
+    The bits of a result depend on its own row of x and on the instruction set, not on the number of rows or threads.
+
+    Args:
+        kernels: the native kernels that fill and multiply it.
+        shape: out_size, in_size.
+        role: a GATED matrix is laid out for `gated` and can do nothing else.
+        format: how the weights are stored.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        shape: tuple[int, int],
+        role: MatrixRole = MatrixRole.LINEAR,
+        format: Format = Format.BF16,
+    ) -> None:
+        self.shape = shape
+        self._kernels = kernels
+        self._is_gated = role is MatrixRole.GATED
+        self._packed = Packed(format, *shape, self._is_gated)
+        self.num_bytes = self._packed.num_bytes
+        # The padding has to be zeros: it is multiplied too.
+        self._memory = aligned_bytes(self.num_bytes).zero_()
+        self._packed.place(self._memory.data_ptr())
+
+    def fill(self, start: int, rows: Rows) -> None:
+        """See `Matrix.fill`."""
+        source = dense(rows).cpu()
+        if source.dtype not in ELEMENTS:
+            source = source.float()
+        source = source if source.stride(1) == 1 else source.contiguous()
+        count, size = source.shape
+        if size != self.shape[1] or start < 0 or start + count > self.shape[0]:
+            raise ValueError(f"rows {start} to {start + count} of {size} inputs do not fit a matrix of {self.shape}")
+        element = ELEMENTS[source.dtype]
+        self._kernels.pack(self._packed, start, source.data_ptr(), count, source.stride(0), element)
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Matrix.multiply`."""
+        return self._linear(x, torch.empty(x.shape[0], self.shape[0], dtype=torch.bfloat16), bias)
+
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Matrix.gated`."""
+        return self._linear(x, torch.empty(x.shape[0], self.shape[0] // 2, dtype=torch.bfloat16), bias)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Matrix.logits`."""
+        return self._linear(x, torch.empty(x.shape[0], self.shape[0]), None)
+
+    def argmax(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Matrix.argmax`; the logits are not kept."""
+        x = self._checked(x)
+        ids = torch.empty(x.shape[0], dtype=torch.int64)
+        self._kernels.argmax(self._packed, x.data_ptr(), x.shape[0], x.stride(0), ids.data_ptr())
+        return ids
+
+    def lookup(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `Matrix.lookup`; the ids are not checked."""
+        ids = ids.contiguous()
+        out = torch.empty(ids.shape[0], self.shape[1], dtype=torch.bfloat16)
+        self._kernels.lookup(self._packed, ids.data_ptr(), ids.shape[0], out.data_ptr())
+        return out
+
+    def _linear(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        x = self._checked(x)
+        if bias is not None and (bias.dtype != torch.bfloat16 or not bias.is_contiguous()):
+            bias = bias.to(torch.bfloat16).contiguous()
+        self._kernels.linear(
+            self._packed,
+            x.data_ptr(),
+            x.shape[0],
+            x.stride(0),
+            out.data_ptr(),
+            out.stride(0),
+            ELEMENTS[out.dtype],
+            0 if bias is None else bias.data_ptr(),
+        )
+        return out
+
+    def _checked(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] != self.shape[1] or x.dtype != torch.bfloat16 or not x.is_cpu:
+            raise ValueError(f"a matrix of {self.shape} takes bfloat16 rows on the CPU, not {x.dtype} {tuple(x.shape)}")
+        return x if x.stride(1) == 1 else x.contiguous()
