@@ -63,7 +63,7 @@ def serve(folder: Path, step_seconds: float) -> None:
 def _ready(model: Path, vocab_size: int) -> EngineReady:
     return EngineReady(
         model=str(model), architecture="Stub", num_parameters=1, dtype="float32", device="cpu",
-        attention_backend="none", attention_reason="a stub", max_model_len=8192, vocab_size=vocab_size,
+        kernels="none", kernels_reason="a stub", attention_backend="none", attention_reason="a stub", max_model_len=8192, vocab_size=vocab_size,
         page_size=16,
         num_pages=1024, kv_bytes=1, weight_bytes=1, max_num_seqs=1024, max_num_batched_tokens=2048, num_threads=1, seconds={},
     )  # fmt: skip

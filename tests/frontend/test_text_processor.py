@@ -38,6 +38,8 @@ def ready(**changes) -> EngineReady:
         "device": "cpu",
         "attention_backend": "reference",
         "attention_reason": "",
+        "kernels": "",
+        "kernels_reason": "",
         "max_model_len": MAX_MODEL_LEN,
         "vocab_size": 420,
         "page_size": 16,
