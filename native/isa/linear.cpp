@@ -11,25 +11,44 @@ namespace tokenmill::TM_ISA {
 namespace {
 
 // Rows of x that one piece of work takes: few enough to stay in the cache beside the panels.
-constexpr int64_t ROWS_PER_PIECE = 40 * TILE_ROWS;
+constexpr int64_t ROWS_PER_PIECE = 20 * TALL_ROWS;
 
-// Calls finish(m, panel, panels, sums) for all rows and panels, in pieces of `panels_per_piece`.
+// How rows of x and panels are cut: a piece of work is a column of `width` panels by a band of rows, in tiles.
+struct Cut {
+  int64_t width, columns, bands, tiles;
+
+  Cut(const Packed& weights, int64_t rows) {
+    const bool wide = rows <= MOST_WIDE_ROWS;
+    width = wide ? WIDE_PANELS : TALL_PANELS;
+    columns = ceil_div(weights.panels(), width);
+    bands = ceil_div(rows, ROWS_PER_PIECE);
+    tiles = ceil_div(ceil_div(rows, bands), wide ? WIDE_ROWS : TALL_ROWS);
+    // One tile for each panel of the next column that is to be fetched meanwhile.
+    if (!wide && tiles < TALL_PANELS) tiles = TALL_PANELS;
+  }
+};
+
+// Calls finish(m, panel, panels, sums) for all rows, and panels by two or four (a last one may be alone).
 template <class Finish>
 void for_each_tile(const Packed& weights, const Rows& x, int threads, const Finish& finish) {
-  const int64_t columns = ceil_div(weights.panels(), TILE_PANELS), bands = ceil_div(x.count, ROWS_PER_PIECE);
-  parallel_for(columns * bands, threads, [&](int64_t piece) {
-    const int64_t panel = piece / bands * TILE_PANELS, left = weights.panels() - panel;
-    const int panels = static_cast<int>(left < TILE_PANELS ? left : TILE_PANELS);
-    const int64_t first = piece % bands * ROWS_PER_PIECE;
-    const int64_t end = first + ROWS_PER_PIECE < x.count ? first + ROWS_PER_PIECE : x.count;
-    alignas(64) float sums[TILE_ROWS * TILE_PANELS * LANES];
-    const int64_t tiles = ceil_div(end - first, TILE_ROWS);
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-      // Tiles of nearly equal height: 7 rows are 4 and 3, not 6 and 1.
-      const int64_t top = first + (end - first) * tile / tiles, below = first + (end - first) * (tile + 1) / tiles;
+  const Cut cut(weights, x.count);
+  parallel_chain(cut.columns * cut.bands, threads, [&](int64_t piece, int64_t next) {
+    const int64_t column = piece / cut.bands, next_column = next / cut.bands, panel = column * cut.width;
+    const int64_t left = weights.panels() - panel;
+    const int panels = static_cast<int>(left < cut.width ? left : cut.width);
+    // Reading memory and computing take turns otherwise: the hardware looks ahead within a panel only.
+    const bool fetches = cut.tiles > 1 && next_column != column;
+    alignas(64) float sums[TALL_ROWS * WIDE_PANELS * LANES];
+    // Tiles of nearly equal height: 13 rows are 7 and 6, not 12 and 1.
+    const int64_t tiles = cut.tiles * cut.bands;
+    for (int64_t tile = 0; tile < cut.tiles; ++tile) {
+      const int64_t i = piece % cut.bands * cut.tiles + tile, top = x.count * i / tiles, end = x.count * (i + 1) / tiles;
+      const int64_t ahead = next_column * cut.width + tile;
+      const bool fetch = fetches && tile < cut.width && ahead < weights.panels();
       const auto* rows = static_cast<const uint8_t*>(x.data) + top * x.stride * 2;
-      tile_bf16({weights, panel, panels, rows, x.stride * 2, static_cast<int>(below - top), sums});
-      for (int64_t m = top; m < below; ++m) finish(m, panel, panels, sums + (m - top) * TILE_PANELS * LANES);
+      tile_bf16({weights, panel, panels, rows, x.stride * 2, static_cast<int>(end - top), sums,
+                 fetch ? weights.data + ahead * weights.panel_bytes() : nullptr});
+      for (int64_t m = top; m < end; ++m) finish(m, panel, panels, sums + (m - top) * panels * LANES);
     }
   });
 }

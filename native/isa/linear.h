@@ -8,36 +8,49 @@
 
 namespace tokenmill::TM_ISA {
 
-// The largest tile of sums that the registers of this instruction set hold: rows of x by panels.
-#if defined(__AVX512F__)
-constexpr int TILE_ROWS = 6, TILE_PANELS = 4;
+// The tiles of sums that the registers of this instruction set hold, rows of x by panels: wide for few rows, which wait
+// for memory, tall for many. Both are an even number of panels wide, so that a tile of a gated matrix has gate and up.
+#if defined(__AVX512BF16__)
+constexpr int TALL_ROWS = 12, WIDE_ROWS = 6;
+#elif defined(__AVX512F__)
+constexpr int TALL_ROWS = 12, WIDE_ROWS = 4;
 #else
-constexpr int TILE_ROWS = 2, TILE_PANELS = 2;
+constexpr int TALL_ROWS = 2, WIDE_ROWS = 1;
 #endif
-static_assert(TILE_PANELS % 2 == 0, "a tile holds gate and up");
+constexpr int TALL_PANELS = 2, WIDE_PANELS = 4;
+// Up to here the tiles are wide.
+constexpr int MOST_WIDE_ROWS = 8;
 
 // A tile of sums: `rows` rows of x by `panels` panels, complete over the depth.
 struct Tile {
   const Packed& weights;
-  int64_t panel;   // the first
-  int panels;      // 1..TILE_PANELS
-  const uint8_t* x;  // the first row, as the format wants it
-  int64_t x_stride;  // bytes
-  int rows;        // 1..TILE_ROWS
-  float* sums;     // [rows][TILE_PANELS * LANES]
+  int64_t panel;         // the first
+  int panels;            // up to TALL_PANELS or WIDE_PANELS
+  const uint8_t* x;      // the first row, as the format wants it
+  int64_t x_stride;      // bytes
+  int rows;              // up to TALL_ROWS or WIDE_ROWS
+  float* sums;           // [rows][panels * LANES]
+  const uint8_t* ahead;  // a panel that is read into the cache meanwhile, or null
 };
 
 // Run<rows, panels>::run for every shape of a tile, and the call of the one that a tile needs.
-template <template <int, int> class Run, class Shapes>
+template <template <int, int> class Run, class Rows>
 struct TileTable;
-template <template <int, int> class Run, int... Shape>
-struct TileTable<Run, std::integer_sequence<int, Shape...>> {
-  static constexpr void (*functions[])(const Tile&) = {Run<Shape / TILE_PANELS + 1, Shape % TILE_PANELS + 1>::run...};
+template <template <int, int> class Run, int... Row>
+struct TileTable<Run, std::integer_sequence<int, Row...>> {
+  template <int Panels>
+  static constexpr void (*functions[])(const Tile&) = {Run<Row + 1, Panels>::run...};
 };
 template <template <int, int> class Run>
 void run_tile(const Tile& tile) {
-  using Table = TileTable<Run, std::make_integer_sequence<int, TILE_ROWS * TILE_PANELS>>;
-  Table::functions[(tile.rows - 1) * TILE_PANELS + tile.panels - 1](tile);
+  using Tall = TileTable<Run, std::make_integer_sequence<int, TALL_ROWS>>;
+  using Wide = TileTable<Run, std::make_integer_sequence<int, WIDE_ROWS>>;
+  switch (tile.panels) {
+    case 1: return Tall::template functions<1>[tile.rows - 1](tile);
+    case 2: return Tall::template functions<2>[tile.rows - 1](tile);
+    case 3: return Wide::template functions<3>[tile.rows - 1](tile);
+    case 4: return Wide::template functions<4>[tile.rows - 1](tile);
+  }
 }
 
 void tile_bf16(const Tile& tile);

@@ -5,11 +5,11 @@
 
 namespace tokenmill::TM_ISA {
 
-// e^x within 2 units in the last place for x in [-87, 88]; smaller x give about 1e-38, larger ones infinity, NaN a NaN.
+// e^x within 2 units in the last place for x in [-87, 88.7]; smaller x give about 1e-38, larger ones infinity, NaN a NaN.
 inline F32 exp(F32 x) {
   // x = n ln 2 + r, |r| <= ln 2 / 2; ln 2 in two parts, so that r is exact (Cody and Waite). NaN is the second operand
   // of max and min, which return it.
-  const F32 bounded = max(broadcast(-87.33654f), min(broadcast(88.72283f), x));
+  const F32 bounded = max(broadcast(-87.33654f), min(broadcast(89.0f), x));
   const F32 n = round_whole(mul(bounded, broadcast(1.44269504f)));
   const F32 r = fma(n, broadcast(-1.42860677e-6f), fma(n, broadcast(-0.693145752f), bounded));
   F32 p = broadcast(1.0f / 5040.0f);

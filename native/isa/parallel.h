@@ -5,23 +5,34 @@
 
 namespace tokenmill::TM_ISA {
 
-// Calls work(i) once for every i in [0, count), on up to `threads` threads of the process's OpenMP pool, in no order.
+// Calls work(i, next) once for every i in [0, count), on up to `threads` threads of the process's OpenMP pool, in no
+// order. `next` is what this thread will do afterwards, so that it can be fetched early; >= count: nothing.
 template <class Work>
-void parallel_for(int64_t count, int threads, const Work& work) {
+void parallel_chain(int64_t count, int threads, const Work& work) {
   if (threads <= 1 || count <= 1) {
-    for (int64_t i = 0; i < count; ++i) work(i);
+    for (int64_t i = 0; i < count; ++i) work(i, i + 1);
     return;
   }
   const int team = static_cast<int>(count < threads ? count : threads);
-  int64_t next = 0;
-#pragma omp parallel num_threads(team)
-  for (;;) {
+  int64_t unclaimed = 0;
+  const auto claim = [&unclaimed] {
     int64_t i;
 #pragma omp atomic capture relaxed
-    i = next++;
-    if (i >= count) break;
-    work(i);
+    i = unclaimed++;
+    return i;
+  };
+#pragma omp parallel num_threads(team)
+  for (int64_t i = claim(); i < count;) {
+    const int64_t next = claim();
+    work(i, next);
+    i = next;
   }
+}
+
+// The same where the next piece does not matter.
+template <class Work>
+void parallel_for(int64_t count, int threads, const Work& work) {
+  parallel_chain(count, threads, [&](int64_t i, int64_t) { work(i); });
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

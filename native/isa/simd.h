@@ -55,6 +55,9 @@ inline uint16_t to_bf16(float value) {
 
 namespace tokenmill::TM_ISA {
 
+// Into the second-level cache.
+inline void prefetch(const void* from) { __builtin_prefetch(from, 0, 2); }
+
 inline uint32_t load_word(const void* from) {
   uint32_t word;
   std::memcpy(&word, from, 4);

@@ -8,30 +8,29 @@ namespace {
 
 template <int M, int P>
 struct Bf16Tile {
-static void run(const Tile& tile) {
-  const int64_t panel_bytes = tile.weights.panel_bytes(), depth = tile.weights.depth;
-  const auto* w = reinterpret_cast<const uint16_t*>(tile.weights.data + tile.panel * panel_bytes);
-  const int64_t panel = panel_bytes / 2;
-  F32 sums[M][P];
-  for (auto& row : sums)
-    for (auto& sum : row) sum = zero();
-  const auto step = [&](int64_t pair, const auto& x_pair) {
-    Pairs panels[P];
-    for (int p = 0; p < P; ++p) panels[p] = load_pairs(w + p * panel + pair * 2 * LANES);
-    for (int m = 0; m < M; ++m) {
-      const Pairs x = broadcast_pair(x_pair(m));
-      for (int p = 0; p < P; ++p) sums[m][p] = dot(sums[m][p], panels[p], x);
+  static void run(const Tile& tile) {
+    const int64_t depth = tile.weights.depth, panel_size = tile.weights.panel_bytes() / 2;
+    const auto* w = reinterpret_cast<const uint16_t*>(tile.weights.data) + tile.panel * panel_size;
+    F32 sums[M][P];
+    for (auto& row : sums)
+      for (auto& sum : row) sum = zero();
+    const auto step = [&](int64_t pair, const auto& x_pair) {
+      Pairs panels[P];
+      for (int p = 0; p < P; ++p) panels[p] = load_pairs(w + p * panel_size + pair * 2 * LANES);
+      for (int m = 0; m < M; ++m) {
+        const Pairs x = broadcast_pair(x_pair(tile.x + m * tile.x_stride));
+        for (int p = 0; p < P; ++p) sums[m][p] = dot(sums[m][p], panels[p], x);
+      }
+    };
+    for (int64_t pair = 0; pair < depth / 2; ++pair) {
+      if (tile.ahead) prefetch(tile.ahead + pair * 64);
+      step(pair, [&](const uint8_t* row) { return load_word(row + pair * 4); });
     }
-  };
-  for (int64_t pair = 0; pair < depth / 2; ++pair) {
-    step(pair, [&](int m) { return load_word(tile.x + m * tile.x_stride + pair * 4); });
+    // The padding of an odd depth is zero in W only: what follows a row of x may be a NaN.
+    if (depth % 2) step(depth / 2, [&](const uint8_t* row) { return uint32_t{load_halfword(row + (depth - 1) * 2)}; });
+    for (int m = 0; m < M; ++m)
+      for (int p = 0; p < P; ++p) store(tile.sums + (m * P + p) * LANES, sums[m][p]);
   }
-  // The padding of an odd depth is zero in W only: what follows a row of x may be a NaN.
-  if (depth % 2) step(depth / 2, [&](int m) { return uint32_t{load_halfword(tile.x + m * tile.x_stride + (depth - 1) * 2)}; });
-  for (int m = 0; m < M; ++m)
-    for (int p = 0; p < P; ++p) store(tile.sums + (m * TILE_PANELS + p) * LANES, sums[m][p]);
-}
-
 };
 
 }  // namespace

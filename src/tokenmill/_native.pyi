@@ -16,20 +16,32 @@ class Kernels:
     def isa(self) -> str: ...
     @property
     def threads(self) -> int: ...
-    def pack_bf16(
-        self, weights: Address, rows: int, depth: int, start: int, source: Address, count: int, stride: int
-    ) -> None: ...
-    def linear_bf16(
+    def pack(self, weights: Packed, start: int, source: Address, count: int, stride: int, element: int) -> None: ...
+    def linear(
         self,
-        weights: Address,
-        rows: int,
-        depth: int,
+        weights: Packed,
         x: Address,
         count: int,
         stride: int,
         out: Address,
+        out_stride: int,
+        element: int,
         bias: Address,
     ) -> None: ...
+    def argmax(self, weights: Packed, x: Address, count: int, stride: int, ids: Address) -> None: ...
+    def lookup(self, weights: Packed, ids: Address, count: int, out: Address) -> None: ...
+
+class Packed:
+    """The shape of a packed matrix and where its bytes are; see native/packed.h.
+
+    Raises:
+        ValueError: a shape without rows or inputs, or a gated one whose rows are not two halves.
+    """
+
+    def __init__(self, format: int, rows: int, depth: int, gated: bool) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def place(self, data: Address) -> None: ...
 
 class PlannedStep:
     """How the attention of a step is cut into pieces."""

@@ -1,0 +1,165 @@
+"""The native linears against plain torch in float64, on every instruction set of this machine."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.kernels.native import BEST, every_isa, kernels
+from tokenmill.kernels.native_matrix import PackedMatrix
+from tokenmill.kernels.protocol import MatrixRole
+
+EPSILON = {torch.float32: 2**-22, torch.bfloat16: 2**-8}
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+def packed(isa: str, weight: torch.Tensor, *, threads: int = 1, role: MatrixRole = MatrixRole.LINEAR) -> PackedMatrix:
+    matrix = PackedMatrix(kernels(isa, threads), tuple(weight.shape), role)
+    matrix.fill(0, weight)
+    return matrix
+
+
+def assert_product(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None):
+    """Within rounding of the sums, whose size is that of their terms, and of the result."""
+    expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    terms = x.double().abs() @ weight.double().abs().T + (0 if bias is None else bias.double().abs())
+    slack = 2**-20 * terms + EPSILON[found.dtype] * expected.abs() + 1e-30
+    assert (found.double() - expected).abs().le(slack).all()
+
+
+@every_isa
+def test_products_of_odd_sizes(isa, rng):
+    for rows in (1, 2, 5, 6, 7, 8, 9, 12, 13, 31, 70, 250):
+        out_size, in_size = int(rng.integers(1, 140)), int(rng.integers(1, 300))
+        x, weight, bias = drawn(rows, in_size), drawn(out_size, in_size), drawn(out_size)
+        matrix = packed(isa, weight, threads=1 + rows % 2)
+        assert_product(matrix.multiply(x, bias), x, weight, bias)
+        assert_product(matrix.logits(x), x, weight)
+
+
+@every_isa
+def test_rows_with_gaps_and_a_bias_of_another_dtype(isa, rng):
+    wide = drawn(9, 150)
+    weight, bias = drawn(33, 70), torch.randn(33)
+    for x in (wide[:, 3:73], wide[::2, :70], wide.T[:70, :9].T):
+        assert_product(packed(isa, weight).multiply(x, bias), x, weight, bias.bfloat16())
+
+
+@every_isa
+def test_a_matrix_is_filled_in_parts_from_any_dtype(isa, rng):
+    weight = torch.randn(75, 37)
+    matrix = PackedMatrix(kernels(isa, 2), (75, 37))
+    for start, end, dtype in ((40, 75, torch.float16), (0, 17, torch.bfloat16), (17, 40, torch.float32)):
+        matrix.fill(start, weight[start:end].to(dtype))
+    expected = torch.cat([weight[:40].bfloat16(), weight[40:].half().bfloat16()])
+    assert torch.equal(matrix.lookup(torch.arange(75)), expected)
+
+
+def test_halves_of_every_kind_are_read(rng):
+    # Subnormals, infinities and both zeros among them; a NaN keeps being one.
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16).view(64, 1024)
+    for isa in BEST:
+        read = packed(isa, halves).lookup(torch.arange(64))
+        assert torch.equal(read.nan_to_num(7.0), halves.bfloat16().nan_to_num(7.0))
+
+
+@every_isa
+def test_the_gated_product_is_that_of_its_halves(isa, rng):
+    for rows in (1, 3, 8, 11, 40):
+        half, in_size = int(rng.integers(1, 90)), int(rng.integers(1, 200))
+        x, weight, bias = drawn(rows, in_size), drawn(2 * half, in_size) / in_size**0.5, drawn(2 * half)
+        matrix = PackedMatrix(kernels(isa, 2), (2 * half, in_size), MatrixRole.GATED)
+        matrix.fill(half, weight[half:])
+        matrix.fill(0, weight[:half])
+        sums = x.float() @ weight.float().T + bias.float()
+        expected = functional.silu(sums[:, :half]) * sums[:, half:]
+        torch.testing.assert_close(matrix.gated(x, bias).float(), expected, rtol=2**-7, atol=1e-4)
+
+
+@every_isa
+def test_the_gate_saturates_like_silu(isa):
+    weight = torch.eye(32, dtype=torch.bfloat16)
+    gates = torch.tensor([-200.0, -90, -88, -30, -1e-3, 0, 1e-3, 30, 88, 90, 200, 3e38, torch.inf, torch.nan, -3e38, 1])
+    x = torch.cat([gates, torch.ones(16)]).bfloat16()[None]
+    x[:, :16] = gates.nan_to_num(0, 0, 0).bfloat16()
+    found = packed(isa, weight, role=MatrixRole.GATED).gated(x)
+    torch.testing.assert_close(found.float(), functional.silu(x[:, :16].float()), rtol=2**-7, atol=1e-37)
+    broken = torch.full((1, 32), torch.nan).bfloat16()
+    assert packed(isa, weight, role=MatrixRole.GATED).gated(broken).isnan().all()
+
+
+@every_isa
+def test_a_token_has_the_same_bits_in_any_batch_and_with_any_threads(isa, rng):
+    out_size, in_size = int(rng.integers(40, 200)), int(rng.integers(100, 700))
+    x, weight, bias = drawn(512, in_size), drawn(out_size, in_size), drawn(out_size)
+    alone = packed(isa, weight)
+    expected = torch.cat([alone.logits(row[None]) for row in x])
+    for threads in (1, 2, 3):
+        matrix = packed(isa, weight, threads=threads)
+        for rows in (2, 4, 6, 7, 8, 9, 12, 16, 32, 100, 512):
+            start = int(rng.integers(0, 513 - rows))
+            assert torch.equal(matrix.logits(x[start : start + rows]), expected[start : start + rows])
+        assert torch.equal(matrix.multiply(x[:7], bias)[3:4], alone.multiply(x[3:4], bias))
+
+
+@every_isa
+def test_argmax_is_that_of_the_logits(isa, rng):
+    x, weight = drawn(23, 65), drawn(1000, 65)
+    for threads in (1, 2):
+        matrix = packed(isa, weight, threads=threads)
+        for rows in (1, 7, 23):
+            assert torch.equal(matrix.argmax(x[:rows]), matrix.logits(x[:rows]).argmax(-1))
+
+
+@every_isa
+def test_argmax_takes_the_lowest_of_equals_and_the_first_nan(isa, rng):
+    weight = drawn(150, 33)
+    weight[100] = weight[37] = 10 * weight[140]
+    x = torch.cat([weight[100:101], torch.zeros(1, 33).bfloat16(), -weight[37:38]])
+    matrix = packed(isa, weight, threads=2)
+    assert matrix.argmax(x)[:2].tolist() == [37, 0]
+    weight[120, 3] = weight[49, 3] = torch.nan
+    assert packed(isa, weight, threads=2).argmax(x).tolist() == [49, 49, 49]
+    assert matrix.argmax(torch.full((1, 33), torch.nan).bfloat16()).tolist() == [0]
+    assert (
+        matrix.argmax(torch.full((1, 33), -torch.inf).bfloat16()).item()
+        == matrix.logits(torch.full((1, 33), -torch.inf).bfloat16()).argmax().item()
+    )
+
+
+@every_isa
+def test_nothing_beside_a_row_is_read_into_it(isa, rng):
+    """What lies before, between and behind the rows of x is poison."""
+    for in_size in (1, 33, 64, 97):
+        weight, x = drawn(50, in_size), drawn(11, in_size)
+        poisoned = torch.full((13, in_size + 9), torch.nan).bfloat16()
+        poisoned[1:12, 4 : 4 + in_size] = x
+        matrix = packed(isa, weight)
+        assert torch.equal(matrix.logits(poisoned[1:12, 4 : 4 + in_size]), matrix.logits(x))
+
+
+@every_isa
+def test_a_bad_number_stays_in_its_row_and_column(isa, rng):
+    x, weight = drawn(9, 40), drawn(35, 40)
+    x[4, 7], weight[20, 11] = torch.nan, torch.inf
+    found = packed(isa, weight).logits(x)
+    clean = torch.ones(9, 35, dtype=torch.bool)
+    clean[4], clean[:, 20] = False, False
+    assert found.isfinite().eq(clean).all()
+    assert found[4].isnan().all()
+
+
+def test_what_does_not_fit_is_refused():
+    matrix = PackedMatrix(kernels(BEST[0]), (20, 8))
+    for start, rows in ((-1, drawn(3, 8)), (18, drawn(3, 8)), (0, drawn(3, 7))):
+        with pytest.raises(ValueError, match="do not fit"):
+            matrix.fill(start, rows)
+    for x in (drawn(2, 7), torch.zeros(2, 8)):
+        with pytest.raises(ValueError, match="takes bfloat16 rows"):
+            matrix.multiply(x)
+    with pytest.raises(ValueError, match="no such matrix"):
+        PackedMatrix(kernels(BEST[0]), (3, 8), MatrixRole.GATED)
+    with pytest.raises(ValueError, match="has no kernels for 'mmx'"):
+        kernels("mmx")
