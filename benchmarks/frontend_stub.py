@@ -62,19 +62,43 @@ def serve(folder: Path, step_seconds: float) -> None:
 
 def _ready(model: Path, vocab_size: int) -> EngineReady:
     return EngineReady(
-        model=str(model), architecture="Stub", num_parameters=1, dtype="float32", device="cpu",
-        kernels="none", kernels_reason="a stub", attention_backend="none", attention_reason="a stub", max_model_len=8192, vocab_size=vocab_size,
+        model=str(model),
+        architecture="Stub",
+        num_parameters=1,
+        dtype="float32",
+        device="cpu",
+        kernels="none",
+        kernels_reason="a stub",
+        attention_backend="none",
+        attention_reason="a stub",
+        max_model_len=8192,
+        vocab_size=vocab_size,
         page_size=16,
-        num_pages=1024, kv_bytes=1, weight_bytes=1, max_num_seqs=1024, max_num_batched_tokens=2048, num_threads=1, seconds={},
-    )  # fmt: skip
+        num_pages=1024,
+        kv_bytes=1,
+        weight_bytes=1,
+        max_num_seqs=1024,
+        max_num_batched_tokens=2048,
+        num_threads=1,
+        seconds={},
+    )
 
 
 def _stats(step: int, num_running: int) -> EngineStats:
     return EngineStats(
-        step=step, num_running=num_running, num_waiting=0, num_rows_used=num_running, num_pages=1024,
-        num_pages_pinned=0, num_pages_evictable=0, num_preemptions=0, prefix_queries=0, prefix_hits=0, prompt_tokens=0,
+        step=step,
+        num_running=num_running,
+        num_waiting=0,
+        num_rows_used=num_running,
+        num_pages=1024,
+        num_pages_pinned=0,
+        num_pages_evictable=0,
+        num_preemptions=0,
+        prefix_queries=0,
+        prefix_hits=0,
+        prompt_tokens=0,
         generation_tokens=0,
-    )  # fmt: skip
+    )
 
 
 def _end_with_parent() -> None:
