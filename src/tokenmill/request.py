@@ -70,6 +70,8 @@ class Request:
         group: requests with the same non-empty group share a prompt (n > 1).
         is_late: a step could not sample for it; it is run again when the launched steps that use it are committed.
         is_resumable: a session: at the end of a turn it waits for further input instead of finishing.
+        num_reported_tokens: tokens of the prompt whose log probabilities are out, where they are wanted.
+        pooling: "mean" or "last": a vector is wanted for the prompt instead of a continuation.
         row: the row of the page and token tables it owns, or None.
         wait_reason: why it was not scheduled in the last step; empty while it runs.
     """
@@ -90,8 +92,10 @@ class Request:
         "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_reported_tokens",
         "num_tokens",
         "params",
+        "pooling",
         "priority",
         "row",
         "status",
@@ -113,6 +117,7 @@ class Request:
         cache_salt: str = "",
         group: str = "",
         is_resumable: bool = False,
+        pooling: str = "",
         status: RequestStatus = RequestStatus.WAITING,
     ) -> None:
         prompt = np.asarray(prompt_token_ids, dtype=np.int32)
@@ -126,6 +131,7 @@ class Request:
         self.cache_salt = cache_salt
         self.group = group
         self.is_resumable = is_resumable
+        self.pooling = pooling
         self.is_late = False
         self._buffer = np.concatenate([prompt, np.zeros(64, dtype=np.int32)])
         self.num_prompt_tokens = len(prompt)
@@ -134,6 +140,7 @@ class Request:
         self.num_pending_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_reported_tokens = 0
         self.num_inflight_steps = 0
         self.row: int | None = None
         self.status = status
@@ -157,6 +164,11 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Tokens the request could run in the next step: what it has, pending ones included, less what is computed."""
         return self.num_tokens + self.num_pending_tokens - self.num_computed_tokens
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """True if every token of the prompt must be run, whatever the prefix cache has."""
+        return self.params.prompt_logprobs is not None or self.pooling == "mean"
 
     @property
     def is_running(self) -> bool:
@@ -201,7 +213,9 @@ class Request:
             self._make_room(1)
         self._buffer[self.num_tokens] = token_id
         self.num_tokens += 1
-        if token_id in self.stop_token_ids and self.num_output_tokens > self.params.min_tokens:
+        # Before min_tokens a grammar lets only a stop through that nothing else can follow.
+        may_stop = self.num_output_tokens > self.params.min_tokens or self.params.grammar is not None
+        if token_id in self.stop_token_ids and may_stop:
             self._end_turn(FinishReason.STOP, token_id)
         elif self.num_tokens >= self.max_tokens_total:
             self._end_turn(FinishReason.LENGTH)

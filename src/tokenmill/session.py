@@ -52,6 +52,8 @@ class Session:
             raise InvalidRequest("the session is closed")
         if params.stop or params.n > 1:
             raise InvalidRequest("a session has no stop strings and no n; use stop_token_ids")
+        if params.structured_outputs is not None:
+            raise InvalidRequest("a session has no structured outputs", "structured_outputs")
         self._id = self._turns.begin_turn(prompt, params, self._id)
         try:
             output = self._turns.finish_turn(self._id)

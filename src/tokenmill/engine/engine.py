@@ -133,6 +133,7 @@ class Engine:
             cache_salt=message.cache_salt,
             group=message.group,
             is_resumable=message.is_resumable,
+            pooling=message.pooling,
             status=status,
         )
         self._num_arrived += 1
@@ -150,8 +151,6 @@ class Engine:
             InvalidRequest: no such session, it has not ended its turn, or the context has no room for the input.
         """
         request = self.scheduler.books.requests.get(request_id)
-        if params.grammar is not None:
-            raise InvalidRequest("a session takes no grammar", params.grammar.param)
         if request is None or not request.is_paused:
             raise InvalidRequest("the session has ended, or its last turn has not")
         length = request.num_tokens - 1 + len(token_ids)
@@ -214,8 +213,6 @@ class Engine:
         grammar = message.params.grammar
         if self._grammars is None or grammar is None:
             return True
-        if message.is_resumable:
-            raise InvalidRequest("a session takes no grammar", grammar.param)
         return self._grammars.admit(message.id, grammar.text)
 
     def _collect_grammars(self) -> list[TokenOutput]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tokenmill.errors import InvalidRequest
 
@@ -25,6 +26,7 @@ _LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 _MAX_ERROR_CHARACTERS = 300
+_NUM_FIRST_STEPS = 3
 
 
 class GrammarTokenizer(msgspec.Struct, frozen=True):
@@ -56,7 +58,7 @@ class GrammarCompiler:
         _ = self._backend
 
     def compile(self, text: str) -> Any:
-        """A matcher at its start, of which requests take deep copies; its first mask has been computed.
+        """A matcher at its start, of which requests take deep copies; its first masks could be computed.
 
         Raises:
             InvalidRequest: not a grammar, one that is too large, or one that nothing matches.
@@ -65,13 +67,10 @@ class GrammarCompiler:
 
         limits = llguidance.LLParserLimits(**_LIMITS)
         matcher = llguidance.LLMatcher(self._backend, text, log_level=0, limits=limits)
-        if not matcher.is_error():
-            probe = matcher.deep_copy()
-            probe.compute_bitmask()
-            if not probe.is_error():
-                return matcher
-            matcher = probe
-        raise InvalidRequest(f"the grammar cannot be used: {explain(matcher)}")
+        probe = matcher if matcher.is_error() else _first_steps(matcher.deep_copy())
+        if probe.is_error():
+            raise InvalidRequest(f"the grammar cannot be used: {explain(probe)}")
+        return matcher
 
     @functools.cached_property
     def _backend(self) -> Any:
@@ -83,6 +82,16 @@ class GrammarCompiler:
             return llguidance.LLTokenizer(raw, n_vocab=self._tokenizer.vocab_size, eos_token=ids or None)
         except (ValueError, OSError) as error:
             raise InvalidRequest("structured output is not possible with this model's tokenizer") from error
+
+
+def _first_steps(matcher: Any) -> Any:
+    """Go a little way with the lowest token that is allowed: most of what is too complex shows at once."""
+    for _ in range(_NUM_FIRST_STEPS):
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        matcher.consume_token(int(np.unpackbits(mask, bitorder="little").argmax()))
+    return matcher
 
 
 def explain(matcher: Any) -> str:

@@ -138,8 +138,10 @@ class GrammarStore:
     def _compile(self, text: str) -> _Entry:
         """In a thread: try it where it can do no harm, then here."""
         try:
-            num_bytes = self._trials.check(text)
-            return _Entry(num_bytes + len(text) + _LEAST_BYTES, self._compiler.compile(text))
+            num_bytes = self._trials.check(text) + len(text) + _LEAST_BYTES
+            if num_bytes > self._max_bytes:
+                raise InvalidRequest(f"the grammar takes {num_bytes >> 20} MiB; at most {self._max_bytes >> 20}")
+            return _Entry(num_bytes, self._compiler.compile(text))
         except InvalidRequest as error:
             return _Entry(len(text), error=error)
 
@@ -149,11 +151,6 @@ class GrammarStore:
             return _Entry(0, error=InvalidRequest("the grammar could not be compiled"))
         entry = future.result()
         in_use = sum(other.num_bytes for other in self._entries.values() if other.users)
-        if entry.num_bytes > self._max_bytes:
-            return _Entry(
-                0,
-                error=InvalidRequest(f"the grammar takes {entry.num_bytes >> 20} MiB; at most {self._max_bytes >> 20}"),
-            )
         if in_use + entry.num_bytes > self._max_bytes:
             return _Entry(0, error=InvalidRequest("the grammars in use leave no room for this one; try again later"))
         self._entries[text] = entry

@@ -25,6 +25,7 @@ from tokenmill.errors import InvalidRequest
 from tokenmill.structured.compiler import GrammarCompiler, GrammarTokenizer
 
 _LENGTH = struct.Struct(">I")
+_SMALL = '{"grammars": [{"lark_grammar": "start: /[a-z]*/"}]}'
 # When the process is stuck for reasons of the machine: far beyond any compile time that is configured.
 _PATIENCE_SECONDS = 60.0
 
@@ -71,8 +72,8 @@ class TrialProcess:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            with process:
-                pass
+            with contextlib.suppress(OSError), process:
+                pass  # closes the pipes, of which one may be broken, and waits
 
     def _ask(self, message: bytes) -> Verdict:
         if self._process is None:
@@ -98,6 +99,8 @@ def main() -> int:
     while (text := _read_grammar(sys.stdin.buffer)) is not None:
         try:
             compiler.load()
+            # What llguidance sets up with the first grammar is not the memory of those that follow.
+            compiler.compile(_SMALL)
             verdict = _judge(compiler, text, limits)
         except InvalidRequest as error:
             verdict = Verdict(error=str(error))

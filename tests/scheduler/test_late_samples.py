@@ -1,0 +1,104 @@
+"""Steps that bring a request no token: the mask of its grammar was late, or its grammar cannot go on."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tests.scheduler.harness import Harness
+from tests.scheduler.paged_memory_runner import PagedMemoryRunner
+from tokenmill.request import FinishReason
+from tokenmill.scheduler.plan import StepPlan, StepResult
+
+
+class LateRunner(PagedMemoryRunner):
+    """Leaves out some samples, as a runner whose masks are late: what was launched after one is left out too."""
+
+    def __init__(self, harness: Harness, rng: random.Random, share: float) -> None:
+        settings = harness.settings
+        super().__init__(settings.max_num_seqs, settings.num_pages, settings.page_size, settings.max_model_len)
+        self.rng = rng
+        self.share = share
+        self.failing_rows: set[str] = set()
+        self.next_position: dict[int, int] = {}
+        self.num_late = 0
+        harness.runner = harness.engine.runner = self
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for new in plan.new_rows:
+            self.next_position[new.row] = len(new.token_ids)
+        result = super().execute(plan)
+        failures = {}
+        for index in np.flatnonzero(plan.samples).tolist():
+            row, position = int(plan.rows[index]), int(plan.num_computed[index] + plan.num_scheduled[index])
+            if position != self.next_position[row] or self.rng.random() < self.share:
+                self.num_late += 1
+                result.token_ids[index] = -1
+                self.token_table[row, position] = 7  # a token that nobody sampled
+            elif plan.request_ids[index] in self.failing_rows:
+                result.token_ids[index] = -1
+                failures[index] = "its grammar cannot go on"
+            else:
+                self.next_position[row] += 1
+        return StepResult(plan.step, result.token_ids, {}, failures)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_late_samples_change_no_output(depth: int) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    num_late = num_preemptions = 0
+    for _ in range(25):
+        harness = Harness(
+            depth=depth, num_pages=rng.randint(9, 14), threshold=rng.choice([0, 3]), eos=frozenset({3, 11})
+        )
+        runner = LateRunner(harness, rng, rng.choice([0.1, 0.4, 0.8]))
+        for number in range(rng.randint(3, 9)):
+            prompt = [rng.randrange(3) for _ in range(rng.randint(1, 18))]
+            group = rng.choice(["", "", f"group {number}"])
+            for _ in range(3 if group else 1):
+                harness.add(prompt, rng.randint(1, 12), group=group)
+            for _ in range(rng.randint(0, 6)):
+                harness.step()
+            if rng.random() < 0.2:
+                harness.abort(str(rng.randrange(len(harness.records))))
+        harness.drain()
+        num_late += runner.num_late
+        num_preemptions += harness.scheduler.books.num_preemptions
+    assert num_late > 50
+    assert num_preemptions > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_late_request_leaves_the_others_alone(depth: int) -> None:
+    with_late, without = Harness(depth=depth), Harness(depth=depth)
+    runner = LateRunner(with_late, random.Random(0), 0.0)
+    for harness in (with_late, without):
+        for start in (1, 2):
+            harness.add([start] * 5, 10)
+        harness.step()
+    runner.next_position[0] = 99  # the first row has no mask until further notice
+    for _ in range(6):
+        with_late.step()
+        without.step()
+    assert len(with_late.records["0"].tokens) < len(without.records["0"].tokens)
+    assert with_late.records["1"].tokens == without.records["1"].tokens
+    late = with_late.scheduler.books.requests["0"]
+    runner.next_position[0] = late.num_tokens
+    with_late.drain()
+    without.drain()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_request_that_cannot_go_on_ends_alone(depth: int) -> None:
+    harness = Harness(depth=depth)
+    runner = LateRunner(harness, random.Random(0), 0.0)
+    failing, other = harness.add([1, 2, 3], 6), harness.add([4, 5, 6], 6)
+    runner.failing_rows.add(failing)
+    harness.drain()
+    assert harness.records[failing].finish_reason is FinishReason.ERROR
+    assert harness.records[failing].tokens == []
+    assert harness.records[other].finish_reason is FinishReason.LENGTH
