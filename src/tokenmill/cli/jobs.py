@@ -21,6 +21,7 @@ from tokenmill.request_output import CompletionOutput, RequestOutput
 from tokenmill.sampling_params import SamplingParams
 from tokenmill.server.chat_format import CHAT, ChatFormat
 from tokenmill.server.fields import GenerationFields, Int32, TokenId, refuse_unsupported, sampling_params
+from tokenmill.server.prompt_format import PromptShown
 from tokenmill.server.reply_format import ReplyHead, UsageCounter, document
 from tokenmill.server.text_format import TEXT, TextFormat
 
@@ -96,7 +97,7 @@ class Job:
 
     def _body(self, outputs: Sequence[TextOutput], model: str) -> msgspec.Raw:
         is_chat = isinstance(self.prompt, list) and isinstance(self.prompt[0], dict)
-        kind, reply_format = (CHAT, ChatFormat()) if is_chat else (TEXT, TextFormat())
+        kind, reply_format = (CHAT, ChatFormat()) if is_chat else (TEXT, TextFormat(PromptShown(False, False)))
         head = ReplyHead(f"batch-{self.line}", kind, int(time.time()), model, "")
         choices = [reply_format.choice(index, output) for index, output in enumerate(outputs)]
         return msgspec.Raw(document(head, choices, _usage(outputs)))

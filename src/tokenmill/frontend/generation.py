@@ -86,4 +86,5 @@ def merge(outputs: Sequence[TextOutput]) -> TextOutput:
         token_ids=[token_id for output in outputs for token_id in output.token_ids],
         logprobs=[position for positions in with_logprobs for position in positions] if with_logprobs else None,
         token_bytes=token_bytes or None,
+        prompt=next((output.prompt for output in outputs if output.prompt is not None), None),
     )

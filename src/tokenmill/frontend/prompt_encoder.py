@@ -9,6 +9,9 @@ from tokenmill.frontend.chat_template import ChatTemplate
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.messages import EncodeText, GenerateText
 
+# Of a prompt that will be cut to fit, this many contexts are worth encoding.
+_MOST_TO_CUT = 8
+
 
 class PromptEncoder:
     """Renders, encodes and checks prompts against the limits of the engine.
@@ -31,16 +34,19 @@ class PromptEncoder:
             InvalidRequest: it is empty, too long, outside the vocabulary, or the chat template refuses it.
         """
         param = "prompt" if message.messages is None else "messages"
+        is_cut = message.truncate_prompt_tokens is not None
         if message.token_ids is not None:
             token_ids = message.token_ids
         elif message.messages is not None:
             # The template spells out every special token, so the tokenizer must not add its own.
-            token_ids = self._encode(self._render(message), False, param)
+            token_ids = self._encode(self._render(message), False, param, is_cut)
         else:
-            token_ids = self._encode(message.text or "", True, param)
+            token_ids = self._encode(message.text or "", True, param, is_cut)
         if not token_ids:
             raise InvalidRequest("the prompt is empty: at least one token is needed", param)
         self.check_ids(token_ids, param)
+        if message.truncate_prompt_tokens is not None:
+            token_ids = self._cut(token_ids, message.truncate_prompt_tokens, message.params.max_tokens)
         if self.max_model_len and len(token_ids) >= self.max_model_len:
             raise self._too_long(f"{len(token_ids)} tokens", param)
         return token_ids
@@ -65,10 +71,22 @@ class PromptEncoder:
                 sentence = f"{param}: token id {token_id} is outside the vocabulary of {self.vocab_size}"
                 raise InvalidRequest(sentence, param)
 
-    def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of bad words, as they begin a text and as they follow a space."""
+        spelled = (spelled for word in words for spelled in (word.lstrip(), " " + word.lstrip()))
+        encoded = (tuple(self._tokenizer.encode(one, add_special_tokens=False)) for one in spelled)
+        return tuple(dict.fromkeys(token_ids for token_ids in encoded if token_ids))
+
+    def _cut(self, token_ids: list[int], count: int, max_tokens: int | None) -> list[int]:
+        """The last `count` tokens; -1: as many as leave room for `max_tokens` of output."""
+        if count < 0:
+            count = max(1, self.max_model_len - (max_tokens or 1))
+        return token_ids[-count:]
+
+    def _encode(self, text: str, add_special_tokens: bool, param: str, is_cut: bool = False) -> list[int]:
         # A text that cannot fit even if it were all of the longest tokens is not worth encoding. The first comparison
         # spares almost every request the second, which looks through the vocabulary once.
-        room = self.max_model_len
+        room = self.max_model_len * (_MOST_TO_CUT if is_cut else 1)
         if room and len(text) > 8 * room and len(text) > self._tokenizer.longest_token * room:
             raise self._too_long(f"{len(text)} characters", param)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -22,6 +22,7 @@ from tokenmill.frontend.chat_template import ChatTemplate, load_chat_template
 from tokenmill.frontend.constraint import GrammarBuilder
 from tokenmill.frontend.detokenizer import IncrementalDetokenizer
 from tokenmill.frontend.prompt_encoder import PromptEncoder
+from tokenmill.frontend.prompt_reporter import PromptReporter, spellings
 from tokenmill.frontend.stop_strings import StopStrings
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.messages import (
@@ -33,13 +34,13 @@ from tokenmill.messages import (
     EncodeText,
     EngineReady,
     GenerateText,
+    PromptReport,
     RequestRejected,
     StepOutputs,
     TextOutput,
     TextOutputs,
     ToApi,
     ToEngine,
-    TokenLogprobs,
     TokenOutput,
     ToWorker,
 )
@@ -67,6 +68,7 @@ class _OpenRequest:
     detokenizer: IncrementalDetokenizer
     stop_strings: StopStrings
     num_output_tokens: int = 0
+    reporter: PromptReporter | None = None
 
 
 class TextProcessor:
@@ -147,10 +149,20 @@ class TextProcessor:
         prompt = self._prompts.prompt(message)
         message.params.check_vocabulary(self._prompts.vocab_size)
         constrained = self._constrained(message)
+        if not constrained.spaces_between_special_tokens and self.tokenizer.joins_with_spaces:
+            sentence = "this model's tokenizer joins all tokens with spaces"
+            raise InvalidRequest(sentence, "spaces_between_special_tokens")
+        if constrained.bad_words:
+            bad_word_ids = self._prompts.bad_word_ids(constrained.bad_words)
+            constrained = msgspec.structs.replace(constrained, bad_words=(), bad_word_ids=bad_word_ids)
         requests: list[ToEngine] = []
         for i, request_id in enumerate(message.ids):
             params = _params_of_continuation(constrained, i)
             self.expect(request_id, params, len(prompt))
+            if message.wants_prompt:
+                text = message.text if message.text is not None else self.tokenizer.decode(prompt)
+                has_logprobs = params.prompt_logprobs is not None
+                self._open[request_id].reporter = PromptReporter(text, prompt, has_logprobs)
             requests.append(
                 AddRequest(
                     id=request_id,
@@ -160,6 +172,7 @@ class TextProcessor:
                     cache_salt=message.cache_salt,
                     group=message.ids[0] if len(message.ids) > 1 else "",
                     worker=self._worker_index,
+                    pooling=message.pooling,
                 )
             )
         return Routed(to_engine=requests)
@@ -195,7 +208,10 @@ class TextProcessor:
             if output.error is not None and output.error_status < 500:
                 refused.append(_refusal(self._open.pop(output.id), output))
                 continue
-            text_output = self._text_output(request, output)
+            prompt = None if request.reporter is None else request.reporter.take(output)
+            if not (output.token_ids or output.finish_reason):
+                continue
+            text_output = self._text_output(request, output, prompt)
             outputs.append(text_output)
             if text_output.finish_reason is not None:
                 del self._open[output.id]
@@ -206,7 +222,7 @@ class TextProcessor:
             to_api=[TextOutputs(outputs), *refused] if outputs else refused,
         )
 
-    def _text_output(self, request: _OpenRequest, output: TokenOutput) -> TextOutput:
+    def _text_output(self, request: _OpenRequest, output: TokenOutput, prompt: PromptReport | None) -> TextOutput:
         request.num_output_tokens += len(output.token_ids)
         text, stop_string = self._new_text(request, output)
         finish_reason, stop_reason = output.finish_reason, output.stop_reason
@@ -223,8 +239,10 @@ class TextProcessor:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             logprobs=output.logprobs,
-            token_bytes=self._token_bytes(output.logprobs),
             error=output.error,
+            token_bytes=spellings(self.tokenizer, output.logprobs or (), prompt),
+            prompt=prompt,
+            embedding=output.embedding,
         )
 
     def _new_text(self, request: _OpenRequest, output: TokenOutput) -> tuple[str, str | None]:
@@ -242,12 +260,6 @@ class TextProcessor:
         if output.finish_reason is not None and stop_string is None:
             text += request.stop_strings.finish()
         return text, stop_string
-
-    def _token_bytes(self, logprobs: list[TokenLogprobs] | None) -> dict[int, bytes] | None:
-        if logprobs is None:
-            return None
-        reported = {entry.token_id for position in logprobs for entry in (position.sampled, *position.top)}
-        return {token_id: self.tokenizer.token_bytes(token_id) for token_id in reported}
 
 
 def load_text_processor(

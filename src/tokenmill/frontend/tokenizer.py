@@ -134,6 +134,11 @@ class Tokenizer:
             return bytes([int(token[3:5], 16)])
         return str(token).replace("▁", " ").encode()
 
+    @property
+    def joins_with_spaces(self) -> bool:
+        """True if decoding puts spaces between tokens that do not bring them, special ones too."""
+        return self._decoder is None
+
     def stages(self) -> list[Stage]:
         """New decoder stages for one sequence."""
         return build_stages(self._decoder, self._source)

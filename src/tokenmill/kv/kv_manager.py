@@ -71,7 +71,7 @@ class KVManager:
 
     def match(self, request: Request, step: int) -> PrefixMatch:
         """The cached prefix of a waiting request. Never the whole of it: the last token is always run."""
-        usable = (request.num_tokens - 1) // self.page_size * self.page_size
+        usable = 0 if request.needs_whole_prompt else (request.num_tokens - 1) // self.page_size * self.page_size
         return self.cache.match(request.cache_salt, request.token_ids[:usable], step)
 
     def acquire(self, request: Request, match: PrefixMatch, num_tokens: int, step: int, spare: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.attention.batch import ForwardBatch
@@ -10,8 +11,12 @@ from tokenmill.runner.row_tables import RowTables
 from tokenmill.scheduler.plan import StepPlan
 
 
-def build_batch(plan: StepPlan, tables: RowTables) -> ForwardBatch:
-    """Gather the step's tokens, positions and pages from the tables (which already hold the plan's differences)."""
+def build_batch(plan: StepPlan, tables: RowTables, output_indices: npt.NDArray[np.int64]) -> ForwardBatch:
+    """Gather the step's tokens, positions and pages from the tables (which already hold the plan's differences).
+
+    Args:
+        output_indices: [S], the tokens that the model gives an output for.
+    """
     device = tables.tokens.device
     ends = plan.num_computed + plan.num_scheduled
     query_starts = np.zeros(len(plan.rows) + 1, dtype=np.int32)
@@ -38,5 +43,5 @@ def build_batch(plan: StepPlan, tables: RowTables) -> ForwardBatch:
         query_lens=plan.num_scheduled,
         context_lens=ends,
         query_starts=query_starts,
-        output_indices=torch.from_numpy((query_starts[1:] - 1)[plan.samples].astype(np.int64)).to(device),
+        output_indices=torch.from_numpy(output_indices).to(device),
     )

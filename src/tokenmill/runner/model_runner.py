@@ -12,6 +12,7 @@ import torch
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.runner.inputs import build_batch
+from tokenmill.runner.prompt_reports import PromptReports, Reports
 from tokenmill.runner.row_tables import RowTables
 from tokenmill.sampling.batch import SamplingBatch
 from tokenmill.sampling.grammar_rows import GrammarRows
@@ -55,6 +56,7 @@ class ModelRunner:
         self.tables = tables
         self.sampling = sampling
         self.grammars = grammars
+        self.prompts = PromptReports(len(tables.tokens), sampling.vocab_size)
         self.sampler = Sampler()
         self._has_failed = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="runner") if overlap else None
@@ -92,12 +94,18 @@ class ModelRunner:
         self.tables.apply(plan)
         for new_row in plan.new_rows:
             self.sampling.set(new_row)
+            self.prompts.set(new_row)
         self.grammars.set(plan.new_rows)
-        outputs = self.model.forward(build_batch(plan, self.tables), self.attention)
+        wanted = self.prompts.outputs_of(plan)
+        outputs = self.model.forward(build_batch(plan, self.tables, wanted.indices), self.attention)
+        reports = Reports({}, {})
+        if wanted.spans:
+            reports = self.prompts.take(plan, wanted.spans, outputs, self.tables, self.model.logits)
+            outputs = outputs[torch.from_numpy(wanted.samples).to(outputs.device)]
 
         token_ids = np.full(len(plan.rows), -1, dtype=np.int32)
         if not plan.samples.any():
-            return StepResult(plan.step, token_ids, {})
+            return StepResult(plan.step, token_ids, {}, {}, reports.logprobs, reports.embeddings)
         rows = plan.rows[plan.samples]
         positions = (plan.num_computed + plan.num_scheduled)[plan.samples]
         batch = self.sampling.batch(rows, positions)
@@ -116,7 +124,8 @@ class ModelRunner:
         failures = {} if constrained is None else constrained.take(own_ids)
         token_ids[indices] = own_ids
         logprobs = {} if sampled.logprobs is None else to_messages(sampled.logprobs, indices.tolist())
-        return StepResult(plan.step, token_ids, logprobs, {int(indices[i]): why for i, why in failures.items()})
+        failures = {int(indices[i]): why for i, why in failures.items()}
+        return StepResult(plan.step, token_ids, logprobs, failures, reports.logprobs, reports.embeddings)
 
     def _sample(self, outputs: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         if batch.only_argmax:

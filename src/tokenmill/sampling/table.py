@@ -74,7 +74,7 @@ class SamplingTable:
         self._records: Record = np.zeros(max_rows, dtype=_RECORD)
         self._bias: list[Entries | None] = [None] * max_rows
         self._banned: list[Entries | None] = [None] * max_rows
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._device = torch.device(device)
         self._rules = TokenRuleTable(max_rows, vocab_size, self._device)
 
@@ -89,7 +89,7 @@ class SamplingTable:
         )
         self._banned[row] = _entries(stop_ids, [-np.inf] * len(stop_ids))
         has_penalty = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
-        top_k = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
+        top_k = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
         draw = self._draw(new_row, top_k)
         has_rules = self._rules.set(new_row)
         has_extra = bool(
@@ -115,7 +115,7 @@ class SamplingTable:
             new_row.seed & (2**64 - 1),
             new_row.num_prompt_tokens,
             new_row.num_prompt_tokens + params.min_tokens if stop_ids else 0,
-            -1 if params.logprobs is None else min(params.logprobs, self._vocab_size),
+            -1 if params.logprobs is None else min(params.logprobs, self.vocab_size),
             bool(params.logit_bias),
             has_rules,
         )
@@ -151,9 +151,9 @@ class SamplingTable:
         params = new_row.params
         if params.is_greedy:
             return Draw.GREEDY
-        if MAX_CANDIDATES < top_k < self._vocab_size:
+        if MAX_CANDIDATES < top_k < self.vocab_size:
             return Draw.WIDE
-        is_plain = top_k == self._vocab_size and params.top_p >= 1.0 and params.min_p <= 0.0
+        is_plain = top_k == self.vocab_size and params.top_p >= 1.0 and params.min_p <= 0.0
         return Draw.PLAIN if is_plain else Draw.FILTERED
 
     def _draw_group(self, indices: Indices, records: Record, positions: npt.NDArray[np.integer]) -> DrawGroup | None:

@@ -29,6 +29,7 @@ class NewRow:
         num_prompt_tokens: where the output begins (penalties tell prompt from output).
         stop_token_ids: ids to mask while fewer than `params.min_tokens` tokens are out.
         seed: the seed its draws are keyed by; never None here.
+        pooling: "mean" or "last": a vector is wanted for its prompt; "": none.
     """
 
     row: int
@@ -38,6 +39,7 @@ class NewRow:
     params: SamplingParams
     stop_token_ids: tuple[int, ...]
     seed: int
+    pooling: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,13 @@ class StepResult:
             request goes without: the mask of its grammar was late, or it has failed.
         logprobs: batch index -> its log probabilities, for the requests that asked.
         failures: batch index -> why that request cannot go on.
+        prompt_logprobs: batch index -> those of the prompt's tokens from position `num_computed + 1` on.
+        embeddings: batch index -> the vector of its prompt, float32, little-endian.
     """
 
     step: int
     token_ids: IntArray
     logprobs: dict[int, TokenLogprobs]
     failures: dict[int, str] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    embeddings: dict[int, bytes] = field(default_factory=dict)

@@ -35,6 +35,7 @@ class PlanBuilder:
                 params=request.params,
                 stop_token_ids=tuple(sorted(request.stop_token_ids)),
                 seed=seed,
+                pooling=request.pooling,
             )
         )
 

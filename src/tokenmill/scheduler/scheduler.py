@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tokenmill.kv.kv_manager import KVManager
-from tokenmill.messages import TokenOutput
+from tokenmill.messages import TokenLogprobs, TokenOutput
 from tokenmill.request import FinishReason, Request, RequestStatus
 from tokenmill.sampling_params import SamplingParams
 from tokenmill.scheduler.batch_policy import BATCH_POLICIES
@@ -138,10 +138,15 @@ class Scheduler:
             if request.awaits_step and not request.is_late:
                 if has_full_page:
                     self.kv.cache_full_pages(request, end, plan.step)
+                if index in result.prompt_logprobs:
+                    report = result.prompt_logprobs[index]
+                    outputs.append(_prompt_report(request, int(plan.num_computed[index]), report))
                 if token_id >= 0:
                     outputs.append(self._take_token(request, token_id))
                     if index in result.logprobs:
                         outputs[-1].logprobs = [result.logprobs[index]]
+                    if index in result.embeddings:
+                        outputs[-1].embedding, outputs[-1].token_ids = result.embeddings[index], []
                 elif index in result.failures:
                     outputs.append(self._fail(request, result.failures[index]))
                 elif goes_without[index]:
@@ -230,3 +235,10 @@ class Scheduler:
         return TokenOutput(
             request.id, [token_id], request.finish_reason, request.stop_reason, request.num_cached_tokens
         )
+
+
+def _prompt_report(request: Request, num_computed: int, logprobs: list[TokenLogprobs]) -> TokenOutput:
+    """Log probabilities of the prompt's tokens from `num_computed + 1` on, less those told before a preemption."""
+    known = request.num_reported_tokens - num_computed
+    request.num_reported_tokens = max(request.num_reported_tokens, num_computed + len(logprobs))
+    return TokenOutput(request.id, [], prompt_logprobs=logprobs[max(0, known) :])

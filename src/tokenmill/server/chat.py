@@ -19,9 +19,12 @@ from tokenmill.server.fields import (
     Int32,
     PositiveInt,
     check_logprobs,
+    checked_truncation,
     refuse_unsupported,
     sampling_params,
+    wants_prompt,
 )
+from tokenmill.server.prompt_format import PromptShown
 from tokenmill.server.reply import GenerationReply
 from tokenmill.server.reply_format import ChoiceWriter, ReplyHead, StreamPlan
 
@@ -62,7 +65,11 @@ class ChatRoute:
             template_kwargs=template_kwargs(body),
             priority=context.check_priority(body.priority),
             cache_salt=body.cache_salt or "",
+            truncate_prompt_tokens=checked_truncation(body),
+            wants_prompt=wants_prompt(body),
         )
+        if body.prompt_logprobs is not None:
+            check_logprobs(body.prompt_logprobs, "prompt_logprobs", context.max_logprobs)
         plan = StreamPlan.of(body)
         head = ReplyHead(
             id=f"chatcmpl-{body.request_id or request.state.request_id}",
@@ -72,7 +79,9 @@ class ChatRoute:
             system_fingerprint=context.fingerprint,
         )
         format = ChatFormat(return_token_ids=bool(body.return_token_ids))
-        return GenerationReply(context, [prompt], ChoiceWriter(head, format, plan), head.id, plan)
+        return GenerationReply(
+            context, [prompt], ChoiceWriter(head, format, plan, PromptShown.of(body).fields), head.id, plan
+        )
 
     def _logprobs(self, body: ChatBody) -> int | None:
         if body.top_logprobs is not None and not body.logprobs:

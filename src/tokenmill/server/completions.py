@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,9 +18,12 @@ from tokenmill.server.fields import (
     Int32,
     TokenId,
     check_logprobs,
+    checked_truncation,
     refuse_unsupported,
     sampling_params,
+    wants_prompt,
 )
+from tokenmill.server.prompt_format import PromptShown
 from tokenmill.server.reply import GenerationReply
 from tokenmill.server.reply_format import ChoiceWriter, ReplyHead, StreamPlan
 from tokenmill.server.text_format import TEXT, TextFormat
@@ -34,6 +38,7 @@ class TextBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
 
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: Int32 | None = None
+    echo: bool | None = None
 
 
 class TextRoute:
@@ -53,7 +58,11 @@ class TextRoute:
         max_tokens = body.max_tokens
         if max_tokens is None:
             max_tokens = context.default_sampling.get("max_tokens", DEFAULT_MAX_TOKENS)
+        if body.prompt_logprobs is not None:
+            check_logprobs(body.prompt_logprobs, "prompt_logprobs", context.max_logprobs)
         params = sampling_params(body, context.default_sampling, max_tokens, body.logprobs)
+        if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+            params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
         prompts = [self._prompt(body, params, prompt) for prompt in _split_prompts(body.prompt)]
         check_num_choices(len(prompts), params.n)
         plan = StreamPlan.of(body)
@@ -64,7 +73,7 @@ class TextRoute:
             model=context.model_name,
             system_fingerprint=context.fingerprint,
         )
-        writer = ChoiceWriter(head, TextFormat(bool(body.return_token_ids)), plan)
+        writer = ChoiceWriter(head, TextFormat(PromptShown.of(body), bool(body.echo)), plan)
         return GenerationReply(context, prompts, writer, head.id, plan)
 
     def _prompt(self, body: TextBody, params: SamplingParams, prompt: str | list[int]) -> GenerateText:
@@ -75,6 +84,8 @@ class TextRoute:
             token_ids=None if isinstance(prompt, str) else prompt,
             priority=self._context.check_priority(body.priority),
             cache_salt=body.cache_salt or "",
+            truncate_prompt_tokens=checked_truncation(body),
+            wants_prompt=bool(body.echo) or wants_prompt(body),
         )
 
 

@@ -36,15 +36,14 @@ _SAME_NAME = (
     "ignore_eos",
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "prompt_logprobs",
 )
 
 # Known fields that are not supported, each with the values that ask for nothing special.
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),
@@ -53,11 +52,8 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "modalities": (["text"],),
     "prediction": (),
-    "prompt_logprobs": (),
-    "spaces_between_special_tokens": (True,),
     "store": (False,),
     "suffix": ("",),
-    "truncate_prompt_tokens": (),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -91,6 +87,11 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: Int32 | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -111,11 +112,8 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     prompt_cache_retention: str | None = None
 
     # Refused by name, see UNSUPPORTED.
-    allowed_token_ids: Any = None
     audio: Any = None
-    bad_words: Any = None
     best_of: Any = None
-    echo: Any = None
     function_call: Any = None
     functions: Any = None
     guided_choice: Any = None
@@ -124,11 +122,8 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     guided_regex: Any = None
     modalities: Any = None
     prediction: Any = None
-    prompt_logprobs: Any = None
-    spaces_between_special_tokens: Any = None
     store: Any = None
     suffix: Any = None
-    truncate_prompt_tokens: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -145,6 +140,10 @@ def refuse_unsupported(body: GenerationFields) -> None:
             raise InvalidRequest(f"{name} is not supported by this server", name)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest(
+            "prompt_logprobs come with the whole reply: they need stream to be false", "prompt_logprobs"
+        )
 
 
 def sampling_params(
@@ -172,7 +171,27 @@ def sampling_params(
     if body.logit_bias is not None:
         fields["logit_bias"] = logit_bias_of(body.logit_bias)
     fields["structured_outputs"] = structured_outputs(body.response_format, body.structured_outputs)
+    if body.allowed_token_ids is not None:
+        fields["allowed_token_ids"] = tuple(body.allowed_token_ids)
+    if body.bad_words is not None:
+        fields["bad_words"] = tuple(body.bad_words)
     return SamplingParams(**fields)
+
+
+def wants_prompt(body: GenerationFields) -> bool:
+    """Whether the reply tells of the prompt's tokens."""
+    return bool(body.return_token_ids) or body.prompt_logprobs is not None
+
+
+def checked_truncation(body: GenerationFields) -> int | None:
+    """`truncate_prompt_tokens`.
+
+    Raises:
+        InvalidRequest: it leaves nothing of the prompt.
+    """
+    if body.truncate_prompt_tokens == 0:
+        raise InvalidRequest("truncate_prompt_tokens must be -1, or 1 or more", "truncate_prompt_tokens")
+    return body.truncate_prompt_tokens
 
 
 def check_logprobs(num_logprobs: int, field: str, max_logprobs: int) -> None:

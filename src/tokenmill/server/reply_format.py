@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -126,22 +126,33 @@ class ReplyWriter(Protocol):
 class ChoiceWriter:
     """Writes OpenAI's documents and chunks: a head that is encoded once, the choices as `format` spells them, usage."""
 
-    def __init__(self, head: ReplyHead, format: ReplyFormat, plan: StreamPlan) -> None:
+    def __init__(
+        self,
+        head: ReplyHead,
+        format: ReplyFormat,
+        plan: StreamPlan,
+        extras: Callable[[TextOutput], msgspec.Struct] | None = None,
+    ) -> None:
+        """`extras`: fields beside the choices that an output brings."""
         self._head = head
         self._format = format
         self._plan = plan
+        self._extras = extras
         self._prefix = b"data: " + _ENCODER.encode(head)[:-1] + b',"choices":'
         self._no_usage = b',"usage":null}\n\n' if plan.include_usage else b"}\n\n"
 
     def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
         """See `ReplyWriter`."""
         choices = [self._format.choice(index, outputs[index]) for index in sorted(outputs)]
-        return document(self._head, choices, usage.usage())
+        whole = document(self._head, choices, usage.usage())
+        return whole[:-1] + self._extra_fields(outputs[0]) + b"}"
 
     def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
         """See `ReplyWriter`."""
         choices = self._format.chunk_choices(index, output)
-        return self._chunk(choices, usage if self._plan.continuous_usage else None) if choices else b""
+        if not choices:
+            return b""
+        return self._chunk(choices, usage if self._plan.continuous_usage else None, self._extra_fields(output))
 
     def end(self, usage: UsageCounter) -> bytes:
         """See `ReplyWriter`."""
@@ -151,9 +162,15 @@ class ChoiceWriter:
         """See `ReplyWriter`."""
         return b"data: " + _ENCODER.encode(error_body(error)) + b"\n\n" + DONE
 
-    def _chunk(self, choices: list[Any], usage: UsageCounter | None) -> bytes:
+    def _extra_fields(self, output: TextOutput) -> bytes:
+        if self._extras is None or output.prompt is None:
+            return b""
+        fields = _ENCODER.encode(self._extras(output))[1:-1]
+        return b"," + fields if fields else b""
+
+    def _chunk(self, choices: list[Any], usage: UsageCounter | None, extras: bytes = b"") -> bytes:
         end = self._no_usage if usage is None else b',"usage":' + _ENCODER.encode(usage.usage()) + b"}\n\n"
-        return self._prefix + _ENCODER.encode(choices) + end
+        return self._prefix + _ENCODER.encode(choices) + extras + end
 
 
 def document(head: ReplyHead, choices: list[Any], usage: Usage) -> bytes:
