@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenmill.errors import InvalidConfig
 from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.platform.select import select_platform
 
@@ -97,11 +96,6 @@ def test_omp_num_threads_is_honoured() -> None:
 
 
 def test_this_machine_has_memory() -> None:
-    platform = select_platform("auto")
+    platform = select_platform("cpu")
     assert (platform.name, platform.device) == ("cpu", "cpu")
     assert 1 << 20 < platform.available_bytes() < 1 << 50
-
-
-def test_cuda_is_refused_by_name() -> None:
-    with pytest.raises(InvalidConfig, match="--device cuda is not supported; choose cpu"):
-        select_platform("cuda")

@@ -10,6 +10,20 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceLens:
+    """Lengths where the kernels of a GPU read them: context_lens [B] and query_starts [B + 1], int32 on the device."""
+
+    context_lens: torch.Tensor
+    query_starts: torch.Tensor
+
+    @classmethod
+    def of(cls, batch: ForwardBatch) -> DeviceLens:
+        """A copy of a batch's lengths."""
+        device = batch.token_ids.device
+        return cls(torch.from_numpy(batch.context_lens).to(device), torch.from_numpy(batch.query_starts).to(device))
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """T tokens of B requests, concatenated in batch order. Tensors live on the model's device.
 
@@ -25,6 +39,7 @@ class ForwardBatch:
         query_starts: [B + 1] int32 on the host, exclusive prefix sum of `query_lens`.
         output_indices: [S] int64, increasing: which of the T tokens have an output (the last one of each request that
             samples).
+        lens: the lengths on the device, where they were sent along with the rest; None: not yet.
     """
 
     token_ids: torch.Tensor
@@ -35,6 +50,7 @@ class ForwardBatch:
     context_lens: npt.NDArray[np.int32]
     query_starts: npt.NDArray[np.int32]
     output_indices: torch.Tensor
+    lens: DeviceLens | None = None
 
     @property
     def is_pure_decode(self) -> bool:

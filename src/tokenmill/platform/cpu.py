@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+
+from tokenmill.platform.immediate import ImmediateStream, RepeatedWork
+from tokenmill.platform.protocol import Stream, Tensors
 
 UNLIMITED = 1 << 60
 
@@ -20,6 +23,7 @@ class CpuPlatform:
 
     name = "cpu"
     device = "cpu"
+    is_accelerator = False
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -44,6 +48,30 @@ class CpuPlatform:
         threads = wanted or self.num_threads()
         torch.set_num_threads(threads)
         return threads
+
+    def num_units(self) -> int:
+        """See `Platform.num_units`."""
+        return self.num_threads()
+
+    def capability(self) -> tuple[int, int]:
+        """See `Platform.capability`."""
+        return 0, 0
+
+    def stream(self) -> ImmediateStream:
+        """See `Platform.stream`."""
+        return ImmediateStream()
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        """See `Platform.pinned`: plain memory."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def capture(self, work: Callable[[], Tensors], stream: Stream) -> RepeatedWork:
+        """See `Platform.capture`."""
+        return RepeatedWork(work)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """See `Platform.is_out_of_memory`."""
+        return isinstance(error, MemoryError)
 
     def _meminfo(self, key: str) -> int:
         for line in self._lines("proc/meminfo"):

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from tokenmill.errors import InvalidConfig
+from tokenmill.platform import cuda
 from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.platform.protocol import Platform
 
 
 def select_platform(device: str) -> Platform:
-    """The platform of a device.
+    """The platform of a device: `cpu`, `cuda`, `cuda:1`, or `auto`, which is a GPU where there is one.
 
     Raises:
-        InvalidConfig: a device that this version does not run on.
+        InvalidConfig: no such device, or not on this machine.
     """
-    if device in ("cpu", "auto"):
+    if device == "auto":
+        return cuda.CudaPlatform() if cuda.is_available() else CpuPlatform()
+    if device == "cpu":
         return CpuPlatform()
-    raise InvalidConfig(f"--device {device} is not supported; choose cpu")
+    kind, _, index = device.partition(":")
+    if kind == "cuda" and (index.isdigit() or device == "cuda"):
+        return cuda.CudaPlatform(int(index or 0))
+    raise InvalidConfig(f"--device {device} is not supported; choose auto, cpu, cuda, or cuda:1 and so on")
