@@ -42,14 +42,19 @@ bool is_finite(const RowSums& row, int head_dim) {
 // Stores the keys and values of some tokens of a request.
 void store_tokens(const AttentionCall& call, const Pages& pages, const PageWrite& write) {
   const AttentionShape& shape = call.shape;
-  alignas(64) uint16_t key[MAX_HEAD_DIM];
-  for (int query = write.first_query; query < write.first_query + write.queries; ++query) {
-    const int64_t token = call.step.query_starts[write.request] + query;
-    const int position = call.step.first_position(write.request) + query;
-    const int64_t head = token * (shape.heads + 2 * shape.kv_heads) + shape.heads + pages.head;
-    const uint16_t* from = call.qkv + head * shape.head_dim;
-    prepare_head(call, from, call.norms.k, position, key);
-    store_token(pages, position, key, from + shape.kv_heads * shape.head_dim);
+  alignas(64) uint16_t keys[STRIP * MAX_HEAD_DIM];
+  const int end = write.first_query + write.queries;
+  for (int first = write.first_query; first < end; first += STRIP) {
+    const int count = std::min(STRIP, end - first);
+    const auto key = [&](int i) {
+      const int64_t token = call.step.query_starts[write.request] + first + i;
+      return call.qkv + (token * (shape.heads + 2 * shape.kv_heads) + shape.heads + pages.head) * shape.head_dim;
+    };
+    const auto position = [&](int i) { return call.step.first_position(write.request) + first + i; };
+    prepare_heads(call, call.norms.k, count, key, position, keys);
+    for (int i = 0; i < count; ++i) {
+      store_token(pages, position(i), keys + i * shape.head_dim, key(i) + shape.kv_heads * shape.head_dim);
+    }
   }
 }
 
@@ -107,15 +112,18 @@ class TileWork {
     return token * call_.shape.heads + head_ * group_ + (tile_.first_row + row) % group_;
   }
 
-  void clear(int row) {
-    merged_[row] = {merged_values_ + row * head_dim_, 0, LOWEST};
-    std::memset(merged_[row].values, 0, head_dim_ * sizeof(float));
-  }
-
   void sum_partitions() {
     prepare_queries();
-    for (int row = 0; row < tile_.rows; ++row) clear(row);
-    for (int partition = tile_.first_partition; partition < tile_.end_partition; ++partition) sum_partition(partition);
+    sum_partition(tile_.first_partition, merged_values_);
+    for (int row = 0; row < tile_.rows; ++row) merged_[row] = row_sums(row, merged_values_);
+    for (int partition = tile_.first_partition + 1; partition < tile_.end_partition; ++partition) {
+      sum_partition(partition, values_);
+      for (int row = 0; row < tile_.rows; ++row) merge(merged_[row], row_sums(row, values_), head_dim_);
+    }
+  }
+
+  RowSums row_sums(int row, float* values) const {
+    return {values + row * head_dim_, sum(load(weights_ + row * LANES)), largest_[row]};
   }
 
   __attribute__((noinline)) void sum_alone(int row) {
@@ -129,32 +137,28 @@ class TileWork {
   }
 
   void prepare_queries() {
-    for (int row = 0; row < tile_.rows; ++row) {
+    const auto source = [&](int row) {
       const int64_t token = call_.step.query_starts[tile_.request] + query(row);
-      const int64_t from = out_row(row) + token * 2 * call_.shape.kv_heads;
-      prepare_head(call_, call_.qkv + from * head_dim_, call_.norms.q, position(row), q_ + row * head_dim_);
-    }
+      return call_.qkv + (out_row(row) + token * 2 * call_.shape.kv_heads) * head_dim_;
+    };
+    prepare_heads(call_, call_.norms.q, tile_.rows, source, [&](int row) { return position(row); }, q_);
   }
 
-  void sum_partition(int partition) {
+  void sum_partition(int partition, float* values) {
     const int first = std::max(partition * PARTITION, first_seen(0) / SPAN * SPAN);
     const int end = std::min((partition + 1) * PARTITION, position(tile_.rows - 1) + 1);
-    std::memset(values_, 0, tile_.rows * head_dim_ * sizeof(float));
+    std::memset(values, 0, tile_.rows * head_dim_ * sizeof(float));
     std::memset(weights_, 0, sizeof(weights_[0]) * tile_.rows * LANES);
-    for (int row = 0; row < tile_.rows; ++row) largest_[row] = LOWEST;
-    for (int start = first; start < end; start += SPAN) sum_span(start);
-    for (int row = 0; row < tile_.rows; ++row) {
-      const RowSums sums{values_ + row * head_dim_, sum(load(weights_ + row * LANES)), largest_[row]};
-      merge(merged_[row], sums, head_dim_);
-    }
+    std::fill_n(largest_, tile_.rows, LOWEST);
+    for (int start = first; start < end; start += SPAN) sum_span(start, values);
   }
 
-  void sum_span(int start) {
+  void sum_span(int start, float* values) {
     const Visible some{std::max(first_seen(0) - start, 0), std::min(position(tile_.rows - 1) + 1 - start, SPAN)};
     const Span span = read_span(start, some);
     for (int row = 0; row < tile_.rows; row += BAND) {
       const int rows = std::min(BAND, tile_.rows - row);
-      Band band{q_ + row * head_dim_, largest_ + row, weights_ + row * LANES, values_ + row * head_dim_, {}};
+      Band band{q_ + row * head_dim_, largest_ + row, weights_ + row * LANES, values + row * head_dim_, {}};
       for (int i = 0; i < rows; ++i) {
         band.visible[i] = {std::max(first_seen(row + i) - start, 0), std::min(position(row + i) + 1 - start, SPAN)};
       }
@@ -171,11 +175,16 @@ class TileWork {
       span.key_scales = key_scales_;
       span.value_scales = value_scales_;
     }
+    const int last = position(tile_.rows - 1);
     for (int s = 0; s < SPAN_STRIPS; ++s) {
       const int visible_strip = std::min(std::max(s, visible.first / STRIP), (visible.end - 1) / STRIP);
       const int64_t strip = pages_.strip(start + visible_strip * STRIP);
       span.keys[s] = read_strip(pages_.memory.keys, strip, wide_keys_[s]);
       span.values[s] = read_strip(pages_.memory.values, strip, wide_values_[s]);
+      const Visible inside{visible.first - visible_strip * STRIP, visible.end - visible_strip * STRIP};
+      if (inside.first > 0 || inside.end < STRIP) span.values[s] = without_hidden(span.values[s], inside, wide_values_[s]);
+      const int64_t next = pages_.strip(std::min(start + SPAN + s * STRIP, last));
+      span.next_keys[s] = pages_.is_int8() ? span.keys[s] : static_cast<const uint16_t*>(pages_.memory.keys) + next;
     }
     return span;
   }
@@ -184,6 +193,16 @@ class TileWork {
     if (!pages_.is_int8()) return static_cast<const uint16_t*>(memory) + strip;
     widen(static_cast<const int8_t*>(memory) + strip, pages_.strip_numbers(), wide);
     return wide;
+  }
+
+  // A strip of values with 0 for what is hidden: it may hold a NaN, which a weight of 0 does not hide.
+  const uint16_t* without_hidden(const uint16_t* values, const Visible& visible, uint16_t* copy) const {
+    if (values != copy) std::memcpy(copy, values, pages_.strip_numbers() * sizeof(uint16_t));
+    for (int place = 0; place < STRIP; ++place) {
+      if (place >= visible.first && place < visible.end) continue;
+      for (int d = 0; d < head_dim_; ++d) copy[value_index(d, place, head_dim_)] = 0;
+    }
+    return copy;
   }
 
   void read_scales(const float* scales, int start, const Visible& visible, float* to) const {
@@ -217,8 +236,8 @@ class TileWork {
     if (__atomic_sub_fetch(&open, 1, __ATOMIC_ACQ_REL) > 0) return;
     open = split.end_partition - split.first_partition;
     for (int row = 0; row < tile_.rows; ++row) {
-      clear(row);
-      for (int partition = split.first_partition; partition < split.end_partition; ++partition) {
+      merged_[row] = kept(split, split.first_partition, row);
+      for (int partition = split.first_partition + 1; partition < split.end_partition; ++partition) {
         merge(merged_[row], kept(split, partition, row), head_dim_);
       }
       write_out(row);

@@ -1,9 +1,11 @@
 // The inner loops of attention: a few rows against one span of keys, with the sums in registers.
 #pragma once
 
-#include "paged_attention.h"
+#include <utility>
+
 #include "isa/exp2.h"
 #include "isa/pairs.h"
+#include "paged_attention.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -23,41 +25,53 @@ struct Visible {
   int first, end;
 };
 
-// The strips of one span as bf16. Those without a visible key stand for another one, whatever it is.
+// The strips of one span as bf16. Those without a visible key stand for another one, whatever it is; values that no row
+// may see are 0.
 struct Span {
   const uint16_t* keys[SPAN_STRIPS];
   const uint16_t* values[SPAN_STRIPS];
   // int8: scales of the keys and of the values, 0 where nothing is visible; null for bf16.
   const float *key_scales, *value_scales;
+  // Keys of the span after this one, fetched while this one is summed.
+  const uint16_t* next_keys[SPAN_STRIPS];
 };
 
 // Running softmax of the rows of a band over a partition. Nothing summed yet: LOWEST, zeros.
 struct Band {
-  const uint16_t* q;  // [rows][head_dim]
-  float* largest;     // [rows] scores so far, in units of ln 2
-  float* weights;     // [rows][LANES] lanes of the sum of weights
-  float* values;      // [rows][head_dim] weighted values
-  Visible visible[BAND];  // to each row, of the span at hand; rows see what those before them see, and later keys
+  const uint16_t* q;      // [rows][head_dim]
+  float* largest;         // [rows] scores so far, in units of ln 2
+  float* weights;         // [rows][LANES] lanes of the sum of weights
+  float* values;          // [rows][head_dim] weighted values
+  Visible visible[BAND];  // to each row, of the span at hand; a row sees what those before it see, and later keys
 };
+
+// step(0), ..., step(N - 1) with constants, so that what they index stays in registers.
+template <class Step, int... I>
+inline __attribute__((always_inline)) void repeat(std::integer_sequence<int, I...>, const Step& step) {
+  (step(std::integral_constant<int, I>()), ...);
+}
+template <int N, class Step>
+inline __attribute__((always_inline)) void repeat(const Step& step) {
+  repeat(std::make_integer_sequence<int, N>(), step);
+}
 
 // scores[m][key] = q[m] . key, over the dimensions in order.
 template <int M, int S>
 void score(const uint16_t* q, int head_dim, const Span& span, float (*scores)[SPAN]) {
   F32 sums[M][S];
-  for (auto& row : sums)
-    for (auto& sum : row) sum = zero();
+  repeat<M>([&](auto m) { repeat<S>([&](auto s) { sums[m][s] = zero(); }); });
   for (int d = 0; d < head_dim; d += 2) {
     Pairs keys[S];
-    for (int s = 0; s < S; ++s) keys[s] = load_pairs(span.keys[s] + d * STRIP);
-    for (int m = 0; m < M; ++m) {
-      uint32_t pair;
-      std::memcpy(&pair, q + m * head_dim + d, 4);
-      const Pairs x = broadcast_pair(pair);
-      for (int s = 0; s < S; ++s) sums[m][s] = dot(sums[m][s], keys[s], x);
-    }
+    repeat<S>([&](auto s) {
+      keys[s] = load_pairs(span.keys[s] + d * STRIP);
+      prefetch(span.values[s] + d * STRIP);
+    });
+    repeat<M>([&](auto m) {
+      const Pairs x = broadcast_pair(load_word(q + m * head_dim + d));
+      repeat<S>([&](auto s) { sums[m][s] = dot(sums[m][s], keys[s], x); });
+    });
   }
-  for (int m = 0; m < M; ++m)
-    for (int s = 0; s < S; ++s) store(scores[m] + s * STRIP, sums[m][s]);
+  repeat<M>([&](auto m) { repeat<S>([&](auto s) { store(scores[m] + s * STRIP, sums[m][s]); }); });
 }
 
 // Scores of the keys outside of `visible` become -inf, whatever they were, NaN too; those inside stay as they are, but
@@ -78,27 +92,24 @@ inline F32 hide(F32 scores, int strip, const Visible& visible) {
 // the factor by which the sums before them shrink.
 template <int S>
 F32 soften(const float* scores, float scale, const Span& span, const Visible& visible, float* largest_so_far,
-             float* weight_sums, uint16_t* weights) {
+           float* weight_sums, uint16_t* weights) {
   F32 s[S];
   const F32 factor = broadcast(scale);
-  for (int i = 0; i < S; ++i) {
-    s[i] = mul(load(scores + i * STRIP), factor);
-    if (span.key_scales) s[i] = mul(s[i], load(span.key_scales + i * STRIP));
-  }
-  if (visible.first > 0 || visible.end < S * STRIP)
-    for (int i = 0; i < S; ++i) s[i] = hide(s[i], i, visible);
+  repeat<S>([&](auto i) { s[i] = mul(load(scores + i * STRIP), factor); });
+  if (span.key_scales) repeat<S>([&](auto i) { s[i] = mul(s[i], load(span.key_scales + i * STRIP)); });
+  if (visible.first > 0 || visible.end < S * STRIP) repeat<S>([&](auto i) { s[i] = hide(s[i], i, visible); });
   F32 most = s[0];
-  for (int i = 1; i < S; ++i) most = max(most, s[i]);
+  repeat<S - 1>([&](auto i) { most = max(most, s[i + 1]); });
   const float before = *largest_so_far, found = largest(most);
   const float after = found > before ? found : before;
   const F32 kept = exp2(broadcast(before - after));
   F32 sums = mul(load(weight_sums), kept);
-  for (int i = 0; i < S; ++i) {
+  repeat<S>([&](auto i) {
     F32 weight = exp2(sub(s[i], broadcast(after)));
     sums = add(sums, weight);
     if (span.value_scales) weight = mul(weight, load(span.value_scales + i * STRIP));
     store_bf16(weights + i * STRIP, weight);
-  }
+  });
   store(weight_sums, sums);
   *largest_so_far = after;
   return kept;
@@ -109,30 +120,28 @@ F32 soften(const float* scores, float scale, const Span& span, const Visible& vi
 template <int M, int V>
 void add_values(const uint16_t (*weights)[SPAN], const F32* kept, const Span& span, const Visible& visible,
                 int head_dim, int first_dim, float* values) {
+  constexpr int PAIRS = STRIP / 2;
   F32 sums[M][V];
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) {
-      sums[m][v] = mul(load(values + m * head_dim + first_dim + v * LANES), kept[m]);
+  const auto place = [&](int m, int v) { return values + m * head_dim + first_dim + v * LANES; };
+  repeat<M>([&](auto m) { repeat<V>([&](auto v) { sums[m][v] = mul(load(place(m, v)), kept[m]); }); });
+  const int first = visible.first / 2, end = (visible.end + 1) / 2;
+  for (int strip = first / PAIRS; strip * PAIRS < end; ++strip) {
+    const int from = first > strip * PAIRS ? first - strip * PAIRS : 0;
+    const int to = end - strip * PAIRS < PAIRS ? end - strip * PAIRS : PAIRS;
+    for (int pair = from; pair < to; ++pair) {
+      const int64_t line = (pair * head_dim + first_dim) * 2;
+      Pairs both[V];
+      repeat<V>([&](auto v) {
+        both[v] = load_pairs(span.values[strip] + line + v * LANES * 2);
+        prefetch(span.next_keys[strip] + line + v * LANES * 2);
+      });
+      repeat<M>([&](auto m) {
+        const Pairs weight = broadcast_pair(load_word(weights[m] + (strip * PAIRS + pair) * 2));
+        repeat<V>([&](auto v) { sums[m][v] = dot(sums[m][v], both[v], weight); });
+      });
     }
-  const auto step = [&](int pair, const auto& part) {
-    constexpr int PAIRS = STRIP / 2;
-    const uint16_t* from = span.values[pair / PAIRS] + (pair % PAIRS * head_dim + first_dim) * 2;
-    Pairs both[V];
-    for (int v = 0; v < V; ++v) both[v] = part(load_pairs(from + v * LANES * 2));
-    for (int m = 0; m < M; ++m) {
-      uint32_t word;
-      std::memcpy(&word, weights[m] + pair * 2, 4);
-      const Pairs weight = broadcast_pair(word);
-      for (int v = 0; v < V; ++v) sums[m][v] = dot(sums[m][v], both[v], weight);
-    }
-  };
-  int pair = visible.first / 2;
-  // What a hidden slot holds may be a NaN, which a weight of 0 does not hide.
-  if (visible.first % 2) step(pair++, [](const Pairs& a) { return second_only(a); });
-  for (; pair < visible.end / 2; ++pair) step(pair, [](const Pairs& a) { return a; });
-  if (visible.end % 2 && pair == visible.end / 2) step(pair, [](const Pairs& a) { return first_only(a); });
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < V; ++v) store(values + m * head_dim + first_dim + v * LANES, sums[m][v]);
+  }
+  repeat<M>([&](auto m) { repeat<V>([&](auto v) { store(place(m, v), sums[m][v]); }); });
 }
 
 // One span for M rows, of which the last sees S strips.

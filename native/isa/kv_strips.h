@@ -55,6 +55,16 @@ inline void widen(const int8_t* numbers, int64_t count, uint16_t* wide) {
   }
 }
 
+// One token of a pair of tokens, [size][2]; the other one stays.
+inline void store_value(const uint16_t* value, int size, int which, uint16_t* pairs) {
+  const uint32_t kept = which ? 0x0000FFFF : 0xFFFF0000;
+  const int shift = which ? 16 : 0;
+  for (int d = 0; d < size; ++d) {
+    const uint32_t both = (load_word(pairs + 2 * d) & kept) | static_cast<uint32_t>(value[d]) << shift;
+    std::memcpy(pairs + 2 * d, &both, sizeof(both));
+  }
+}
+
 inline void store_token(const Pages& pages, int position, const uint16_t* key, const uint16_t* value) {
   const int size = pages.shape.head_dim, place = position % STRIP;
   const int64_t strip = pages.strip(position);
@@ -62,7 +72,7 @@ inline void store_token(const Pages& pages, int position, const uint16_t* key, c
     auto* keys = static_cast<uint16_t*>(pages.memory.keys) + strip;
     auto* values = static_cast<uint16_t*>(pages.memory.values) + strip;
     for (int d = 0; d < size; d += 2) std::memcpy(keys + key_index(d, place), key + d, 2 * sizeof(uint16_t));
-    for (int d = 0; d < size; ++d) values[value_index(d, place, size)] = value[d];
+    store_value(value, size, place % 2, values + value_index(0, place - place % 2, size));
     return;
   }
   int8_t numbers[MAX_HEAD_DIM];

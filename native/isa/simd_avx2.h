@@ -63,6 +63,11 @@ inline __m128i round_bf16(__m256 value) {
   const __m256i kept = _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
   return _mm_packus_epi32(_mm256_castsi256_si128(kept), _mm256_extracti128_si256(kept, 1));
 }
+inline __m256 rounded(__m256 value) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(round_bf16(value)), 16));
+}
+// Rounded to bf16 and back.
+inline F32 rounded(F32 value) { return {rounded(value.low), rounded(value.high)}; }
 inline void store_bf16(uint16_t* to, F32 value) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), round_bf16(value.low));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 8), round_bf16(value.high));

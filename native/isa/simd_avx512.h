@@ -44,6 +44,10 @@ inline __m256i round_bf16(F32 value) {
 #endif
 }
 
+// Rounded to bf16 and back.
+inline F32 rounded(F32 value) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(round_bf16(value)), 16));
+}
 inline void store_bf16(uint16_t* to, F32 value) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), round_bf16(value));
 }

@@ -1,0 +1,36 @@
+// Root mean square normalization of rows of bf16: in float32, rounded before the product with the weight and after it,
+// as transformers does.
+#pragma once
+
+#include <cmath>
+
+#include "isa/simd.h"
+
+namespace tokenmill::TM_ISA {
+
+inline float rounded(float value) { return to_float(to_bf16(value)); }
+
+// x * factor * weight with both roundings.
+inline float scaled(float x, float factor, float weight) { return rounded(rounded(x * factor) * weight); }
+inline F32 scaled(F32 x, float factor, F32 weight) { return rounded(mul(rounded(mul(x, broadcast(factor))), weight)); }
+
+// Two vectors of sums, then their lanes, then what is left over.
+inline float sum_of_squares(const uint16_t* x, int64_t size) {
+  F32 a = zero(), b = zero();
+  int64_t i = 0;
+  for (; i + 2 * LANES <= size; i += 2 * LANES) {
+    const F32 even = load_bf16(x + i), odd = load_bf16(x + i + LANES);
+    a = fma(even, even, a);
+    b = fma(odd, odd, b);
+  }
+  float total = sum(add(a, b));
+  for (; i < size; ++i) total = std::fma(to_float(x[i]), to_float(x[i]), total);
+  return total;
+}
+
+// From sums of squares of rows to the factor of each, 1 / sqrt(mean + eps).
+inline void inverse_rms(float* sums, int count, int64_t size, float eps) {
+  for (int i = 0; i < count; ++i) sums[i] = 1.0f / std::sqrt(sums[i] / static_cast<float>(size) + eps);
+}
+
+}  // namespace tokenmill::TM_ISA
