@@ -1,5 +1,8 @@
 """What replies tell of prompts, and what limits the tokens, against transformers on the same checkpoint."""
 
+import asyncio
+
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -89,10 +92,6 @@ def test_a_chat_has_them_beside_its_choices(server, oracle):
 
 def test_preempted_in_the_middle_they_are_told_once(server, oracle):
     """More prompts at once than the pages hold: all are right all the same."""
-    import asyncio
-
-    import httpx
-
     rng = np.random.default_rng()
     prompts = [rng.integers(10, 300, size=200).tolist() for _ in range(6)]
 

@@ -21,6 +21,7 @@ from tokenmill.server.chat import ChatBody, ChatRoute
 from tokenmill.server.completions import TextBody, TextRoute
 from tokenmill.server.context import ServerContext
 from tokenmill.server.docs_page import docs
+from tokenmill.server.embeddings import EmbeddingBody, EmbeddingRoute
 from tokenmill.server.errors import handle_disconnect, handle_error, handle_http_exception
 from tokenmill.server.fields import UNSUPPORTED
 from tokenmill.server.info import InfoRoutes
@@ -28,7 +29,7 @@ from tokenmill.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
 from tokenmill.server.native import NativeBody, NativeRoute
 from tokenmill.server.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
 
-_BODIES = (ChatBody, TextBody, NativeBody, TokenizeBody, DetokenizeBody, AbortBody)
+_BODIES = (ChatBody, TextBody, EmbeddingBody, NativeBody, TokenizeBody, DetokenizeBody, AbortBody)
 
 
 def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
@@ -54,10 +55,11 @@ def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
 
 def _add_routes(app: FastAPI, context: ServerContext) -> None:
     chat, text, tokens, info = ChatRoute(context), TextRoute(context), TokenRoutes(context), InfoRoutes(context)
-    native, admin = NativeRoute(context), AdminRoutes(context)
+    native, admin, embeddings = NativeRoute(context), AdminRoutes(context), EmbeddingRoute(context)
     for path, post, body in (
         ("/v1/chat/completions", chat.post, ChatBody),
         ("/v1/completions", text.post, TextBody),
+        ("/v1/embeddings", embeddings.post, EmbeddingBody),
         ("/generate", native.post, NativeBody),
         ("/tokenize", tokens.tokenize, TokenizeBody),
         ("/detokenize", tokens.detokenize, DetokenizeBody),

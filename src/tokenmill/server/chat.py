@@ -65,7 +65,7 @@ class ChatRoute:
             template_kwargs=template_kwargs(body),
             priority=context.check_priority(body.priority),
             cache_salt=body.cache_salt or "",
-            truncate_prompt_tokens=checked_truncation(body),
+            truncate_prompt_tokens=checked_truncation(body.truncate_prompt_tokens),
             wants_prompt=wants_prompt(body),
         )
         if body.prompt_logprobs is not None:

@@ -63,7 +63,7 @@ class TextRoute:
         params = sampling_params(body, context.default_sampling, max_tokens, body.logprobs)
         if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
             params = msgspec.structs.replace(params, prompt_logprobs=body.logprobs)
-        prompts = [self._prompt(body, params, prompt) for prompt in _split_prompts(body.prompt)]
+        prompts = [self._prompt(body, params, prompt) for prompt in split_prompts(body.prompt, "prompt")]
         check_num_choices(len(prompts), params.n)
         plan = StreamPlan.of(body)
         head = ReplyHead(
@@ -84,7 +84,7 @@ class TextRoute:
             token_ids=None if isinstance(prompt, str) else prompt,
             priority=self._context.check_priority(body.priority),
             cache_salt=body.cache_salt or "",
-            truncate_prompt_tokens=checked_truncation(body),
+            truncate_prompt_tokens=checked_truncation(body.truncate_prompt_tokens),
             wants_prompt=bool(body.echo) or wants_prompt(body),
         )
 
@@ -99,15 +99,19 @@ def check_num_choices(num_prompts: int, n: int) -> None:
         raise InvalidRequest(f"{num_prompts} prompts with n={n} exceed {MAX_CHOICES} choices", "n")
 
 
-def _split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """A prompt is a string, token ids, or a list of either."""
+def split_prompts(prompt: str | list[str | int | list[int]], param: str) -> list[str | list[int]]:
+    """A prompt is a string, token ids, or a list of either.
+
+    Raises:
+        InvalidRequest: naming `param`.
+    """
     if isinstance(prompt, str):
         return [prompt]
     token_ids = [item for item in prompt if isinstance(item, int)]
     if token_ids and len(token_ids) == len(prompt):
         return [token_ids]
     if token_ids or not prompt:
-        raise InvalidRequest("prompt must be a string, a list of token ids, or a list of those, not empty", "prompt")
+        raise InvalidRequest(f"{param} must be a string, a list of token ids, or a list of those, not empty", param)
     if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequest(f"{len(prompt)} prompts in one request; at most {MAX_PROMPTS}", "prompt")
+        raise InvalidRequest(f"{len(prompt)} prompts in one request; at most {MAX_PROMPTS}", param)
     return [item for item in prompt if not isinstance(item, int)]

@@ -183,15 +183,15 @@ def wants_prompt(body: GenerationFields) -> bool:
     return bool(body.return_token_ids) or body.prompt_logprobs is not None
 
 
-def checked_truncation(body: GenerationFields) -> int | None:
+def checked_truncation(count: int | None) -> int | None:
     """`truncate_prompt_tokens`.
 
     Raises:
         InvalidRequest: it leaves nothing of the prompt.
     """
-    if body.truncate_prompt_tokens == 0:
+    if count == 0:
         raise InvalidRequest("truncate_prompt_tokens must be -1, or 1 or more", "truncate_prompt_tokens")
-    return body.truncate_prompt_tokens
+    return count
 
 
 def check_logprobs(num_logprobs: int, field: str, max_logprobs: int) -> None:

@@ -173,6 +173,29 @@ class ChoiceWriter:
         return self._prefix + _ENCODER.encode(choices) + extras + end
 
 
+class DocumentWriter:
+    """Writes a reply that is never streamed, from all outputs at once."""
+
+    def __init__(self, spell: Callable[[Mapping[int, TextOutput], UsageCounter], Any]) -> None:
+        self._spell = spell
+
+    def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
+        """See `ReplyWriter`."""
+        return _ENCODER.encode(self._spell(outputs, usage))
+
+    def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
+        """There are none."""
+        return b""
+
+    def end(self, usage: UsageCounter) -> bytes:
+        """There are none."""
+        return b""
+
+    def failure(self, error: Exception) -> bytes:
+        """There are none."""
+        return b""
+
+
 def document(head: ReplyHead, choices: list[Any], usage: Usage) -> bytes:
     """The body of a reply that is not streamed."""
     rest = _ENCODER.encode({"choices": choices, "usage": usage})
