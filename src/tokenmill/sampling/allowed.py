@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,17 @@ class AllowedTokens:
 
 def ban_others(logits: Tensor, allowed: AllowedTokens) -> None:
     """Set the logits of all other tokens of those rows to -inf, in place. Logits: [S, V]."""
-    vocab_size = logits.shape[1]
-    shifts = torch.arange(WORD_BITS, dtype=torch.int32, device=logits.device)
-    is_allowed = ((allowed.bits[:, :, None] >> shifts) & 1).bool().flatten(1)[:, :vocab_size]
-    logits[allowed.indices] = logits[allowed.indices].masked_fill_(~is_allowed, -torch.inf)
+    is_banned = _clear_bits(allowed.bits, logits.shape[1])
+    if len(allowed.indices) == len(logits):  # all rows, in their order
+        logits.masked_fill_(is_banned, -torch.inf)
+    else:
+        logits[allowed.indices] = logits[allowed.indices].masked_fill_(is_banned, -torch.inf)
+
+
+def _clear_bits(bits: Tensor, count: int) -> Tensor:
+    """[n, words] int32 -> [n, count] bool, True where a bit is not set."""
+    if bits.device.type == "cpu":
+        flags = np.unpackbits(~bits.numpy().view(np.uint8), axis=1, count=count, bitorder="little")
+        return torch.from_numpy(flags).view(torch.bool)
+    shifts = torch.arange(WORD_BITS, dtype=torch.int32, device=bits.device)
+    return ((bits[:, :, None] >> shifts) & 1).flatten(1)[:, :count] == 0

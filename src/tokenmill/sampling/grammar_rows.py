@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -28,8 +29,9 @@ logger = logging.getLogger(__name__)
 # How long a step waits for masks after its forward pass, in seconds.
 PATIENCE = 0.01
 _MAX_THREADS = 4
-# Masks are filled in this many jobs at most: one for each row costs more than the masks of many rows.
-_MAX_JOBS = 16
+# A row that once took more processor time than this for a mask gets a thread of its own from then on. All others share
+# one: a mask takes microseconds, and to wake a thread takes many.
+_SLOW_SECONDS = 0.002
 
 IntArray = npt.NDArray[np.int32]
 
@@ -41,6 +43,7 @@ class RowGrammar:
         job: the work that fills the mask, queued or done.
         position: index in its sequence of the token that the mask is for.
         mask: [ceil(V / 32)] int32.
+        is_slow: one of its masks took long.
         failure: why there is no mask, nor will be; "" while all is well.
     """
 
@@ -53,6 +56,7 @@ class RowGrammar:
         self._first_stop_position = new_row.num_prompt_tokens + new_row.params.min_tokens
         self._stop_bits = _bits(new_row.stop_token_ids, num_words)
         self.job: Future[None] = Future()
+        self.is_slow = False
 
     def take(self, token_id: int) -> None:
         """The row has sampled this token; the next job takes it in."""
@@ -119,7 +123,12 @@ class GrammarStep:
             row.take(int(token_ids[index]))
         without = {*self._late, *(index for index, _ in self._rows)} - {index for index, _ in sampled}
         token_ids[list(without)] = -1
-        begin([row for _, row in sampled], self._threads)
+        if len(token_ids) == 1:
+            # Nobody else would have to wait, so it is not worth waking a thread.
+            for _, row in sampled:
+                _advance_all([row])
+        else:
+            begin([row for _, row in sampled], self._threads)
         return failures
 
 
@@ -172,17 +181,19 @@ class GrammarRows:
 
 def begin(rows: Sequence[RowGrammar], threads: ThreadPoolExecutor) -> None:
     """Let the threads advance these rows."""
-    size = -(-len(rows) // _MAX_JOBS)
-    for start in range(0, len(rows), max(size, 1)):
-        part = rows[start : start + size]
-        job = threads.submit(_advance_all, part)
-        for row in part:
-            row.job = job
+    fast = [row for row in rows if not row.is_slow]
+    for part in (fast, *([row] for row in rows if row.is_slow)):
+        if part:
+            job = threads.submit(_advance_all, part)
+            for row in part:
+                row.job = job
 
 
 def _advance_all(rows: Sequence[RowGrammar]) -> None:
     for row in rows:
+        started = time.thread_time()
         row.advance()
+        row.is_slow |= time.thread_time() - started > _SLOW_SECONDS
 
 
 def _bits(token_ids: Sequence[int], num_words: int) -> IntArray:
