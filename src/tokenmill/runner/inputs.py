@@ -1,47 +1,74 @@
-"""From a plan to a `ForwardBatch`: whole-array arithmetic, no loop over tokens or rows."""
+"""From a plan to a `ForwardBatch`: whole-array arithmetic, no loop over tokens or rows.
+
+What the host knows is gathered in arrays by name, sent to the device in whatever way it takes them (`Sent`), and
+completed there from the tables.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenmill.attention.batch import ForwardBatch
+from tokenmill.attention.batch import DeviceLens, ForwardBatch
 from tokenmill.runner.row_tables import RowTables
 from tokenmill.scheduler.plan import StepPlan
 
+Arrays = dict[str, npt.NDArray[Any]]
+Sent = Mapping[str, torch.Tensor]
+"""The same arrays on the device."""
 
-def build_batch(plan: StepPlan, tables: RowTables, output_indices: npt.NDArray[np.int64]) -> ForwardBatch:
-    """Gather the step's tokens, positions and pages from the tables (which already hold the plan's differences).
+
+def step_arrays(plan: StepPlan, output_indices: npt.NDArray[np.int64]) -> Arrays:
+    """What a step's batch is made of.
 
     Args:
         output_indices: [S], the tokens that the model gives an output for.
     """
-    device = tables.tokens.device
-    ends = plan.num_computed + plan.num_scheduled
     query_starts = np.zeros(len(plan.rows) + 1, dtype=np.int32)
     np.cumsum(plan.num_scheduled, out=query_starts[1:])
-
     # Token t of request b stands at position num_computed[b] + (t - query_starts[b]).
-    host_positions = np.arange(query_starts[-1], dtype=np.int64)
-    host_positions += np.repeat(plan.num_computed - query_starts[:-1], plan.num_scheduled)
-    positions = torch.from_numpy(host_positions).to(device)
-    row_of_token = torch.from_numpy(np.repeat(plan.rows, plan.num_scheduled).astype(np.int64)).to(device)
+    positions = np.arange(query_starts[-1], dtype=np.int64)
+    positions += np.repeat(plan.num_computed - query_starts[:-1], plan.num_scheduled)
+    return {
+        "rows": plan.rows.astype(np.int64),
+        "row_of_token": np.repeat(plan.rows, plan.num_scheduled).astype(np.int64),
+        "positions": positions,
+        "context_lens": plan.num_computed + plan.num_scheduled,
+        "query_starts": query_starts,
+        "output_indices": output_indices,
+    }
 
-    page_of_token = tables.pages[row_of_token, positions // tables.page_size].long()
-    num_pages = -(-int(ends.max()) // tables.page_size)
-    rows = torch.from_numpy(plan.rows.astype(np.int64)).to(device)
-    held = torch.from_numpy(-(-ends // tables.page_size)).to(device)
-    page_numbers = torch.arange(num_pages, dtype=torch.int32, device=device)
-    page_table = tables.pages[rows, :num_pages]
-    page_table = page_table.masked_fill_(page_numbers >= held[:, None], 0)
+
+def on_host(arrays: Arrays) -> Sent:
+    """Arrays for a device that shares the host's memory: nothing is copied."""
+    return {name: torch.from_numpy(values) for name, values in arrays.items()}
+
+
+def build_batch(arrays: Arrays, sent: Sent, tables: RowTables) -> ForwardBatch:
+    """Gather the step's tokens and pages from the tables (which already hold the plan's differences).
+
+    Args:
+        arrays, sent: `step_arrays`, and maybe more, on the host and on the device.
+    """
+    page_size, positions, row_of_token = tables.page_size, sent["positions"], sent["row_of_token"]
+    page_of_token = tables.pages[row_of_token, positions // page_size].long()
+    num_pages = -(-int(arrays["context_lens"].max()) // page_size)
+    page_numbers = torch.arange(num_pages, dtype=torch.int32, device=positions.device)
+    page_table = tables.pages[sent["rows"], :num_pages]
+    page_table = page_table.masked_fill_(page_numbers * page_size >= sent["context_lens"][:, None], 0)
+    query_starts = arrays["query_starts"]
     return ForwardBatch(
         token_ids=tables.tokens[row_of_token, positions].long(),
         positions=positions,
-        slots=page_of_token * tables.page_size + positions % tables.page_size,
+        slots=page_of_token * page_size + positions % page_size,
         page_table=page_table,
-        query_lens=plan.num_scheduled,
-        context_lens=ends,
+        query_lens=np.diff(query_starts),
+        context_lens=arrays["context_lens"],
         query_starts=query_starts,
-        output_indices=torch.from_numpy(output_indices).to(device),
+        output_indices=sent["output_indices"],
+        lens=DeviceLens(sent["context_lens"], sent["query_starts"]),
     )

@@ -11,12 +11,12 @@ import torch
 
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend
-from tokenmill.runner.inputs import build_batch
+from tokenmill.runner.inputs import build_batch, on_host, step_arrays
 from tokenmill.runner.prompt_reports import PromptReports, Reports
-from tokenmill.runner.row_tables import RowTables
+from tokenmill.runner.results import result_of, sampling_rows
+from tokenmill.runner.row_tables import RowTables, table_arrays
 from tokenmill.sampling.batch import SamplingBatch
 from tokenmill.sampling.grammar_rows import GrammarRows
-from tokenmill.sampling.logprobs import to_messages
 from tokenmill.sampling.sampler import SampledTokens, Sampler
 from tokenmill.sampling.table import SamplingTable
 from tokenmill.scheduler.plan import StepPlan, StepResult
@@ -36,7 +36,7 @@ class Model(Protocol):
 
 
 class ModelRunner:
-    """Owns the per-row state of a device and runs steps on it, one after the other.
+    """Owns the per-row state of a device that shares the host's memory, and runs steps on it, one after the other.
 
     `launch` with overlap returns at once and the step runs on a worker thread: torch releases the interpreter lock
     inside its kernels, so the engine schedules the next step meanwhile. Without overlap the step has run on return.
@@ -91,41 +91,35 @@ class ModelRunner:
         self._has_failed = False
 
     def _execute(self, plan: StepPlan) -> StepResult:
-        self.tables.apply(plan)
-        for new_row in plan.new_rows:
-            self.sampling.set(new_row)
-            self.prompts.set(new_row)
-        self.grammars.set(plan.new_rows)
+        self._set_rows(plan)
         wanted = self.prompts.outputs_of(plan)
-        outputs = self.model.forward(build_batch(plan, self.tables, wanted.indices), self.attention)
+        arrays = {**table_arrays(plan), **step_arrays(plan, wanted.indices)}
+        sent = on_host(arrays)
+        self.tables.apply(plan, sent)
+        outputs = self.model.forward(build_batch(arrays, sent, self.tables), self.attention)
         reports = Reports({}, {})
         if wanted.spans:
             reports = self.prompts.take(plan, wanted.spans, outputs, self.tables, self.model.logits)
             outputs = outputs[torch.from_numpy(wanted.samples).to(outputs.device)]
-
-        token_ids = np.full(len(plan.rows), -1, dtype=np.int32)
         if not plan.samples.any():
-            return StepResult(plan.step, token_ids, {}, {}, reports.logprobs, reports.embeddings)
-        rows = plan.rows[plan.samples]
-        positions = (plan.num_computed + plan.num_scheduled)[plan.samples]
+            return result_of(plan, reports)
+        rows, positions = sampling_rows(plan)
         batch = self.sampling.batch(rows, positions)
         constrained = self.grammars.step(rows, positions)
         if constrained is not None:
             batch = dataclasses.replace(batch, allowed=constrained.ready(self.tables.tokens.device))
         sampled = self._sample(outputs, batch)
-        device = self.tables.tokens.device
-        self.tables.write_tokens(
-            torch.from_numpy(rows.astype(np.int64)).to(device),
-            torch.from_numpy(positions.astype(np.int64)).to(device),
-            sampled.token_ids,
-        )
-        indices = np.flatnonzero(plan.samples)
-        own_ids = sampled.token_ids.cpu().numpy().astype(np.int32)
+        self.tables.write_tokens(torch.from_numpy(rows), torch.from_numpy(positions), sampled.token_ids)
+        own_ids = sampled.token_ids.numpy().astype(np.int32)
         failures = {} if constrained is None else constrained.take(own_ids)
-        token_ids[indices] = own_ids
-        logprobs = {} if sampled.logprobs is None else to_messages(sampled.logprobs, indices.tolist())
-        failures = {int(indices[i]): why for i, why in failures.items()}
-        return StepResult(plan.step, token_ids, logprobs, failures, reports.logprobs, reports.embeddings)
+        return result_of(plan, reports, own_ids, sampled.logprobs, failures)
+
+    def _set_rows(self, plan: StepPlan) -> None:
+        """What the host keeps of new rows."""
+        for new_row in plan.new_rows:
+            self.sampling.set(new_row)
+            self.prompts.set(new_row)
+        self.grammars.set(plan.new_rows)
 
     def _sample(self, outputs: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         if batch.only_argmax:
