@@ -6,6 +6,7 @@ Nothing below this module reads the environment, and nothing changes a config in
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -90,7 +91,7 @@ class EngineConfig:
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
     dtype: str = flag("auto", "type of weights and activations; auto: bfloat16", choices=DTYPES)
-    device: str = flag("auto", "where the model runs", choices=("auto", "cpu"))
+    device: str = flag("auto", "where the model runs: auto (a GPU if there is one), cpu, cuda, or cuda:1 and so on")
     max_model_len: int | None = flag(
         None,
         "context in tokens, e.g. 32k; auto: what the model and the KV cache allow",
@@ -118,8 +119,17 @@ class EngineConfig:
         choices=("optimistic", "reserve"),
     )
     async_scheduling: bool | None = flag(None, "schedule the next step while one runs (auto: off on CPU)")
-    kernels: str = flag("auto", "what models compute with besides attention", choices=("auto", "torch", "native"))
-    attention_backend: str = flag("auto", "attention implementation", choices=("auto", "reference", "cpu", "native"))
+    kernels: str = flag(
+        "auto", "what models compute with besides attention", choices=("auto", "torch", "native", "triton")
+    )
+    attention_backend: str = flag(
+        "auto",
+        "attention: reference, cpu or native; on a GPU triton, flash, flashinfer, or two as flash,triton: for prompts "
+        "and for decodes",
+    )
+    quantization: str = flag("none", "fp8: linear layers in 8-bit floats (GPUs)", choices=("none", "fp8"))
+    enforce_eager: bool = flag(False, "capture no CUDA graphs")
+    batch_invariant: bool = flag(False, "on a GPU, a request's tokens do not depend on its batch (slower)")
     num_threads: int | None = flag(None, "CPU threads of a step (auto: the cores this process may use)")
     kv_events_config: str | None = flag(None, "JSON: publish what the prefix cache stores and evicts, as vLLM does")
     structured_outputs_config: str | None = flag(None, "JSON: limits of the grammars that outputs must match")
@@ -140,8 +150,11 @@ class EngineConfig:
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.max_num_seqs}): every running request takes a token of each step"
             )
-        utilization = 0.4 if self.gpu_memory_utilization is None else self.gpu_memory_utilization
-        if not 0.0 < utilization <= 1.0:
+        is_gpu = self.device.startswith("cuda")
+        utilization = self.gpu_memory_utilization
+        if utilization is None and self.device != "auto":
+            utilization = 0.92 if is_gpu else 0.4
+        if utilization is not None and not 0.0 < utilization <= 1.0:
             raise InvalidConfig(f"--gpu-memory-utilization must be in (0, 1], got {utilization}")
         if self.long_prefill_token_threshold < 0:
             raise InvalidConfig("--long-prefill-token-threshold must be 0 (off) or more")
@@ -151,10 +164,9 @@ class EngineConfig:
         self.kv_events()
         return dataclasses.replace(
             self,
-            device="cpu" if self.device == "auto" else self.device,
             dtype="bfloat16" if self.dtype == "auto" else self.dtype,
             gpu_memory_utilization=utilization,
-            async_scheduling=bool(self.async_scheduling),
+            async_scheduling=is_gpu if self.async_scheduling is None else self.async_scheduling,
         )
 
     def kv_events(self) -> KVEventsConfig | None:
@@ -209,6 +221,11 @@ class ServerConfig:
     shutdown_timeout: float = flag(3.0, "seconds that open streams get to end after Ctrl-C")
     enable_log_requests: bool = flag(False, "log every request")
     disable_log_stats: bool = flag(False, "do not log throughput every ten seconds")
+    log_format: str = flag("text", "lines as text, or as JSON objects", choices=("text", "json"))
+    metrics_prefix: str = flag("tokenmill", "show the metrics under this prefix too; `vllm` for its dashboards")
+    otlp_traces_endpoint: str | None = flag(
+        None, "URL of an OpenTelemetry collector: a span for each request (OTLP/HTTP)"
+    )
 
     def resolve(self) -> ServerConfig:
         """Check the fields.
@@ -222,6 +239,10 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", self.metrics_prefix):
+            raise InvalidConfig(f"--metrics-prefix must be a word of lower-case letters, got {self.metrics_prefix!r}")
+        if self.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", self.otlp_traces_endpoint):
+            raise InvalidConfig("--otlp-traces-endpoint must be a URL, e.g. http://127.0.0.1:4318/v1/traces")
         if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
             raise InvalidConfig(f"--max-logprobs must be between 0 and {MAX_LOGPROBS}, got {self.max_logprobs}")
         if self.uds == "":

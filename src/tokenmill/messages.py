@@ -18,6 +18,7 @@ import msgspec
 
 from tokenmill.request import FinishReason
 from tokenmill.sampling_params import SamplingParams
+from tokenmill.tally import Tally
 
 
 class Message(msgspec.Struct, tag=True, omit_defaults=True):
@@ -150,6 +151,7 @@ class TokenOutput(msgspec.Struct, array_like=True):
     error_status: int = 500
     prompt_logprobs: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
+    scheduled_at: float = 0.0
 
 
 class StepOutputs(Message):
@@ -190,6 +192,7 @@ class TextOutput(msgspec.Struct, array_like=True):
     token_bytes: dict[int, bytes] | None = None
     prompt: PromptReport | None = None
     embedding: bytes | None = None
+    scheduled_at: float = 0.0
 
 
 class TextOutputs(Message):
@@ -263,6 +266,9 @@ class EngineStats(Message, kw_only=True):
     Attributes:
         num_queued: those of the waiting requests that only rows, pages or budget keep from running.
         is_stuck: some of them could run, and nothing does: a bug that /health must show.
+        waiting_by_reason: `num_waiting`, by what they wait for.
+        step_tokens, step_seconds: sizes of the steps, and their seconds by part.
+        num_drafts, num_draft_tokens, num_accepted_tokens: what speculation proposed and what was kept of it.
     """
 
     step: int
@@ -279,6 +285,12 @@ class EngineStats(Message, kw_only=True):
     generation_tokens: int
     num_queued: int = 0
     is_stuck: bool = False
+    waiting_by_reason: dict[str, int] = {}
+    step_tokens: Tally | None = None
+    step_seconds: dict[str, Tally] = {}
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class Done(Message):

@@ -45,8 +45,8 @@ class Observer:
     def next_tokens(self, num_tokens, seconds):
         self.seen.append(num_tokens)
 
-    def finished(self, reason, seconds, num_prompt_tokens, num_output_tokens):
-        self.seen.append((reason, num_prompt_tokens, num_output_tokens))
+    def finished(self, request):
+        self.seen.append((request.reason, request.num_prompt_tokens, request.num_output_tokens))
 
 
 def prompt(n=1, **fields):

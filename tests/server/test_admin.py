@@ -66,6 +66,11 @@ def test_a_request_shows_its_state_and_why_it_waits(server):
         report = await state_of(client, "w", lambda states: all(state["num_prompt_tokens"] for state in states))
         assert [state["status"] for state in report["requests"]] == ["waiting", "waiting"]
         assert report["requests"][0]["wait_reason"] == "needs a row, all 2 are in use"
+        while not server.metric('num_requests_waiting_by_reason{reason="capacity"}'):
+            await asyncio.sleep(0.05)
+        by_reason = {one: server.metric(f'num_requests_waiting_by_reason{{reason="{one}"}}') for one in
+                     ("capacity", "group", "grammar", "remote_kv")}  # fmt: skip
+        assert by_reason == {"capacity": 2, "group": 0, "grammar": 0, "remote_kv": 0}
         await client.post("/abort_requests", json={"abort_all": True})
         for task in [*running, waiting]:
             assert {choice["finish_reason"] for choice in (await task).json()["choices"]} == {"abort"}
@@ -214,6 +219,18 @@ def test_the_servers_description_has_no_secret_and_no_path(server):
     assert info["settings"]["scheduling_policy"] == "fcfs"
     assert "/" not in text.replace("://", "")
     assert not {"api_key", "host", "model"} & set(info["settings"])
+
+
+def test_what_the_engine_measures_of_a_request_adds_up(server):
+    names = [f"request_{part}_time_seconds_sum" for part in ("queue", "prefill", "decode", "inference")]
+    before = {name: server.metric(name) for name in (*names, "e2e_request_latency_seconds_sum")}
+    server.post("/v1/completions", LONG | {"max_tokens": 200})
+    queue, prefill, decode, inference, whole = (server.metric(name) - value for name, value in before.items())
+    assert prefill + decode == pytest.approx(inference, abs=1e-6)
+    assert 0 < queue + inference <= whole + 1e-6
+    steps = server.metric('step_seconds_count{part="run"}')
+    assert steps >= 200
+    assert server.metric("iteration_tokens_total_count") >= 200
 
 
 def test_a_token_is_really_made_for_health_generate(server):

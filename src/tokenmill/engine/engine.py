@@ -12,17 +12,18 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
 from tokenmill.engine.events import Aborted, Added, CacheReset, Extended, Paused, Woken
+from tokenmill.engine.meter import Meter
 from tokenmill.engine.step_log import StepLog, StepRecord
 from tokenmill.engine.watchdog import Watchdog
 from tokenmill.errors import InvalidRequest
 from tokenmill.kv.events import KVEvent
 from tokenmill.messages import AddRequest, EngineStats, TokenOutput
 from tokenmill.request import FinishReason, Request, RequestStatus
+from tokenmill.runner.pending_step import LaunchedStep
 from tokenmill.sampling_params import SamplingParams
 from tokenmill.scheduler.plan import StepPlan, StepResult
 from tokenmill.scheduler.scheduler import Scheduler
@@ -51,7 +52,7 @@ class ModelLimits:
 class Runner(Protocol):
     """Executes plans; `ModelRunner` on a real device."""
 
-    def launch(self, plan: StepPlan) -> Future[StepResult]:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a step; steps run in the order of their launch."""
 
     def recover(self) -> None:
@@ -89,7 +90,8 @@ class Engine:
         self._log = log or StepLog()
         self._grammars = grammars
         self._watchdog = Watchdog()
-        self._running_steps: deque[Future[StepResult]] = deque()
+        self._running_steps: deque[LaunchedStep] = deque()
+        self._meter = Meter()
         self._num_arrived = 0
         self._prompt_tokens = 0
         self._generation_tokens = 0
@@ -167,7 +169,9 @@ class Engine:
         ids = list(ids)
         self._log.note(Aborted(ids))
         self._release_grammars(ids)
-        return self.scheduler.abort(ids)
+        outputs = self.scheduler.abort(ids)
+        self._meter.ended(outputs)
+        return outputs
 
     def wake(self, request_id: str) -> None:
         """What a request waited for besides its turn is there; unknown ids are ignored."""
@@ -192,6 +196,8 @@ class Engine:
         refusals = self._collect_grammars()
         started = time.perf_counter()
         plan = None if self.is_paused else self.scheduler.schedule()
+        if plan is not None:
+            self._meter.launched(plan)
         scheduled = time.perf_counter()
         result, error = self._launch_and_wait(plan)
         done = time.perf_counter()
@@ -202,7 +208,11 @@ class Engine:
         self.is_idle = plan is None and result is None and error is None
         if self._is_stuck:
             self._watchdog.report(self._log)
-        self._release_grammars(output.id for output in outputs if output.finish_reason is not None)
+        if not self.is_idle:
+            self._meter.turned(seconds)
+        ended = [output for output in outputs if output.finish_reason is not None]
+        self._meter.ended(ended)
+        self._release_grammars(output.id for output in ended)
         if self._grammars is not None and self._grammars.is_compiling and self.is_idle:
             self._grammars.wait(GRAMMAR_WAIT)
             self.is_idle = False
@@ -266,6 +276,9 @@ class Engine:
             num_waiting=self.scheduler.num_waiting,
             num_queued=self.scheduler.num_queued,
             is_stuck=self._is_stuck,
+            waiting_by_reason=self.scheduler.waiting_by_reason(),
+            step_tokens=self._meter.step_tokens,
+            step_seconds=self._meter.step_seconds,
             num_rows_used=self.scheduler.books.rows.num_rows - self.scheduler.books.rows.num_free,
             num_pages=kv.pool.num_usable,
             num_pages_pinned=kv.num_pinned,

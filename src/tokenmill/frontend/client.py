@@ -37,6 +37,27 @@ from tokenmill.request import FinishReason
 Send = Callable[[ToWorker], None]
 
 
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """One request from its arrival to its end. Times are seconds of the machine's monotonic clock; 0: it never was.
+
+    Attributes:
+        label: what its client knows its call by.
+        scheduled: when it was first part of a step.
+    """
+
+    label: str
+    reason: FinishReason
+    arrived: float
+    scheduled: float
+    first_output: float
+    last_output: float
+    ended: float
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+
 class RequestObserver(Protocol):
     """Told what clients experience, in seconds of a monotonic clock."""
 
@@ -48,7 +69,7 @@ class RequestObserver(Protocol):
         """Further tokens came this long after the ones before."""
         ...
 
-    def finished(self, reason: FinishReason, seconds: float, num_prompt_tokens: int, num_output_tokens: int) -> None:
+    def finished(self, request: FinishedRequest) -> None:
         """The request ended."""
         ...
 
@@ -69,7 +90,10 @@ class _OpenRequest:
     worker: int
     arrived: float
     last_output: float
+    first_output: float = 0.0
+    scheduled: float = 0.0
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_output_tokens: int = 0
 
 
@@ -236,6 +260,7 @@ class EngineClient:
         num_tokens = len(output.token_ids)
         if self._observer is not None and num_tokens:
             if request.num_output_tokens == 0:
+                request.first_output = now
                 self._observer.first_token(now - request.arrived)
             else:
                 self._observer.next_tokens(num_tokens, now - request.last_output)
@@ -243,8 +268,10 @@ class EngineClient:
             self._queue.started(output.id)
         request.last_output = now
         request.num_prompt_tokens = output.num_prompt_tokens
+        request.num_cached_tokens = max(request.num_cached_tokens, output.num_cached_tokens)
         request.num_output_tokens += num_tokens
         if output.finish_reason is not None:
+            request.scheduled = output.scheduled_at
             self._forget(output.id, output.finish_reason)
         request.generation.deliver(output)
 
@@ -272,8 +299,20 @@ class EngineClient:
         request = self._open.pop(request_id)
         self._queue.ended(request_id, reason in (FinishReason.STOP, FinishReason.LENGTH))
         if self._observer is not None:
-            seconds = time.monotonic() - request.arrived
-            self._observer.finished(reason, seconds, request.num_prompt_tokens, request.num_output_tokens)
+            self._observer.finished(
+                FinishedRequest(
+                    label=request.generation.label,
+                    reason=reason,
+                    arrived=request.arrived,
+                    scheduled=request.scheduled,
+                    first_output=request.first_output,
+                    last_output=request.last_output,
+                    ended=time.monotonic(),
+                    num_prompt_tokens=request.num_prompt_tokens,
+                    num_cached_tokens=request.num_cached_tokens,
+                    num_output_tokens=request.num_output_tokens,
+                )
+            )
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

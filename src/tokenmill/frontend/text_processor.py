@@ -243,6 +243,7 @@ class TextProcessor:
             token_bytes=spellings(self.tokenizer, output.logprobs or (), prompt),
             prompt=prompt,
             embedding=output.embedding,
+            scheduled_at=output.scheduled_at,
         )
 
     def _new_text(self, request: _OpenRequest, output: TokenOutput) -> tuple[str, str | None]:

@@ -7,34 +7,51 @@ sees of each request. Labels come from closed sets, so no client can make them g
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from tokenmill.frontend.client import FinishedRequest
 from tokenmill.messages import EngineReady, EngineStats
+from tokenmill.observe.engine_metrics import engine_metrics
+from tokenmill.observe.traces import TraceExporter
 from tokenmill.request import FinishReason
 
-PREFIX = "tokenmill:"
+PREFIX = "tokenmill"
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 _TOKENS = tuple(float(2**i) for i in range(21))
 
 
 class Metrics:
-    """Records what clients experience and shows it together with the engine's own numbers."""
+    """Records what clients experience and shows it together with the engine's own numbers.
 
-    def __init__(self) -> None:
+    Args:
+        prefix: the names are shown with this prefix too, and there with the labels that vLLM's dashboards select by.
+        model_name: the label `model_name` of those.
+        traces: told of each finished request.
+    """
+
+    def __init__(self, prefix: str = PREFIX, model_name: str = "", traces: TraceExporter | None = None) -> None:
+        self._traces = traces
         self._registry = CollectorRegistry()
         self._engine = _EngineCollector()
         self._registry.register(self._engine)
+        self._alias = _Alias(self._registry, prefix, model_name) if prefix != PREFIX else None
         self._success = Counter(
-            PREFIX + "request_success", "Finished requests", ["finished_reason"], registry=self._registry
+            f"{PREFIX}:request_success", "Finished requests", ["finished_reason"], registry=self._registry
         )
         self._finished = {reason: self._success.labels(reason.value) for reason in FinishReason}
         self._first_token = self._histogram("time_to_first_token_seconds", "From request to first token")
         self._between_tokens = self._histogram("inter_token_latency_seconds", "Between one token and the next")
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds", "Mean time between a request's tokens"
+        )
         self._end_to_end = self._histogram("e2e_request_latency_seconds", "From request to its end")
+        self._queue = self._histogram("request_queue_time_seconds", "From request to its first step")
+        self._prefill = self._histogram("request_prefill_time_seconds", "From its first step to its first token")
+        self._decode = self._histogram("request_decode_time_seconds", "From first to last token")
+        self._inference = self._histogram("request_inference_time_seconds", "From its first step to its last token")
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self._generation = self._histogram("request_generation_tokens", "Output tokens of a request", _TOKENS)
 
@@ -47,8 +64,11 @@ class Metrics:
         """Take in what the engine said of its cache; until it tells more, nothing has happened."""
         self._engine.ready = ready
         if self._engine.stats is None:
-            counters: dict[str, Any] = dict.fromkeys(EngineStats.__struct_fields__, 0)
-            self._engine.stats = EngineStats(**counters | {"num_pages": ready.num_pages})
+            self._engine.stats = EngineStats(
+                step=0, num_running=0, num_waiting=0, num_rows_used=0, num_pages=ready.num_pages, num_pages_pinned=0,
+                num_pages_evictable=0, num_preemptions=0, prefix_queries=0, prefix_hits=0, prompt_tokens=0,
+                generation_tokens=0,
+            )  # fmt: skip
 
     def engine_stats(self, stats: EngineStats) -> None:
         """Take in the engine's latest numbers."""
@@ -62,19 +82,32 @@ class Metrics:
         """See `RequestObserver`."""
         self._between_tokens.observe(seconds / num_tokens)
 
-    def finished(self, reason: FinishReason, seconds: float, num_prompt_tokens: int, num_output_tokens: int) -> None:
+    def finished(self, request: FinishedRequest) -> None:
         """See `RequestObserver`."""
-        self._finished[reason].inc()
-        self._end_to_end.observe(seconds)
-        self._prompt.observe(num_prompt_tokens)
-        self._generation.observe(num_output_tokens)
+        if self._traces is not None:
+            self._traces.add(request)
+        self._finished[request.reason].inc()
+        self._end_to_end.observe(request.ended - request.arrived)
+        self._prompt.observe(request.num_prompt_tokens)
+        self._generation.observe(request.num_output_tokens)
+        if request.scheduled:
+            self._queue.observe(max(0.0, request.scheduled - request.arrived))
+        if request.first_output:
+            decode = request.last_output - request.first_output
+            self._decode.observe(decode)
+            if request.num_output_tokens > 1:
+                self._per_token.observe(decode / (request.num_output_tokens - 1))
+            if request.scheduled:
+                self._prefill.observe(max(0.0, request.first_output - request.scheduled))
+                self._inference.observe(max(0.0, request.last_output - request.scheduled))
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        own = generate_latest(self._registry)
+        return own if self._alias is None else own + generate_latest(self._alias)
 
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-        return Histogram(PREFIX + name, help, buckets=buckets, registry=self._registry)
+        return Histogram(f"{PREFIX}:{name}", help, buckets=buckets, registry=self._registry)
 
 
 class _EngineCollector(Collector):
@@ -85,33 +118,25 @@ class _EngineCollector(Collector):
         self.ready: EngineReady | None = None
 
     def collect(self) -> Iterator[Metric]:
-        if self.ready is not None:
-            page_size, num_pages = str(self.ready.page_size), str(self.ready.num_pages)
-            info = InfoMetricFamily(PREFIX + "cache_config", "Size of the KV cache")
-            info.add_metric([], {"page_size": page_size, "num_pages": num_pages})
-            yield info
-        stats = self.stats
-        if stats is None:
-            return
-        used = stats.num_pages_pinned / stats.num_pages if stats.num_pages else 0.0
-        yield _gauge("num_requests_running", "Requests that run", stats.num_running)
-        yield _gauge("num_requests_waiting", "Requests that wait", stats.num_waiting)
-        yield _gauge("num_rows_used", "Rows of the page table that are taken", stats.num_rows_used)
-        yield _gauge("num_pages", "KV pages", stats.num_pages)
-        yield _gauge("num_pages_pinned", "KV pages that running requests use", stats.num_pages_pinned)
-        yield _gauge("num_pages_evictable", "KV pages that only the prefix cache keeps", stats.num_pages_evictable)
-        yield _gauge("kv_cache_usage_perc", "Share of KV pages in use by requests, 0 to 1", used)
-        yield _counter("engine_steps", "Steps of the engine", stats.step)
-        yield _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", stats.prefix_queries)
-        yield _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_hits)
-        yield _counter("num_preemptions", "Requests preempted", stats.num_preemptions)
-        yield _counter("prompt_tokens", "Prompt tokens processed", stats.prompt_tokens)
-        yield _counter("generation_tokens", "Tokens generated", stats.generation_tokens)
+        return engine_metrics(self.stats, self.ready, PREFIX)
 
 
-def _gauge(name: str, help: str, value: float) -> Metric:
-    return GaugeMetricFamily(PREFIX + name, help, value)
+class _Alias(CollectorRegistry):
+    """The same metrics under another prefix."""
 
+    def __init__(self, registry: CollectorRegistry, prefix: str, model_name: str) -> None:
+        super().__init__()
+        self._source = registry
+        self._prefix = prefix
+        self._labels = {"model_name": model_name, "engine": "0"}
 
-def _counter(name: str, help: str, value: float) -> Metric:
-    return CounterMetricFamily(PREFIX + name, help, value)
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._source.collect():
+            renamed = Metric(self._rename(metric.name), metric.documentation, metric.type)
+            for sample in metric.samples:
+                labels = self._labels | sample.labels
+                renamed.samples.append(sample._replace(name=self._rename(sample.name), labels=labels))
+            yield renamed
+
+    def _rename(self, name: str) -> str:
+        return self._prefix + name.removeprefix(PREFIX)

@@ -19,6 +19,10 @@ from tokenmill.scheduler.plan import StepPlan, StepResult
 from tokenmill.scheduler.queue import POLICIES
 from tokenmill.scheduler.step_pass import StepPass
 
+# What a waiting request may wait for; the status says all but the first two.
+WAIT_REASON_OF = {RequestStatus.WAITING_FOR_GRAMMAR: "grammar", RequestStatus.WAITING_FOR_REMOTE_KV: "remote_kv"}
+WAIT_REASONS = ("capacity", "group", *WAIT_REASON_OF.values())
+
 
 class Scheduler:
     """All requests between their arrival and their last output."""
@@ -48,6 +52,14 @@ class Scheduler:
     def num_queued(self) -> int:
         """Waiting requests that nothing but rows, pages or budget keeps from running."""
         return sum(is_ready(request) and not self.books.awaits_group(request) for request in self.books.waiting)
+
+    def waiting_by_reason(self) -> dict[str, int]:
+        """How many requests wait, by what for: `capacity` are rows, pages or budget."""
+        counts = dict.fromkeys(WAIT_REASONS, 0)
+        for request in self.books.waiting:
+            reason = WAIT_REASON_OF.get(request.status, "capacity")
+            counts["group" if reason == "capacity" and self.books.awaits_group(request) else reason] += 1
+        return counts
 
     @property
     def has_work(self) -> bool:

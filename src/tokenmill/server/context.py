@@ -12,6 +12,7 @@ from tokenmill.errors import InvalidRequest
 from tokenmill.frontend.client import EngineClient
 from tokenmill.frontend.engine_calls import EngineCalls
 from tokenmill.messages import EngineReady
+from tokenmill.observe.event_log import EventLog
 from tokenmill.observe.metrics import Metrics
 from tokenmill.server.errors import ModelNotFound
 
@@ -43,7 +44,7 @@ class ServerContext:
     settings: dict[str, Any]
     started: int
     trouble: Callable[[], str | None]
-    log: Callable[[str], None] | None = None
+    log: EventLog | None = None
 
     @property
     def fingerprint(self) -> str:

@@ -72,9 +72,15 @@ class GenerationReply(Response):
             if self._log is not None:
                 usage, seconds = self._usage.usage(), time.monotonic() - began
                 outcome = "client gone" if work.cancelled() else self._outcome
-                self._log(
+                self._log.note(
+                    "request",
                     f"{self._label}: {outcome}, {usage.prompt_tokens} prompt tokens, "
-                    f"{usage.completion_tokens} output tokens, {seconds:.2f} s"
+                    f"{usage.completion_tokens} output tokens, {seconds:.2f} s",
+                    id=self._label,
+                    outcome=outcome,
+                    prompt_tokens=usage.prompt_tokens,
+                    completion_tokens=usage.completion_tokens,
+                    seconds=round(seconds, 4),
                 )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -22,8 +22,10 @@ from tokenmill.frontend.engine_calls import EngineCalls
 from tokenmill.frontend.queue_limit import QueueLimits
 from tokenmill.messages import Done, EngineFailed, EngineProgress, EngineReady, EngineStats, RequestStates, ToApi
 from tokenmill.model_files import default_sampling
+from tokenmill.observe.event_log import EventLog
 from tokenmill.observe.metrics import Metrics
 from tokenmill.observe.throughput import ThroughputLog
+from tokenmill.observe.traces import TraceExporter
 from tokenmill.sampling_params import SamplingParams
 from tokenmill.server.admin import public_settings
 from tokenmill.server.app import build_app
@@ -88,7 +90,11 @@ class Supervisor:
         self._http: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._pulse = Pulse()
-        self._metrics = Metrics()
+        name = server.served_model_name or ""
+        endpoint = server.otlp_traces_endpoint
+        self._traces = None if endpoint is None else TraceExporter(endpoint, name)
+        self._metrics = Metrics(server.metrics_prefix, name, self._traces)
+        self._log = EventLog(events.line, server.log_format == "json")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         inbox: Inbox[ToApi] = Inbox(self._context, folder, API, ToApi)
         self._reader = InboxReader(inbox, self._handle)
@@ -103,6 +109,8 @@ class Supervisor:
         with handled_by(self._stop_asked):
             self._reader.start()
             tasks = [asyncio.ensure_future(self._start()), asyncio.ensure_future(self._log_throughput())]
+            if self._traces is not None:
+                tasks.append(asyncio.ensure_future(self._traces.run()))
             try:
                 ending = await self._ending
                 await self._close(ending)
@@ -165,7 +173,7 @@ class Supervisor:
             settings=public_settings(self._engine, config),
             started=int(time.time()),
             trouble=self._trouble,
-            log=self._events.line if config.enable_log_requests else None,
+            log=self._log if config.enable_log_requests else None,
         )
         self._http = _HttpServer(
             uvicorn.Config(
@@ -226,7 +234,7 @@ class Supervisor:
             await asyncio.sleep(THROUGHPUT_SECONDS)
             line = log.line(self._metrics.stats, THROUGHPUT_SECONDS)
             if line is not None:
-                self._events.line(line)
+                self._log.note("throughput", line)
 
     # --- end --------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,25 @@
+"""Lines about what happened: plain text for people, or one JSON object each for programs (`--log-format json`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+
+class EventLog:
+    """Writes lines."""
+
+    def __init__(self, write: Callable[[str], None], as_json: bool) -> None:
+        self._write = write
+        self._as_json = as_json
+
+    def note(self, event: str, message: str, **fields: Any) -> None:
+        """Write a line: the message, or an object with the time, the kind of event, the message and the fields."""
+        if not self._as_json:
+            self._write(message)
+            return
+        line = {"time": round(time.time(), 3), "event": event, "message": message} | fields
+        self._write(msgspec.json.encode(line).decode())
