@@ -166,6 +166,8 @@ def test_a_look_counts_as_a_use() -> None:
     oracle.tree.match("", np.array(first, dtype=np.int32), oracle.step + 1)
     oracle.evict(2)
     assert (cached(oracle, first), cached(oracle, second)) == (2, 0)
+    oracle.evict(2)
+    assert oracle.pages == {}, "what was looked at can still be evicted"
 
 
 def test_a_release_counts_as_a_use() -> None:
