@@ -55,21 +55,7 @@ class ChatRoute:
         """Complete a conversation."""
         context = self._context
         body = await read_body(request, ChatBody)
-        context.check_model(body.model)
-        refuse_unsupported(body)
-        prompt = GenerateText(
-            ids=[],
-            params=sampling_params(body, context.default_sampling, _max_tokens(body), self._logprobs(body)),
-            messages=normalize_messages(body.messages),
-            tools=_tools(body),
-            template_kwargs=template_kwargs(body),
-            priority=context.check_priority(body.priority),
-            cache_salt=body.cache_salt or "",
-            truncate_prompt_tokens=checked_truncation(body.truncate_prompt_tokens),
-            wants_prompt=wants_prompt(body),
-        )
-        if body.prompt_logprobs is not None:
-            check_logprobs(body.prompt_logprobs, "prompt_logprobs", context.max_logprobs)
+        prompt = self.prompt(body)
         plan = StreamPlan.of(body)
         head = ReplyHead(
             id=f"chatcmpl-{body.request_id or request.state.request_id}",
@@ -81,6 +67,29 @@ class ChatRoute:
         format = ChatFormat(return_token_ids=bool(body.return_token_ids))
         return GenerationReply(
             context, [prompt], ChoiceWriter(head, format, plan, PromptShown.of(body).fields), head.id, plan
+        )
+
+    def prompt(self, body: ChatBody) -> GenerateText:
+        """The prompt of a chat, however it came.
+
+        Raises:
+            InvalidRequest: naming the field at fault.
+        """
+        context = self._context
+        context.check_model(body.model)
+        refuse_unsupported(body)
+        if body.prompt_logprobs is not None:
+            check_logprobs(body.prompt_logprobs, "prompt_logprobs", context.max_logprobs)
+        return GenerateText(
+            ids=[],
+            params=sampling_params(body, context.default_sampling, _max_tokens(body), self._logprobs(body)),
+            messages=normalize_messages(body.messages),
+            tools=_tools(body),
+            template_kwargs=template_kwargs(body),
+            priority=context.check_priority(body.priority),
+            cache_salt=body.cache_salt or "",
+            truncate_prompt_tokens=checked_truncation(body.truncate_prompt_tokens),
+            wants_prompt=wants_prompt(body),
         )
 
     def _logprobs(self, body: ChatBody) -> int | None:
