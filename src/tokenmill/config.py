@@ -118,7 +118,7 @@ class EngineConfig:
         "pages an admitted request takes: as it goes, or its whole output",
         choices=("optimistic", "reserve"),
     )
-    async_scheduling: bool | None = flag(None, "schedule the next step while one runs (auto: off on CPU)")
+    async_scheduling: bool | None = flag(None, "schedule the next step while one runs (auto: on a GPU)")
     kernels: str = flag(
         "auto", "what models compute with besides attention", choices=("auto", "torch", "native", "triton")
     )
@@ -127,7 +127,15 @@ class EngineConfig:
         "attention: reference, cpu or native; on a GPU triton, flash, flashinfer, or two as flash,triton: for prompts "
         "and for decodes",
     )
-    quantization: str = flag("none", "fp8: linear layers in 8-bit floats (GPUs)", choices=("none", "fp8"))
+    quantization: str = flag(
+        "none",
+        "make the weights smaller at load: int8 or int4 (CPUs, native kernels), fp8 (GPUs)",
+        aliases=("-q",),
+        choices=("none", "int8", "int4", "fp8"),
+    )
+    kv_cache_dtype: str = flag(
+        "auto", "type of the KV cache; auto: the model's; int8: CPUs, native attention", choices=("auto", "int8")
+    )
     enforce_eager: bool = flag(False, "capture no CUDA graphs")
     batch_invariant: bool = flag(False, "on a GPU, a request's tokens do not depend on its batch (slower)")
     num_threads: int | None = flag(None, "CPU threads of a step (auto: the cores this process may use)")
@@ -151,9 +159,12 @@ class EngineConfig:
                 f"({self.max_num_seqs}): every running request takes a token of each step"
             )
         is_gpu = self.device.startswith("cuda")
-        utilization = self.gpu_memory_utilization
+        utilization, overlap = self.gpu_memory_utilization, self.async_scheduling
+        # What the device `auto` is, only the engine knows: it resolves once more.
         if utilization is None and self.device != "auto":
             utilization = 0.92 if is_gpu else 0.4
+        if overlap is None and self.device != "auto":
+            overlap = is_gpu
         if utilization is not None and not 0.0 < utilization <= 1.0:
             raise InvalidConfig(f"--gpu-memory-utilization must be in (0, 1], got {utilization}")
         if self.long_prefill_token_threshold < 0:
@@ -166,7 +177,7 @@ class EngineConfig:
             self,
             dtype="bfloat16" if self.dtype == "auto" else self.dtype,
             gpu_memory_utilization=utilization,
-            async_scheduling=is_gpu if self.async_scheduling is None else self.async_scheduling,
+            async_scheduling=overlap,
         )
 
     def kv_events(self) -> KVEventsConfig | None:

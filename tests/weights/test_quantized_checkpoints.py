@@ -183,7 +183,6 @@ def test_a_missing_part_is_named(tmp_path: Path, rng: np.random.Generator) -> No
     [
         ({"quant_method": "bitsandbytes"}, r"quantization_config \(bitsandbytes\) is not supported"),
         ({"quant_method": "gptq", "bits": 3}, "weights of 3 bits are not supported"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": "many"}, "group_size must be a positive integer or -1"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq version 'gemv' is not supported"),
         (compressed(4, "marlin-24"), "compressed-tensors format 'marlin-24' is not supported"),
         (compressed(4, "pack-quantized", actorder="group"), "actorder 'group' is not supported"),

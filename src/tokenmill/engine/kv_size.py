@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tokenmill.config import EngineConfig
 from tokenmill.errors import InvalidConfig
+from tokenmill.models.architecture import Architecture
 
 MIB = 1 << 20
 # Below this a pool is no use to anyone; `--max-model-len auto` does not shrink further.
 SMALLEST_CONTEXT = 64
+DTYPE_BYTES = MappingProxyType({"bfloat16": 2, "float16": 2, "float32": 4})
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,14 @@ class KVSize:
 
     num_pages: int
     max_model_len: int
+
+
+def kv_bytes_per_page(architecture: Architecture, config: EngineConfig) -> int:
+    """Bytes of a page over all layers, in the type of the KV cache; int8 has a float32 scale per key and value."""
+    if config.kv_cache_dtype == "int8":
+        vectors = 2 * architecture.num_layers * architecture.num_kv_heads * config.page_size
+        return vectors * (architecture.head_dim + SCALE_BYTES)
+    return architecture.kv_bytes_per_page(config.page_size, DTYPE_BYTES[config.dtype])
 
 
 def decide_kv_size(config: EngineConfig, max_position: int, bytes_per_page: int, available_bytes: int) -> KVSize:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tokenmill._native import Packed
+from tokenmill.kernels.formats import Format
 from tokenmill.kernels.protocol import MatrixRole
 from tokenmill.kernels.quantized import Rows, dense
 
@@ -15,12 +16,6 @@ if TYPE_CHECKING:
     from tokenmill._native import Kernels
 
 CACHE_LINE = 64
-
-
-class Format(IntEnum):
-    """How the weights of a packed matrix are stored; the numbers are those of native/packed.h."""
-
-    BF16 = 0
 
 
 class Element(IntEnum):

@@ -5,22 +5,26 @@ from __future__ import annotations
 import torch
 
 from tokenmill.errors import InvalidConfig
+from tokenmill.kernels.formats import UNQUANTIZED, Formats
 from tokenmill.kernels.native import load_kernels
-from tokenmill.kernels.protocol import Kernels, MatrixRole
+from tokenmill.kernels.protocol import Kernels
 from tokenmill.kernels.torch_kernels import TorchKernels
 
 
-def select_kernels(name: str, device: str, dtype: torch.dtype, num_threads: int) -> tuple[Kernels, str]:
+def select_kernels(
+    name: str, device: str, dtype: torch.dtype, num_threads: int, formats: Formats = UNQUANTIZED
+) -> tuple[Kernels, str]:
     """Make the kernels.
 
     Args:
         name: `torch`, `native` or `auto`.
+        formats: of the matrices, where the kernels can pack them. Torch kernels spell a quantized checkpoint out.
 
     Returns:
         The kernels, and a clause that says why they were taken.
 
     Raises:
-        InvalidConfig: the native ones are asked for and cannot serve.
+        InvalidConfig: the native ones are asked for, and cannot serve.
     """
     if name == "torch":
         return TorchKernels(dtype, device), "asked for"
@@ -29,9 +33,8 @@ def select_kernels(name: str, device: str, dtype: torch.dtype, num_threads: int)
     if native is not None:
         # Imported here: these modules need the extension.
         from tokenmill.kernels.native_kernels import NativeKernels
-        from tokenmill.kernels.native_matrix import Format
 
-        return NativeKernels(native, dict.fromkeys(MatrixRole, Format.BF16)), native.isa
+        return NativeKernels(native, formats), native.isa
     obstacle = obstacle or "the native kernels were not built for this machine (no C++ compiler?)"
     if name == "native":
         raise InvalidConfig(f"--kernels native: {obstacle}")

@@ -17,12 +17,12 @@ class StoredQuantization:
 
     Attributes:
         bits: of a weight; None: not quantized.
-        group_size: inputs that share a scale; None: all.
+        is_symmetric: zero is the middle of the integers, in every group.
     """
 
     form: Form
     bits: int | None = None
-    group_size: int | None = None
+    is_symmetric: bool = True
 
 
 def read_quantization(config: dict[str, Any], source: str) -> StoredQuantization:
@@ -46,14 +46,14 @@ def read_quantization(config: dict[str, Any], source: str) -> StoredQuantization
 def _gptq(fields: dict[str, Any], source: str) -> StoredQuantization:
     bits = _bits(fields.get("bits"), (4, 8), source)
     zero_shift = 0 if fields.get("checkpoint_format") == "gptq_v2" else 1
-    return StoredQuantization(Gptq(bits, zero_shift), bits, _group(fields.get("group_size"), source))
+    return StoredQuantization(Gptq(bits, zero_shift), bits, fields.get("sym") is True)
 
 
 def _awq(fields: dict[str, Any], source: str) -> StoredQuantization:
     if fields.get("version", "gemm") != "gemm":
         raise _unsupported(source, f"awq version {fields['version']!r}")
     bits = _bits(fields.get("bits"), (4,), source)
-    return StoredQuantization(Awq(), bits, _group(fields.get("group_size"), source))
+    return StoredQuantization(Awq(), bits, fields.get("zero_point") is False)
 
 
 def _compressed(fields: dict[str, Any], source: str) -> StoredQuantization:
@@ -67,11 +67,11 @@ def _compressed(fields: dict[str, Any], source: str) -> StoredQuantization:
     if weights.get("actorder") in ("group", True):
         raise _unsupported(source, f"compressed-tensors with actorder {weights['actorder']!r}")
     bits = _bits(weights.get("num_bits"), (4, 8), source)
-    group_size = _group(weights.get("group_size"), source) if weights.get("strategy") == "group" else None
+    is_symmetric = weights.get("symmetric", True) is True
     if fields.get("format") == "pack-quantized":
-        return StoredQuantization(CompressedPacked(bits), bits, group_size)
-    if fields.get("format") == "int-quantized" and bits == 8 and weights.get("symmetric", True):
-        return StoredQuantization(CompressedInts(), bits, group_size)
+        return StoredQuantization(CompressedPacked(bits), bits, is_symmetric)
+    if fields.get("format") == "int-quantized" and bits == 8 and is_symmetric:
+        return StoredQuantization(CompressedInts(), bits)
     raise _unsupported(source, f"compressed-tensors format {fields.get('format')!r}")
 
 
@@ -83,12 +83,3 @@ def _bits(bits: Any, choices: tuple[int, ...], source: str) -> int:
     if bits not in choices:
         raise InvalidCheckpoint(f"{source}: weights of {bits} bits are not supported; supported: {choices}")
     return int(bits)
-
-
-def _group(size: Any, source: str) -> int | None:
-    """A number of inputs; -1 and null mean all of them."""
-    if size is None or size == -1:
-        return None
-    if not isinstance(size, int) or size < 1:
-        raise InvalidCheckpoint(f"{source}: group_size must be a positive integer or -1, got {size!r}")
-    return size
