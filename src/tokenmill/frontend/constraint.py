@@ -69,8 +69,15 @@ class GrammarBuilder:
         if not isinstance(schema, dict):
             raise InvalidRequest("a JSON schema must be an object", param)
         check_depth(schema, param)
-        spacing = {"whitespace_pattern": _WHITESPACE} if self._any_whitespace else {"whitespace_flexible": False}
-        return self._part({"json_schema": {**schema, "x-guidance": {**spacing, "lenient": is_lenient}}})
+        return self._schema(schema, is_lenient)
+
+    def arguments(self, parameters: dict[str, Any]) -> str:
+        """The rule for the arguments of a function; what its schema has that is not supported is left out."""
+        return self.value({"type": "object", **parameters})
+
+    def value(self, schema: dict[str, Any]) -> str:
+        """The rule for a JSON value; what the schema has that is not supported is left out."""
+        return self._schema(schema, is_lenient=True)
 
     def lark(self, text: str) -> str:
         """The rule for a grammar with a rule `start`."""
@@ -104,6 +111,10 @@ class GrammarBuilder:
         """The whole: rules one after the other."""
         start = {"lark_grammar": "start: " + " ".join(rules)}
         return Grammar(json.dumps({"grammars": [start, *self._parts]}, ensure_ascii=False), param)
+
+    def _schema(self, schema: dict[str, Any], is_lenient: bool) -> str:
+        spacing = {"whitespace_pattern": _WHITESPACE} if self._any_whitespace else {"whitespace_flexible": False}
+        return self._part({"json_schema": {**schema, "x-guidance": {**spacing, "lenient": is_lenient}}})
 
     def _part(self, grammar: dict[str, Any]) -> str:
         name = f"part{len(self._parts)}"

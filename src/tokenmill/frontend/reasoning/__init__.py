@@ -1,0 +1,1 @@
+"""Thinking in a model's text, told apart from its answer."""

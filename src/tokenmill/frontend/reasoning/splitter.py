@@ -1,0 +1,72 @@
+"""Splits a text that comes in pieces into thinking and answer; how it was cut makes no difference."""
+
+from __future__ import annotations
+
+from tokenmill.frontend.reasoning.styles import ReasoningStyle
+from tokenmill.frontend.tool_parsers.scanners import MAX_GAP, MarkerFinder
+
+
+class ReasoningSplitter:
+    """For one answer. White space around the marks belongs to neither part."""
+
+    def __init__(self, style: ReasoningStyle, has_begun: bool) -> None:
+        """`has_begun`: the prompt has begun the thinking. The mark may be repeated all the same."""
+        self._style = style
+        self._has_begun = has_begun
+        self._state = "beginning"
+        self._end = MarkerFinder(style.end)
+        self._held = ""
+        self._space: list[str] = []
+        self._drops_space = False
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Take in a delta; returns thinking and answer that may be shown now."""
+        reasoning = ""
+        if self._state == "beginning":
+            text = self._begin(text)
+        if self._state == "thinking" and text:
+            before, marker, text = self._end.push(text)
+            reasoning = self._trim(before)
+            if marker:
+                self._state, self._drops_space = "answer", True
+        if self._state != "answer":
+            return reasoning, ""
+        if self._drops_space:
+            text = text.lstrip()
+            self._drops_space = not text
+        return reasoning, text
+
+    def finish(self) -> tuple[str, str]:
+        """What was held back: a mark that did not come is text after all."""
+        if self._state == "thinking":
+            return self._trim(self._end.finish()), ""
+        held, self._held = self._held, ""
+        return (held.strip(), "") if self._has_begun else ("", held)
+
+    def _begin(self, text: str) -> str:
+        """Find the mark at the beginning, or that there is none; returns the text after it."""
+        text = self._held + text
+        rest = text.lstrip()
+        self._held = ""
+        is_near = len(text) - len(rest) <= MAX_GAP
+        if is_near and rest.startswith(self._style.begin):
+            self._state, self._drops_space = "thinking", True
+            return rest[len(self._style.begin) :]
+        if is_near and self._style.begin.startswith(rest):
+            self._held = text
+            return ""
+        self._state, self._drops_space = ("thinking", True) if self._has_begun else ("answer", False)
+        return text
+
+    def _trim(self, text: str) -> str:
+        """Thinking without the white space at its two ends: what may be the end is held back."""
+        if self._drops_space:
+            text = text.lstrip()
+            self._drops_space = not text
+        body = text.rstrip()
+        if not body:
+            self._space.append(text)
+            return ""
+        shown = "".join(self._space) + body
+        self._space = [text[len(body) :]]
+        return shown

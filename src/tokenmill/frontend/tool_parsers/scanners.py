@@ -1,0 +1,201 @@
+"""Finding the end of things in text that comes in pieces: a marker, a JSON value, a call written as a JSON object."""
+
+from __future__ import annotations
+
+import json
+
+_WHITESPACE = " \t\r\n"
+# White space that may stand where a call could begin; what has more is content.
+MAX_GAP = 256
+_ARGUMENT_KEYS = ("arguments", "parameters")
+
+
+class MarkerFinder:
+    """Finds the first of some markers; holds back what may become one."""
+
+    def __init__(self, *markers: str) -> None:
+        self._markers = markers
+        self._longest = max(map(len, markers))
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str, str]:
+        """Take in text; returns what stands before the first marker, the marker or "", and what comes after it."""
+        text = self._held + text
+        found = [(at, marker) for marker in self._markers if (at := text.find(marker)) >= 0]
+        if found:
+            at, marker = min(found)
+            self._held = ""
+            return text[:at], marker, text[at + len(marker) :]
+        keep = next((n for n in range(min(self._longest - 1, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], "", ""
+
+    def finish(self) -> str:
+        """What was held back."""
+        held, self._held = self._held, ""
+        return held
+
+    def _may_begin(self, text: str) -> bool:
+        return any(marker.startswith(text) for marker in self._markers)
+
+
+class ValueScanner:
+    """Finds the end of one JSON value. It knows strings and brackets; what stands between them is not checked."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._depth = 0
+        self._in_string = False
+        self._escapes = False
+        self._is_scalar = False
+
+    def push(self, text: str, start: int) -> int:
+        """Read on from `start`; returns where the value ends in `text`, or its length while it does not."""
+        for at in range(start, len(text)):
+            character = text[at]
+            if self._in_string:
+                self._read_string(character)
+            elif self._is_scalar:
+                if character in ",}];" or character in _WHITESPACE:
+                    self.is_done = True
+                    return at
+                continue
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+            elif character == "<" and self._depth:
+                # Nothing in JSON: the model has closed the call without closing the value.
+                self.is_done = True
+                return at
+            elif self._depth == 0:
+                self._is_scalar = True
+                continue
+            if self._depth <= 0 and not self._in_string:
+                self.is_done = True
+                return at + 1
+        return len(text)
+
+    def _read_string(self, character: str) -> None:
+        if self._escapes:
+            self._escapes = False
+        elif character == "\\":
+            self._escapes = True
+        elif character == '"':
+            self._in_string = False
+
+
+class CallScanner:
+    """Reads a call written as `{"name": ..., "arguments": {...}}`, its keys in any order, others among them.
+
+    Attributes:
+        name: the function, once it is known.
+        is_accepted: it is a call: its name is known, and its arguments have begun, or it is closed without any.
+        is_done: the object is closed.
+        is_broken: it is no such object, or it stops being one.
+        raw: what has been read, until the call is accepted.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.is_accepted = False
+        self.is_done = False
+        self.is_broken = False
+        self.raw: list[str] = []
+        self._expects = "{"
+        self._key = ""
+        self._value: list[str] = []
+        self._in_value = False
+        self._scanner = ValueScanner()
+        self._arguments: list[str] = []
+        self._has_arguments = False
+        self._is_arguments = False
+        self._streams = False
+
+    def push(self, text: str, start: int = 0) -> int:
+        """Read on; returns where the object ends or breaks in `text`, or its length while it does neither."""
+        at = start
+        while at < len(text) and not (self.is_done or self.is_broken):
+            at = self._value_part(text, at) if self._in_value else self._step(text, at)
+        if not self.is_accepted:
+            self.raw.append(text[start:at])
+        return at
+
+    def take_arguments(self) -> str:
+        """The arguments that have come since the last call."""
+        text = "".join(self._arguments)
+        self._arguments.clear()
+        return text
+
+    def _step(self, text: str, at: int) -> int:
+        """Read one character between values."""
+        character = text[at]
+        if character in _WHITESPACE:
+            return at + 1
+        if self._expects == "value" or (self._expects in ("key", "key or }") and character == '"'):
+            self._begin_value(character)
+            return self._value_part(text, at)
+        if character == "}" and self._expects in ("key or }", ", or }"):
+            self._close()
+        elif character == self._expects or (character == "," and self._expects == ", or }"):
+            self._expects = {"{": "key or }", ":": "value", ",": "key"}[character]
+        else:
+            self.is_broken = True
+            return at
+        return at + 1
+
+    def _begin_value(self, character: str) -> None:
+        self._expects = "value" if self._expects == "value" else "key"
+        self._is_arguments = self._expects == "value" and self._key in _ARGUMENT_KEYS and not self._has_arguments
+        self._streams = self._is_arguments and character == "{"
+        self._has_arguments |= self._streams
+        self._accept()
+        self._scanner = ValueScanner()
+        self._value.clear()
+        self._in_value = True
+
+    def _value_part(self, text: str, at: int) -> int:
+        end = self._scanner.push(text, at)
+        (self._arguments if self._streams else self._value).append(text[at:end])
+        if self._scanner.is_done:
+            self._in_value = False
+            self._end_value("".join(self._value))
+            self._accept()
+        return end
+
+    def _end_value(self, value: str) -> None:
+        if self._expects == "key":
+            self._key = _string(value) or ""
+            self._expects = ":"
+            return
+        self._expects = ", or }"
+        if self._key == "name" and self.name is None:
+            self.name = _string(value) or None
+            self.is_broken = self.name is None
+        elif self._is_arguments and not self._streams:
+            # Some models write the arguments as a string that holds JSON; none at all may be null.
+            inner = "{}" if value == "null" else _string(value)
+            self.is_broken = inner is None
+            self._has_arguments = inner is not None
+            self._arguments.append(inner or "")
+
+    def _close(self) -> None:
+        self.is_done = True
+        self.is_broken = self.name is None
+        if not self._has_arguments and not self.is_broken:
+            self._has_arguments = True
+            self._arguments.append("{}")
+        self._accept()
+
+    def _accept(self) -> None:
+        self.is_accepted |= self.name is not None and self._has_arguments
+
+
+def _string(value: str) -> str | None:
+    try:
+        decoded = json.loads(value)
+    except ValueError:
+        return None
+    return decoded if isinstance(decoded, str) else None
