@@ -12,7 +12,7 @@ PAGE = 1000  # bytes
 
 
 def size(max_position: int = 1024, available: int = 10**9, **flags: object) -> KVSize:
-    config = EngineConfig(**flags).resolve()  # type: ignore[arg-type]
+    config = EngineConfig(device="cpu", **flags).resolve()  # type: ignore[arg-type]
     return decide_kv_size(config, max_position, PAGE, available)
 
 

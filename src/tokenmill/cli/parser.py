@@ -12,7 +12,7 @@ from typing import NoReturn
 KNOWN_ELSEWHERE = frozenset(
     """
     --model --served-model-name --host --port --uds --api-key --root-path --config --tokenizer --revision
-    --download-dir --load-format --dtype --max-model-len --max-num-seqs
+    --download-dir --load-format --dtype --quantization -q --kv-cache-dtype --max-model-len --max-num-seqs
     --max-num-batched-tokens --gpu-memory-utilization --kv-cache-memory-bytes --block-size --num-gpu-blocks-override
     --enable-prefix-caching --no-enable-prefix-caching --enable-chunked-prefill --no-enable-chunked-prefill
     --long-prefill-token-threshold --scheduling-policy --async-scheduling --no-async-scheduling --stream-interval
