@@ -54,4 +54,5 @@ def test_stacked_experts_equal_one_after_the_other(rng: np.random.Generator) -> 
         chosen = torch.from_numpy(np.stack([rng.permutation(num_experts)[:count] for _ in range(tokens)])).to(DEVICE)
         got = stacked.mix(x, weights, chosen)
         torch.testing.assert_close(got, looped.mix(x, weights, chosen), rtol=1e-3, atol=1e-3)
+        assert stacked.mix(x[:0], weights[:0], chosen[:0]).shape == (0, hidden)
         assert same(stacked.mix(x[:1], weights[:1], chosen[:1])[0], got[0])

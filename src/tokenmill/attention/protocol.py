@@ -32,7 +32,9 @@ class AttentionBackend(Protocol):
     It takes the fused projection as it is, so that norms, rotation and the write into the cache can be one pass.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is called on the command line."""
 
     def plan(self, batch: ForwardBatch, rotary: RotaryTables) -> Any:
         """Prepare what all layers of one step share; called once a step. The result is passed to every `forward`."""

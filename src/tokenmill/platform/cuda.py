@@ -121,7 +121,9 @@ class CudaPlatform:
 
     def stream(self) -> CudaStream:
         """See `Platform.stream`."""
-        return CudaStream(torch.cuda.Stream(self.device))
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        return CudaStream(stream)
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         """See `Platform.pinned`."""

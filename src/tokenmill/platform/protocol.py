@@ -73,7 +73,7 @@ class Platform(Protocol):
         """Tell torch how many threads to use, `num_threads()` if it is left to us; returns the number."""
 
     def stream(self) -> Stream:
-        """A new queue of work."""
+        """A new queue of work, behind all that has been issued until now."""
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         """[num_bytes] uint8 on the host, where the device can copy from and to without the host's help."""

@@ -11,7 +11,9 @@ import torch
 
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.runner.cuda_graphs import Report
 from tokenmill.runner.inputs import build_batch, on_host, step_arrays
+from tokenmill.runner.pending_step import LaunchedStep
 from tokenmill.runner.prompt_reports import PromptReports, Reports
 from tokenmill.runner.results import result_of, sampling_rows
 from tokenmill.runner.row_tables import RowTables, table_arrays
@@ -61,7 +63,16 @@ class ModelRunner:
         self._has_failed = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="runner") if overlap else None
 
-    def launch(self, plan: StepPlan) -> Future[StepResult]:
+    @property
+    def can_capture(self) -> bool:
+        """Whether `capture` has anything to capture: a queue of work, which a CPU has not."""
+        return False
+
+    def capture(self, report: Report) -> int:
+        """Capture decode steps as graphs; returns how many there are."""
+        raise NotImplementedError("steps run on the host")
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start a step. Steps run in the order of their launch; the future raises what its step raised."""
         if self._worker is not None:
             return self._worker.submit(self.execute, plan)

@@ -157,7 +157,7 @@ class GrammarRows:
                 begun.append(row)
         begin(begun, self._threads)
 
-    def step(self, rows: IntArray, positions: IntArray) -> GrammarStep | None:
+    def step(self, rows: npt.NDArray[np.integer], positions: npt.NDArray[np.integer]) -> GrammarStep | None:
         """The grammars among the rows that sample in a step; None if there are none.
 
         Args:
@@ -173,6 +173,10 @@ class GrammarRows:
             elif grammar is not None:
                 late.append(index)
         return GrammarStep(due, late, self._threads) if due or late else None
+
+    def concerns(self, rows: npt.NDArray[np.integer]) -> bool:
+        """Whether any of these rows has a grammar."""
+        return bool(self._rows) and any(row in self._rows for row in rows.tolist())
 
     def close(self) -> None:
         """End the threads."""

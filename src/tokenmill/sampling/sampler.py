@@ -51,7 +51,7 @@ class Sampler:
         """
         if batch.only_argmax:
             return SampledTokens(first_argmax(logits), None)
-        processed = _process(logits, batch, token_table)
+        processed = process(logits, batch, token_table)
         token_ids = torch.empty(batch.size, dtype=torch.int64, device=logits.device)
         if batch.greedy is not None:
             token_ids[batch.greedy] = first_argmax(_rows(processed, batch.greedy))
@@ -67,7 +67,8 @@ class Sampler:
         return SampledTokens(token_ids, take_logprobs(logits, token_ids, batch.logprobs))
 
 
-def _process(logits: Tensor, batch: SamplingBatch, token_table: Tensor) -> Tensor:
+def process(logits: Tensor, batch: SamplingBatch, token_table: Tensor) -> Tensor:
+    """The logits that tokens are drawn from: a copy, with everything before the temperature applied; or themselves."""
     if all(part is None for part in (batch.bias, batch.penalties, batch.banned, batch.allowed, batch.rules)):
         return logits
     processed = logits.clone()

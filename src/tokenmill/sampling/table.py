@@ -7,6 +7,7 @@ size and the device, not the logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -61,6 +62,23 @@ _RECORD = np.dtype(
     ],
     align=True,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RowDraws:
+    """How S rows come to their tokens: [S] each, int64 and float64, on the host.
+
+    Attributes:
+        kind: a `Draw`.
+        top_k: the size of the vocabulary where it is off.
+    """
+
+    kind: npt.NDArray[np.int64]
+    top_k: npt.NDArray[np.int64]
+    temperature: npt.NDArray[np.float64]
+    top_p: npt.NDArray[np.float64]
+    min_p: npt.NDArray[np.float64]
+    uniform: npt.NDArray[np.float64]
 
 
 class SamplingTable:
@@ -146,6 +164,24 @@ class SamplingTable:
             logprobs=self._logprob_group(records),
             rules=self._rules.select(rows, positions) if records["has_rules"].any() else None,
         )
+
+    def draws(self, rows: npt.NDArray[np.integer], positions: npt.NDArray[np.integer]) -> RowDraws:
+        """How the rows that sample in a step come to their tokens, on the host; see `batch`."""
+        records = self._records[rows]
+        return RowDraws(
+            kind=records["draw"].astype(np.int64),
+            top_k=records["top_k"],
+            temperature=records["temperature"],
+            top_p=records["top_p"],
+            min_p=records["min_p"],
+            uniform=uniforms(records["seed"], positions),
+        )
+
+    def needs_processing(self, rows: npt.NDArray[np.integer], positions: npt.NDArray[np.integer]) -> bool:
+        """Whether any of these rows asks for more than its draw: other logits, or log probabilities."""
+        records = self._records[rows]
+        more = records["has_penalty"] | records["has_bias"] | records["has_rules"] | (records["num_logprobs"] >= 0)
+        return bool((more | (positions < records["first_stop_position"])).any())
 
     def _draw(self, new_row: NewRow, top_k: int) -> Draw:
         params = new_row.params

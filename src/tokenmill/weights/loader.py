@@ -60,7 +60,7 @@ def load_model(
     """
     report = progress or (lambda done, total: None)
     if load_format == "dummy":
-        return _dummy(Decoder(architecture, kernels), kernels.dtype, report)
+        return _dummy(Decoder(architecture, kernels), kernels.vector(0), report)
     reads = _plan(folder, load_format, Decoder(architecture, TorchKernels(kernels.dtype, "meta")))
     decoder = Decoder(architecture, kernels)
     _fill(decoder, reads, report)
@@ -87,15 +87,20 @@ def _fill(decoder: Decoder, reads: Sequence[WeightRead], report: Progress) -> No
         report(done, total)
 
 
-def _dummy(decoder: Decoder, dtype: torch.dtype, report: Progress) -> Decoder:
-    """Fill with values of the scale that training would start from: activations neither vanish nor explode."""
+def _dummy(decoder: Decoder, like: torch.Tensor, report: Progress) -> Decoder:
+    """Fill with values of the scale that training would start from: activations neither vanish nor explode.
+
+    Args:
+        like: has the dtype of the values, and the device that draws them.
+    """
     targets = list(decoder.targets())
     total, done = sum(math.prod(target.shape) for target in targets), 0
     for target in targets:
         report(done, total)
-        values = torch.empty(target.shape, dtype=dtype)
+        values = like.new_empty(target.shape)
         if target.is_matrix:
-            values.normal_(std=values.shape[-1] ** -0.5, generator=torch.Generator().manual_seed(DUMMY_SEED + done))
+            generator = torch.Generator(like.device).manual_seed(DUMMY_SEED + done)
+            values.normal_(std=values.shape[-1] ** -0.5, generator=generator)
         else:
             values.fill_(0.0 if target.name.endswith(".bias") else 1.0)
         target.fill(values)

@@ -49,5 +49,5 @@ class StackedExperts:
         starts = torch.searchsorted(grouped, self._bounds).to(torch.int32)
         inner = silu_mul(grouped_multiply(x, self._gate_up, order // count, starts))
         outer = grouped_multiply(inner, self._down, torch.arange(len(order), device=x.device), starts)
-        by_token = torch.empty_like(outer).index_copy_(0, order, outer).view(num_tokens, count, -1)
+        by_token = torch.empty_like(outer).index_copy_(0, order, outer).view(num_tokens, count, x.shape[1])
         return (by_token.float() * weights.unsqueeze(-1)).sum(1).to(x.dtype)

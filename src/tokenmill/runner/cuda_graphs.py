@@ -1,0 +1,93 @@
+"""Decode steps as graphs: captured once for a ladder of sizes, then issued with one call each.
+
+A step of n requests runs in the smallest size that holds it; the rows that are too many are a row that belongs to
+nobody and whose pages are all page 0. Knows nothing of models: the work is a function of one tensor of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenmill.errors import InvalidConfig
+from tokenmill.platform.protocol import Graph, Platform, Stream, Tensors
+
+LARGEST = 512
+
+Work = Callable[[torch.Tensor], Tensors]
+"""[fields, n] int64 -> tensors of n rows."""
+Report = Callable[[int, int], None]
+
+
+def ladder(most: int) -> list[int]:
+    """Batch sizes to capture, rising: dense where a padded row costs most, and `most` (up to `LARGEST`) itself."""
+    most = min(most, LARGEST)
+    steps = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, LARGEST + 1, 64)]
+    return [*(size for size in steps if size < most), most]
+
+
+class DecodeGraphs:
+    """Graphs of one piece of work over a shared tensor of inputs.
+
+    Args:
+        padding: [fields] int64, the inputs of a row that belongs to nobody.
+    """
+
+    def __init__(
+        self, platform: Platform, stream: Stream, work: Work, padding: npt.NDArray[np.int64], max_rows: int
+    ) -> None:
+        self._platform = platform
+        self._stream = stream
+        self._work = work
+        self._padding = padding
+        self._sizes = ladder(max_rows)
+        self._inputs = torch.from_numpy(padding).to(platform.device)[:, None].repeat(1, self._sizes[-1])
+        self._graphs: dict[int, Graph] = {}
+
+    def capture(self, report: Report = lambda done, total: None) -> None:
+        """Capture all sizes, the largest first: the smaller ones fit into its memory.
+
+        Raises:
+            InvalidConfig: the memory is too small; says what to change.
+        """
+        for done, size in enumerate(reversed(self._sizes)):
+            report(done, len(self._sizes))
+            inputs = self._inputs[:, :size]
+            try:
+                self._graphs[size] = self._platform.capture(partial(self._work, inputs), self._stream)
+            except Exception as error:
+                if not self._platform.is_out_of_memory(error):
+                    raise
+                raise InvalidConfig(
+                    f"no memory is left for a CUDA graph of {size} rows: lower --gpu-memory-utilization or "
+                    "--max-num-seqs, or pass --enforce-eager"
+                ) from error
+        report(len(self._sizes), len(self._sizes))
+
+    @property
+    def num_graphs(self) -> int:
+        """How many are captured."""
+        return len(self._graphs)
+
+    def padded(self, inputs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """Inputs [fields, n] with rows of padding up to a captured size; None if no graph is that large."""
+        n = inputs.shape[1]
+        size = next((size for size in self._sizes if size >= n and size in self._graphs), None)
+        if size is None:
+            return None
+        return np.concatenate([inputs, np.repeat(self._padding[:, None], size - n, axis=1)], axis=1)
+
+    def run(self, inputs: torch.Tensor) -> Tensors:
+        """On the stream of the graphs: issue the graph for these inputs [fields, size], padded, on the device.
+
+        Returns:
+            What the work gave back for the whole size; the next replay overwrites it.
+        """
+        size = inputs.shape[1]
+        self._inputs[:, :size].copy_(inputs)
+        self._graphs[size].replay()
+        return self._graphs[size].outputs
