@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.attention.select import select
 from tokenmill.config import EngineConfig
+from tokenmill.engine.accelerator import capture_graphs, check, gpu_kernels, workspace_bytes
 from tokenmill.engine.engine import Engine, ModelLimits
-from tokenmill.engine.kv_size import KVSize, decide_kv_size
+from tokenmill.engine.kv_size import KVSize, decide_kv_size, kv_bytes_per_page
 from tokenmill.engine.parts import make_scheduler
 from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.errors import InvalidConfig
+from tokenmill.kernels.protocol import Kernels
 from tokenmill.kernels.select import select_kernels
 from tokenmill.kv.events import KVEventLog
 from tokenmill.messages import AddRequest, EngineReady
 from tokenmill.model_files import eos_token_ids
+from tokenmill.models.decoder import Decoder
+from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
 from tokenmill.runner.model_runner import ModelRunner
 from tokenmill.runner.row_tables import RowTables
@@ -35,6 +42,7 @@ from tokenmill.structured.trial import Limits
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.hub import fetch
 from tokenmill.weights.loader import load_model
+from tokenmill.weights.stored_formats import choose_formats
 
 Progress = Callable[[str, int, int], None]
 
@@ -69,18 +77,22 @@ class Phases:
         self.seconds[name] = time.perf_counter() - start
 
 
-def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> BuiltEngine:
+def build_engine(
+    config: EngineConfig, report: Progress = lambda *_: None, platform: Platform | None = None
+) -> BuiltEngine:
     """Load a model and make an engine for it.
 
     Args:
         config: resolved.
         report: called with (phase, done, total) while it goes on.
+        platform: where it runs, instead of what the config says.
 
     Raises:
         InvalidCheckpoint, InvalidConfig: what is wrong and what to change, in one sentence.
     """
     phases = Phases(report)
-    platform = select_platform(config.device)
+    platform = platform or select_platform(config.device)
+    config = dataclasses.replace(config, device=platform.device).resolve()
     with phases.phase("finding the model") as progress:
         folder = fetch(config.model, config.revision, config.download_dir, progress)
         architecture = read_architecture(folder)
@@ -88,28 +100,35 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
     weight_bytes = architecture.num_parameters() * dtype.itemsize
     is_small = weight_bytes < ONE_THREAD_BYTES
     num_threads = platform.set_num_threads(config.num_threads or (1 if is_small else None))
-    kernels, kernels_reason = select_kernels(config.kernels, platform.device, dtype, num_threads)
+    check(config, platform, dtype)
+    if platform.is_accelerator:
+        kernels, kernels_reason = gpu_kernels(config, platform, dtype)
+    else:
+        kernels, kernels_reason = _cpu_kernels(config, folder, num_threads)
     with phases.phase("loading weights") as progress:
         model = load_model(folder, architecture, kernels, config.load_format, progress)
     with phases.phase("allocating KV"):
-        bytes_per_page = architecture.kv_bytes_per_page(config.page_size, dtype.itemsize)
-        size = decide_kv_size(config, architecture.max_position, bytes_per_page, platform.available_bytes())
-        attention, reason = select(
-            config.attention_backend,
-            platform.device,
-            model.attention_spec,
-            size.num_pages + 1,  # page 0 is for padding
-            config.page_size,
-            dtype,
-            native=getattr(kernels, "native", None),
-        )
+        bytes_per_page = kv_bytes_per_page(architecture, config)
+        available = platform.available_bytes()
+        if platform.is_accelerator:
+            available = max(0, available - workspace_bytes(config, architecture, dtype))
+        size = decide_kv_size(config, architecture.max_position, bytes_per_page, available)
         device = torch.device(platform.device)
-        tables = RowTables(config.max_num_seqs, size.max_model_len, config.page_size, device)
+        # An accelerator has a row more: one that belongs to nobody, for padding.
+        num_rows = config.max_num_seqs + platform.is_accelerator
+        tables = RowTables(num_rows, size.max_model_len, config.page_size, device)
         sampling = SamplingTable(config.max_num_seqs, architecture.vocab_size, device)
+        attention, reason = _attention(config, platform, model, size.num_pages + 1, getattr(kernels, "native", None))
     limits = ModelLimits(size.max_model_len, architecture.vocab_size, eos_token_ids(folder))
     grammars = grammar_store(config, folder, limits)
     masks = GrammarRows(grammars.template, architecture.vocab_size)
-    runner = ModelRunner(model, attention, tables, sampling, masks, overlap=bool(config.async_scheduling))
+    if platform.is_accelerator:
+        runner = _stream_runner(model, attention, tables, sampling, masks, platform)
+    else:
+        runner = ModelRunner(model, attention, tables, sampling, masks, overlap=bool(config.async_scheduling))
+    if runner.can_capture and not config.enforce_eager:
+        with phases.phase("capturing graphs") as progress:
+            reason += ", " + capture_graphs(runner.capture, platform, progress)
     depth = 2 if config.async_scheduling else 1
     header = LogHeader(
         scheduler=scheduler_config(config, size),
@@ -148,6 +167,45 @@ def build_engine(config: EngineConfig, report: Progress = lambda *_: None) -> Bu
         seconds=phases.seconds,
     )
     return BuiltEngine(engine, ready)
+
+
+def _cpu_kernels(config: EngineConfig, folder: Path, num_threads: int) -> tuple[Kernels, str]:
+    """Kernels for a CPU, in the formats that the checkpoint or `--quantization` calls for."""
+    wanted = None if config.quantization == "none" else config.quantization
+    formats = choose_formats(folder, wanted)
+    kernels, reason = select_kernels(config.kernels, "cpu", DTYPES[config.dtype], num_threads, formats)
+    if wanted is not None and kernels.name != "native":
+        raise InvalidConfig(f"--quantization {wanted} needs the native kernels: {reason}")
+    return kernels, reason
+
+
+def _attention(
+    config: EngineConfig, platform: Platform, model: Decoder, num_pages: int, native: Any | None
+) -> tuple[AttentionBackend, str]:
+    """The attention backend with its KV memory, and why it was taken; page 0 is for padding."""
+    spec, dtype, pages = model.attention_spec, DTYPES[config.dtype], (num_pages, config.page_size)
+    if platform.is_accelerator:
+        # Triton is imported where a GPU is: it takes a second.
+        from tokenmill.attention.select_paged import select_paged
+
+        return select_paged(config.attention_backend, platform, spec, pages, dtype, config.batch_invariant)
+    kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else None
+    return select(config.attention_backend, platform.device, spec, *pages, dtype, kv_dtype=kv_dtype, native=native)
+
+
+def _stream_runner(
+    model: Decoder,
+    attention: AttentionBackend,
+    tables: RowTables,
+    sampling: SamplingTable,
+    masks: GrammarRows,
+    platform: Platform,
+) -> ModelRunner:
+    from tokenmill.attention.paged import PagedAttention
+    from tokenmill.runner.stream_runner import StreamRunner
+
+    assert isinstance(attention, PagedAttention), "a GPU has its attention over pages"
+    return StreamRunner(model, attention, tables, sampling, masks, platform)
 
 
 def grammar_store(config: EngineConfig, folder: Path, limits: ModelLimits) -> GrammarStore:

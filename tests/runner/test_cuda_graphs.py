@@ -1,0 +1,80 @@
+"""The ladder of sizes, padding and fallbacks of decode graphs, with graphs that run their work on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.runner.fake_platform import FakePlatform
+from tokenmill.errors import InvalidConfig
+from tokenmill.runner.cuda_graphs import LARGEST, DecodeGraphs, ladder
+
+PADDING = np.array([-1, 7], dtype=np.int64)
+
+
+def doubled(inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (inputs[0] * 2, inputs.sum(0))
+
+
+def make(max_rows: int, **options: int) -> tuple[DecodeGraphs, FakePlatform]:
+    platform = FakePlatform(**options)
+    return DecodeGraphs(platform, platform.stream(), doubled, PADDING, max_rows), platform
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 8, 9, 64, 100, 256, 511, 512, 5000])
+def test_the_ladder_rises_to_the_most_and_pads_little(most: int) -> None:
+    sizes = ladder(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == min(most, LARGEST)
+    for n in range(1, sizes[-1] + 1):
+        size = next(size for size in sizes if size >= n)
+        assert size <= max(4, n + 7, 1.26 * n)
+
+
+def test_all_sizes_are_captured_the_largest_first() -> None:
+    graphs, platform = make(20)
+    seen = []
+    graphs.capture(lambda done, total: seen.append((done, total)))
+    assert platform.captured == [20, 16, 8, 4, 2, 1]
+    assert seen == [(done, 6) for done in range(7)]
+    assert graphs.num_graphs == 6
+
+
+def test_a_step_runs_in_the_smallest_size_that_holds_it(rng: np.random.Generator) -> None:
+    graphs, platform = make(20)
+    graphs.capture()
+    for n in (1, 3, 4, 5, 9, 20, 2):
+        inputs = rng.integers(0, 100, (2, n))
+        padded = graphs.padded(inputs)
+        assert padded is not None
+        size = padded.shape[1]
+        assert size == next(size for size in (1, 2, 4, 8, 16, 20) if size >= n)
+        assert (padded[:, :n] == inputs).all()
+        assert (padded[:, n:] == PADDING[:, None]).all()
+        first, second = graphs.run(torch.from_numpy(padded))
+        assert torch.equal(first, torch.from_numpy(padded[0] * 2))
+        assert torch.equal(second, torch.from_numpy(padded.sum(0)))
+    assert platform.replays == 7
+
+
+def test_what_no_graph_holds_runs_without_one() -> None:
+    graphs, _ = make(20)
+    assert graphs.padded(np.zeros((2, 1), dtype=np.int64)) is None, "nothing is captured yet"
+    graphs.capture()
+    assert graphs.padded(np.zeros((2, 21), dtype=np.int64)) is None
+
+
+def test_a_full_memory_is_told_with_what_to_change() -> None:
+    graphs, _ = make(20, memory_for_graphs=2)
+    with pytest.raises(InvalidConfig, match=r"CUDA graph of 8 rows.*--enforce-eager"):
+        graphs.capture()
+
+
+def test_other_errors_of_a_capture_are_not_hidden() -> None:
+    def broken(inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        raise ValueError("a bug")
+
+    platform = FakePlatform()
+    with pytest.raises(ValueError, match="a bug"):
+        DecodeGraphs(platform, platform.stream(), broken, PADDING, 2).capture()
