@@ -25,11 +25,23 @@ from tokenmill.server.embeddings import EmbeddingBody, EmbeddingRoute
 from tokenmill.server.errors import handle_disconnect, handle_error, handle_http_exception
 from tokenmill.server.fields import UNSUPPORTED
 from tokenmill.server.info import InfoRoutes
+from tokenmill.server.messages_api import MessagesRoutes
+from tokenmill.server.messages_body import MessagesBody, PromptBody
 from tokenmill.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
 from tokenmill.server.native import NativeBody, NativeRoute
 from tokenmill.server.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
 
-_BODIES = (ChatBody, TextBody, EmbeddingBody, NativeBody, TokenizeBody, DetokenizeBody, AbortBody)
+_BODIES = (
+    ChatBody,
+    TextBody,
+    EmbeddingBody,
+    MessagesBody,
+    PromptBody,
+    NativeBody,
+    TokenizeBody,
+    DetokenizeBody,
+    AbortBody,
+)
 
 
 def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
@@ -55,11 +67,14 @@ def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
 
 def _add_routes(app: FastAPI, context: ServerContext) -> None:
     chat, text, tokens, info = ChatRoute(context), TextRoute(context), TokenRoutes(context), InfoRoutes(context)
+    messages = MessagesRoutes(context, chat)
     native, admin, embeddings = NativeRoute(context), AdminRoutes(context), EmbeddingRoute(context)
     for path, post, body in (
         ("/v1/chat/completions", chat.post, ChatBody),
         ("/v1/completions", text.post, TextBody),
         ("/v1/embeddings", embeddings.post, EmbeddingBody),
+        ("/v1/messages", messages.post, MessagesBody),
+        ("/v1/messages/count_tokens", messages.count_tokens, PromptBody),
         ("/generate", native.post, NativeBody),
         ("/tokenize", tokens.tokenize, TokenizeBody),
         ("/detokenize", tokens.detokenize, DetokenizeBody),

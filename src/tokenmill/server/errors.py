@@ -14,6 +14,7 @@ from tokenmill.errors import InvalidRequest, QueueFull, TokenMillError
 _logger = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
+ANTHROPIC_PATH = "/v1/messages"
 
 
 class ModelNotFound(InvalidRequest):
@@ -94,26 +95,57 @@ def error_body(error: Exception) -> ErrorBody:
     return ErrorBody(ErrorInfo(str(error), error.type, param, code))
 
 
+class AnthropicError(msgspec.Struct):
+    """The `error` object of Anthropic's error bodies."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct):
+    """Anthropic's error body."""
+
+    error: AnthropicError
+    type: str = "error"
+
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_body(error: Exception) -> AnthropicErrorBody:
+    """The same in Anthropic's form."""
+    kind = _ANTHROPIC_TYPES.get(error_status(error), "api_error")
+    return AnthropicErrorBody(AnthropicError(kind, error_body(error).error.message))
+
+
 def error_status(error: Exception) -> int:
     """The HTTP status of an error."""
     return error.status if isinstance(error, TokenMillError) else TokenMillError.status
 
 
-def error_response(error: Exception) -> Response:
-    """The whole response to a request that failed."""
+def error_response(error: Exception, path: str = "") -> Response:
+    """The whole response to a request that failed; the path says whose API it is."""
     headers = {}
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, QueueFull):
         headers["Retry-After"] = str(error.retry_after)
-    return Response(msgspec.json.encode(error_body(error)), error_status(error), headers, media_type="application/json")
+    body = anthropic_body(error) if path.startswith(ANTHROPIC_PATH) else error_body(error)
+    return Response(msgspec.json.encode(body), error_status(error), headers, media_type="application/json")
 
 
-async def handle_error(_request: Request, error: Exception) -> Response:
+async def handle_error(request: Request, error: Exception) -> Response:
     """Answer an exception that a route raised."""
     if not isinstance(error, TokenMillError):
         _logger.error("a request failed", exc_info=error)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def handle_disconnect(_request: Request, _error: Exception) -> Response:

@@ -57,14 +57,17 @@ class ApiKeyMiddleware:
         """Answer one request."""
         if scope["type"] != "http" or scope["path"] in self._open or self._holds_key(scope):
             return await self._app(scope, receive, send)
-        message = "a valid API key is needed: send it as `Authorization: Bearer KEY`"
-        return await error_response(Unauthorized(message))(scope, receive, send)
+        error = Unauthorized("a valid API key is needed: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+        return await error_response(error, scope["path"])(scope, receive, send)
 
     def _holds_key(self, scope: Scope) -> bool:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = _hash(key.strip())
+        headers = Headers(scope=scope)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        # Anthropic's clients send the key in a header of its own.
+        is_bearer = scheme.lower() == "bearer"
+        given = _hash((key if is_bearer else headers.get("x-api-key", "")).strip())
         matches = [hmac.compare_digest(given, known) for known in self._hashes]
-        return scheme.lower() == "bearer" and any(matches)
+        return (is_bearer or "x-api-key" in headers) and any(matches)
 
 
 def _hash(key: str) -> bytes:
