@@ -1,0 +1,1 @@
+"""TokenMill and other engines, interleaved in one run on one machine: `python -m benchmarks.peers`."""

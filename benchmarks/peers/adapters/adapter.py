@@ -1,0 +1,145 @@
+"""What every adapter does the same: load, warm up, measure each point, write the outcome.
+
+Runs in the engines' own environments, so it needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+# Ordinary tokens in every vocabulary.
+HIGHEST_TOKEN_ID = 1000
+FIRST_PROMPT_LEN = 8
+
+# Called after each step with the number of tokens that each request has so far.
+OnStep = Callable[[Sequence[int]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A batch to measure: requests at once, prompt tokens and output tokens of each."""
+
+    name: str
+    batch_size: int
+    input_len: int
+    output_len: int
+    repeats: int = 1
+
+    @property
+    def context_len(self) -> int:
+        """Tokens that a request has in the end."""
+        return self.input_len + self.output_len
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an adapter is told.
+
+    Attributes:
+        spawned: when its process was started, on the monotonic clock that all processes of a machine share.
+        kv_bytes: memory for KV, for engines that take it up front.
+    """
+
+    model: str
+    weights: str
+    threads: int
+    kv_bytes: int
+    seed: int
+    spawned: float
+    points: tuple[Point, ...]
+    outcome: str
+
+    @property
+    def max_batch_size(self) -> int:
+        """Most requests at once."""
+        return max(point.batch_size for point in self.points)
+
+    @property
+    def max_context_len(self) -> int:
+        """Most tokens of a request."""
+        return max(point.context_len for point in self.points)
+
+    @staticmethod
+    def read(path: str) -> Setup:
+        """From the file that `write` wrote."""
+        fields = json.loads(Path(path).read_text(encoding="utf-8"))
+        return Setup(**{**fields, "points": tuple(Point(**point) for point in fields["points"])})
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+class Adapter(Protocol):
+    """An engine, loaded. Greedy sampling; no request ends before its length; nothing is found in a prefix cache."""
+
+    packages: tuple[str, ...]
+
+    def __init__(self, setup: Setup) -> None:
+        """Load the model."""
+
+    def prepare(self, batch_size: int, context_len: int) -> None:
+        """Make room for a batch; not part of what is timed."""
+
+    def generate(self, prompts: list[list[int]], num_tokens: int, on_step: OnStep) -> None:
+        """Continue each prompt by `num_tokens` tokens, as one batch."""
+
+
+def main(adapter_class: type[Adapter]) -> None:
+    """Measure what the setup file (the first argument) asks for and write the outcome where it says."""
+    setup = Setup.read(sys.argv[1])
+    source = random.Random(setup.seed)
+    adapter = adapter_class(setup)
+    loaded = time.monotonic() - setup.spawned
+    first = Point("first token", 1, FIRST_PROMPT_LEN, 1)
+    _run(adapter, first, source)
+    outcome: dict[str, Any] = {
+        "load_seconds": loaded,
+        "first_token_seconds": time.monotonic() - setup.spawned,
+        "versions": {name: importlib.metadata.version(name) for name in adapter.packages},
+    }
+    # Kernels are chosen and buffers grow in the first steps.
+    _run(adapter, Point("warm-up", min(4, setup.max_batch_size), 64, 4), source)
+    outcome["points"] = {point.name: measure(adapter, point, source) for point in setup.points}
+    Path(setup.outcome).write_text(json.dumps(outcome), encoding="utf-8")
+
+
+def measure(adapter: Adapter, point: Point, source: random.Random) -> dict[str, float | None]:
+    """Medians of the point's repeats.
+
+    Prefill ends when every request has its first token; decode is what comes after that.
+    """
+    runs = [_run(adapter, point, source) for _ in range(point.repeats)]
+    decode = [run["decode_tokens_per_second"] for run in runs]
+    return {
+        "prefill_tokens_per_second": statistics.median(run["prefill_tokens_per_second"] or 0.0 for run in runs),
+        "decode_tokens_per_second": None if None in decode else statistics.median(rate or 0.0 for rate in decode),
+    }
+
+
+def _run(adapter: Adapter, point: Point, source: random.Random) -> dict[str, float | None]:
+    prompts = [[source.randint(0, HIGHEST_TOKEN_ID) for _ in range(point.input_len)] for _ in range(point.batch_size)]
+    adapter.prepare(point.batch_size, point.context_len)
+    steps: list[tuple[float, int, int]] = []
+    start = time.perf_counter()
+    adapter.generate(
+        prompts, point.output_len, lambda counts: steps.append((time.perf_counter() - start, min(counts), sum(counts)))
+    )
+    expected = point.batch_size * point.output_len
+    if not steps or steps[-1][2] != expected:
+        raise RuntimeError(f"{point.name}: {steps[-1:]} is not the end of {expected} tokens")
+    first = next(step for step in steps if step[1] > 0)
+    seconds, tokens = steps[-1][0] - first[0], expected - first[2]
+    return {
+        "prefill_tokens_per_second": point.batch_size * point.input_len / first[0],
+        "decode_tokens_per_second": tokens / seconds if tokens else None,
+    }

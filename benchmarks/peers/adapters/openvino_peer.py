@@ -1,0 +1,53 @@
+"""openvino-genai: its continuous batching pipeline, with the KV format that it chooses (8 bits on CPUs)."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import openvino
+import openvino_genai
+from benchmarks.peers.adapters.adapter import OnStep, Setup, main
+
+GIB = 1 << 30
+
+
+class OpenVINO:
+    """`ContinuousBatchingPipeline`, step by step."""
+
+    packages = ("openvino-genai", "openvino")
+
+    def __init__(self, setup: Setup) -> None:
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.cache_size = max(1, setup.kv_bytes // GIB)
+        scheduler.max_num_seqs = setup.max_batch_size
+        scheduler.max_num_batched_tokens = 4096
+        scheduler.enable_prefix_caching = False
+        options = {"INFERENCE_NUM_THREADS": setup.threads, "INFERENCE_PRECISION_HINT": "bf16"}
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(setup.model, scheduler, "CPU", options)
+        self._ids = itertools.count()
+
+    def prepare(self, batch_size: int, context_len: int) -> None:
+        """Nothing: the cache is taken at load."""
+
+    def generate(self, prompts: list[list[int]], num_tokens: int, on_step: OnStep) -> None:
+        """As one batch."""
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens = num_tokens
+        config.ignore_eos = True
+        config.do_sample = False
+        handles = [
+            self._pipeline.add_request(next(self._ids), openvino.Tensor(np.array([prompt], np.int64)), config)
+            for prompt in prompts
+        ]
+        counts = [0] * len(handles)
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+            for number, handle in enumerate(handles):
+                while handle.can_read():
+                    counts[number] += sum(len(output.generated_ids) for output in handle.read().values())
+            on_step(counts)
+
+
+if __name__ == "__main__":
+    main(OpenVINO)

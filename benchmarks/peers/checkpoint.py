@@ -1,0 +1,114 @@
+"""The model of the comparison: Qwen3-0.6B's shape with seeded random weights in bfloat16, and a tokenizer of its size.
+
+Speed does not depend on what the weights say, so nothing is downloaded. The tokenizer is byte-level BPE with as many
+tokens as the real one; servers need one to write text.
+
+    python benchmarks/peers/checkpoint.py FOLDER
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+VOCAB_SIZE = 151_936
+END_OF_TEXT, MESSAGE_START, MESSAGE_END = 151_643, 151_644, 151_645
+SPECIAL = {END_OF_TEXT: "<|endoftext|>", MESSAGE_START: "<|im_start|>", MESSAGE_END: "<|im_end|>"}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SEED = 0
+
+
+def make_checkpoint(folder: Path) -> None:
+    """Write config, weights (1.2 GB) and tokenizer in the Hugging Face layout; needs torch and transformers."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(SEED)
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        rms_norm_eps=1e-6,
+        rope_theta=1_000_000.0,
+        tie_word_embeddings=True,
+        bos_token_id=END_OF_TEXT,
+        eos_token_id=MESSAGE_END,
+        pad_token_id=END_OF_TEXT,
+        dtype=torch.bfloat16,
+    )
+    model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json: 256 bytes, then merges of two and of three bytes."""
+    alphabet = byte_alphabet()
+    vocab = {char: number for number, char in enumerate(alphabet)}
+    merges: list[tuple[str, str]] = []
+    pairs = itertools.product(alphabet, alphabet)
+    triples = ((a + b, c) for a, b in itertools.product(alphabet, alphabet) for c in alphabet)
+    for left, right in itertools.chain(pairs, triples):
+        while len(vocab) in SPECIAL:
+            vocab[SPECIAL[len(vocab)]] = len(vocab)
+        if len(vocab) == VOCAB_SIZE:
+            break
+        vocab[left + right] = len(vocab)
+        merges.append((left, right))
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": number, "content": text, **flags} for number, text in SPECIAL.items()],
+        "normalizer": None,
+        "pre_tokenizer": {**byte_level, "use_regex": True},
+        "post_processor": byte_level,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": [list(pair) for pair in merges],
+        },
+    }
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL[MESSAGE_END],
+        "pad_token": SPECIAL[END_OF_TEXT],
+        "model_max_length": 40_960,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def byte_alphabet() -> list[str]:
+    """The printable characters that stand for the bytes 0 to 255 in byte-level BPE, as GPT-2 chose them."""
+    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = itertools.count(256)
+    return [chr(byte) if byte in own else chr(next(others)) for byte in range(256)]
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.mkdir(parents=True, exist_ok=True)
+    make_checkpoint(target)

@@ -1,0 +1,71 @@
+"""A checkpoint to GGUF: bfloat16 through the gguf package, Q8_0 and Q4_0 by llama.cpp's own quantizer.
+
+Without a tokenizer, which llama.cpp needs for text only. Runs in the environment of llama.cpp.
+
+    python -m benchmarks.peers.gguf_model CHECKPOINT FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp
+import numpy as np
+from safetensors import deserialize
+
+FORMATS = {"Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
+
+
+def convert(checkpoint: Path, folder: Path) -> None:
+    """Write BF16.gguf, Q8_0.gguf and Q4_0.gguf into the folder."""
+    whole = folder / "BF16.gguf"
+    write_bf16(checkpoint, whole)
+    for name, kind in FORMATS.items():
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype = kind
+        if llama_cpp.llama_model_quantize(str(whole).encode(), str(folder / f"{name}.gguf").encode(), params) != 0:
+            raise RuntimeError(f"llama.cpp cannot quantize to {name}")
+
+
+def write_bf16(checkpoint: Path, target: Path) -> None:
+    """Write a Qwen3 checkpoint; norms in float32, as llama.cpp's own converter does."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    writer = gguf.GGUFWriter(target, "qwen3")
+    _add_config(writer, config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
+    for name, tensor in deserialize((checkpoint / "model.safetensors").read_bytes()):
+        bits = np.frombuffer(tensor["data"], np.uint16).reshape(tensor["shape"])
+        target_name = names.get_name(name, try_suffixes=(".weight",))
+        if bits.ndim == 1:
+            writer.add_tensor(target_name, (bits.astype(np.uint32) << 16).view(np.float32))
+        else:
+            writer.add_tensor(target_name, bits.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rope = config.get("rope_parameters") or config
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(rope["rope_theta"])
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

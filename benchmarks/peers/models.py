@@ -1,0 +1,58 @@
+"""The model in every form that the engines read, made once: checkpoint, GGUF, OpenVINO."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.peers.environments import BUILD, HERE, python_of
+
+ROOT = HERE.parents[1]
+CHECKPOINT = BUILD / "models" / "qwen3-0.6b-random"
+
+
+def checkpoint() -> Path:
+    """The random checkpoint in the Hugging Face layout."""
+    return _made(CHECKPOINT, "", ["-m", "benchmarks.peers.checkpoint", "{target}"])
+
+
+def gguf(name: str) -> Path:
+    """The GGUF file of a format: BF16, Q8_0, Q4_0."""
+    folder = _made(
+        BUILD / "models" / "gguf", "llama-cpp", ["-m", "benchmarks.peers.gguf_model", str(checkpoint()), "{target}"]
+    )
+    return folder / f"{name}.gguf"
+
+
+def openvino(weights: str) -> Path:
+    """The folder of an OpenVINO model: bf16, or int8 weights."""
+    command = ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", str(checkpoint())]
+    command += ["--task", "text-generation-with-past"]
+    # Left to itself, the export keeps the checkpoint's bfloat16.
+    command += [] if weights == "bf16" else ["--weight-format", weights]
+    return _made(BUILD / "models" / f"openvino-{weights}", "openvino", [*command, "{target}"])
+
+
+def _made(target: Path, environment: str, arguments: list[str]) -> Path:
+    """Run a command that fills a folder, unless it has done so before; a torn attempt is not taken for it.
+
+    Raises:
+        SystemExit: it failed, with the end of what it wrote.
+    """
+    if target.exists():
+        return target
+    print(f"making {target.relative_to(BUILD)}", file=sys.stderr)
+    partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
+    partial.mkdir(parents=True)
+    command = [str(python_of(environment)), *(argument.replace("{target}", str(partial)) for argument in arguments)]
+    log = BUILD / f"{target.name}.log"
+    with log.open("wb") as output:
+        done = subprocess.run(
+            command, check=False, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stdout=output, stderr=output
+        )
+    if done.returncode != 0:
+        raise SystemExit(f"{target.name} cannot be made:\n{log.read_text(errors='replace')[-2000:]}")
+    partial.rename(target)
+    return target
