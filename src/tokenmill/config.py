@@ -17,6 +17,8 @@ from tokenmill.sampling_params import MAX_LOGPROBS
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEFAULT_PORT = 8000
+TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic")
+REASONING_PARSERS = ("qwen3", "deepseek_r1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,9 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = flag((), "CORS origins that browsers may call from", repeat=True)
     tokenizer_workers: int = flag(1, "processes for tokenizing and detokenizing; 0: inside the API process")
     chat_template: str | None = flag(None, "file with a chat template")
+    tool_call_parser: str | None = flag(None, "how the model writes calls of tools", choices=TOOL_CALL_PARSERS)
+    enable_auto_tool_choice: bool | None = flag(None, "let the model decide whether to call tools (auto: demo model)")
+    reasoning_parser: str | None = flag(None, "how the model marks its thinking", choices=REASONING_PARSERS)
     max_num_queued_reqs: int | None = flag(None, "requests that may wait for a row; more are answered 429")
     max_num_queued_tokens: int | None = flag(
         None, "prompt tokens, by a guess from their bytes, that may wait; more are answered 429", size=True
@@ -256,6 +261,8 @@ class ServerConfig:
             raise InvalidConfig("--otlp-traces-endpoint must be a URL, e.g. http://127.0.0.1:4318/v1/traces")
         if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
             raise InvalidConfig(f"--max-logprobs must be between 0 and {MAX_LOGPROBS}, got {self.max_logprobs}")
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise InvalidConfig("--enable-auto-tool-choice needs --tool-call-parser")
         if self.uds == "":
             raise InvalidConfig("--uds needs a path")
         if self.tokenizer_workers < 0:

@@ -28,10 +28,21 @@ class Message(msgspec.Struct, tag=True, omit_defaults=True):
 # --- API -> text worker -------------------------------------------------------------------------------------------
 
 
+class CallRules(msgspec.Struct):
+    """How an answer may call tools: in this notation, these functions, and whether it must, and several at once."""
+
+    parser: str
+    names: list[str]
+    is_required: bool
+    is_parallel: bool
+
+
 class GenerateText(Message, kw_only=True):
     """Encode a prompt and start `len(ids)` requests with it. Exactly one of `text`, `token_ids`, `messages` is set.
 
     Attributes:
+        calls: of the `tools`; None: no grammar knows of them.
+        reasoning: how the model marks its thinking, a name that `--reasoning-parser` takes; "": it is not looked for.
         truncate_prompt_tokens: keep so many tokens at the prompt's end; -1: as many as leave room for the output.
         wants_prompt: the first output comes with a `PromptReport`.
         pooling: "mean" or "last": wanted is a vector for the prompt, not a continuation.
@@ -43,6 +54,8 @@ class GenerateText(Message, kw_only=True):
     token_ids: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
+    calls: CallRules | None = None
+    reasoning: str = ""
     template_kwargs: dict[str, Any] = {}
     priority: int = 0
     cache_salt: str = ""
@@ -177,6 +190,8 @@ class TextOutput(msgspec.Struct, array_like=True):
 
     The first one carries the `prompt`, where that is wanted; `embedding` is a vector of float32, little-endian.
 
+    `is_thinking`: its prompt has begun the thinking, see `GenerateText.reasoning`; the same in all of a request's.
+
     `token_bytes` spells the tokens that `logprobs` names: token id -> its bytes, perhaps a part of a character only.
     """
 
@@ -193,6 +208,7 @@ class TextOutput(msgspec.Struct, array_like=True):
     prompt: PromptReport | None = None
     embedding: bytes | None = None
     scheduled_at: float = 0.0
+    is_thinking: bool = False
 
 
 class TextOutputs(Message):

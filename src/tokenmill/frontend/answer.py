@@ -25,6 +25,16 @@ class AnswerPart:
     content: str = ""
     calls: list[CallPart] = field(default_factory=list)
 
+    def add(self, later: AnswerPart) -> None:
+        """Append what came after it."""
+        self.reasoning += later.reasoning
+        self.content += later.content
+        for call in later.calls:
+            if self.calls and self.calls[-1].index == call.index:
+                self.calls[-1].arguments += call.arguments
+            else:
+                self.calls.append(call)
+
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.calls)
 

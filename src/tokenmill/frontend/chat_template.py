@@ -87,6 +87,19 @@ class ChatTemplate:
             raise InvalidRequest("the chat template cannot render these messages", "messages") from error
         return _cut_after_final_message(text, messages[-1]) if continue_final_message else text
 
+    def with_effort(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Template variables with `reasoning_effort` in the words of this template: some only know whether to think.
+
+        Raises:
+            InvalidRequest: it is given and the template knows nothing of it.
+        """
+        effort = kwargs.get("reasoning_effort")
+        if effort is None or "reasoning_effort" in self.source:
+            return kwargs
+        if "enable_thinking" not in self.source:
+            raise InvalidRequest("this model's chat template knows no reasoning_effort", "reasoning_effort")
+        return {"enable_thinking": effort not in ("none", "minimal"), **kwargs}
+
 
 def load_chat_template(
     folder: Path, special_tokens: Mapping[str, str], template_file: str | None = None

@@ -95,7 +95,7 @@ class PromptEncoder:
         if self._chat_template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions or serve with --chat-template")
         assert message.messages is not None, "only chats are rendered"
-        kwargs = message.template_kwargs
+        kwargs = self._chat_template.with_effort(message.template_kwargs)
         continues = bool(kwargs.get("continue_final_message", False))
         return self._chat_template.render(
             message.messages,

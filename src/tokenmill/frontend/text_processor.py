@@ -18,11 +18,13 @@ import msgspec
 
 from tokenmill.config import EngineConfig
 from tokenmill.errors import InvalidRequest
+from tokenmill.frontend.answer_grammar import answer_grammar
 from tokenmill.frontend.chat_template import ChatTemplate, load_chat_template
-from tokenmill.frontend.constraint import GrammarBuilder
+from tokenmill.frontend.constraint import GrammarBuilder, Thinking
 from tokenmill.frontend.detokenizer import IncrementalDetokenizer
 from tokenmill.frontend.prompt_encoder import PromptEncoder
 from tokenmill.frontend.prompt_reporter import PromptReporter, spellings
+from tokenmill.frontend.reasoning.styles import STYLES
 from tokenmill.frontend.stop_strings import StopStrings
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.messages import (
@@ -50,6 +52,9 @@ from tokenmill.sampling_params import SamplingParams
 
 _logger = logging.getLogger(__name__)
 
+# Tokens at the end of a prompt in which it is looked for the mark that begins thinking.
+_PROMPT_END = 16
+
 
 @dataclass(slots=True)
 class Routed:
@@ -69,6 +74,7 @@ class _OpenRequest:
     stop_strings: StopStrings
     num_output_tokens: int = 0
     reporter: PromptReporter | None = None
+    is_thinking: bool = False
 
 
 class TextProcessor:
@@ -148,7 +154,8 @@ class TextProcessor:
     def _generate(self, message: GenerateText) -> Routed:
         prompt = self._prompts.prompt(message)
         message.params.check_vocabulary(self._prompts.vocab_size)
-        constrained = self._constrained(message)
+        thinking = self._thinking(message.reasoning, prompt)
+        constrained = self._constrained(message, thinking)
         if not constrained.spaces_between_special_tokens and self.tokenizer.joins_with_spaces:
             sentence = "this model's tokenizer joins all tokens with spaces"
             raise InvalidRequest(sentence, "spaces_between_special_tokens")
@@ -159,6 +166,7 @@ class TextProcessor:
         for i, request_id in enumerate(message.ids):
             params = _params_of_continuation(constrained, i)
             self.expect(request_id, params, len(prompt))
+            self._open[request_id].is_thinking = thinking is not None and thinking.has_begun
             if message.wants_prompt:
                 text = message.text if message.text is not None else self.tokenizer.decode(prompt)
                 has_logprobs = params.prompt_logprobs is not None
@@ -177,14 +185,21 @@ class TextProcessor:
             )
         return Routed(to_engine=requests)
 
-    def _constrained(self, message: GenerateText) -> SamplingParams:
+    def _constrained(self, message: GenerateText, thinking: Thinking | None) -> SamplingParams:
         """The parameters with what the answer must look like in the form that the engine takes."""
-        outputs = message.params.structured_outputs
-        if outputs is None:
-            return message.params
+        params, calls = message.params, message.calls
+        if params.structured_outputs is None and calls is None:
+            return params
         builder = GrammarBuilder(self.tokenizer, self._any_whitespace)
-        grammar = builder.grammar([builder.answer(outputs)], outputs.param)
-        return msgspec.structs.replace(message.params, structured_outputs=None, grammar=grammar)
+        grammar = answer_grammar(builder, params.structured_outputs, calls, message.tools, thinking)
+        return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
+
+    def _thinking(self, reasoning: str, prompt: list[int]) -> Thinking | None:
+        if not reasoning:
+            return None
+        style = STYLES[reasoning]
+        prompt_end = self.tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False)
+        return Thinking(style.begin, style.end, style.prompt_begins(prompt_end))
 
     def _encode(self, message: EncodeText) -> Routed:
         ids = self._prompts.tokens(message)
@@ -244,6 +259,7 @@ class TextProcessor:
             prompt=prompt,
             embedding=output.embedding,
             scheduled_at=output.scheduled_at,
+            is_thinking=request.is_thinking,
         )
 
     def _new_text(self, request: _OpenRequest, output: TokenOutput) -> tuple[str, str | None]:

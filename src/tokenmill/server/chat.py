@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.errors import InvalidRequest
+from tokenmill.frontend.answer import AnswerParser
 from tokenmill.frontend.chat_messages import check_depth, normalize_messages
 from tokenmill.messages import GenerateText
+from tokenmill.server.answer_reader import AnswerReader
 from tokenmill.server.body import read_body
 from tokenmill.server.chat_format import CHAT, CHAT_CHUNK, ChatFormat
 from tokenmill.server.context import ServerContext
@@ -27,6 +30,7 @@ from tokenmill.server.fields import (
 from tokenmill.server.prompt_format import PromptShown
 from tokenmill.server.reply import GenerationReply
 from tokenmill.server.reply_format import ChoiceWriter, ReplyHead, StreamPlan
+from tokenmill.server.tool_fields import ToolUse, tool_use
 
 
 class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +46,7 @@ class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class ChatRoute:
@@ -64,7 +68,8 @@ class ChatRoute:
             model=context.model_name,
             system_fingerprint=context.fingerprint,
         )
-        format = ChatFormat(return_token_ids=bool(body.return_token_ids))
+        style = self.tool_use(body).style
+        format = ChatFormat(style, return_token_ids=bool(body.return_token_ids))
         return GenerationReply(
             context, [prompt], ChoiceWriter(head, format, plan, PromptShown.of(body).fields), head.id, plan
         )
@@ -80,17 +85,36 @@ class ChatRoute:
         refuse_unsupported(body)
         if body.prompt_logprobs is not None:
             check_logprobs(body.prompt_logprobs, "prompt_logprobs", context.max_logprobs)
+        use = self.tool_use(body)
+        params = sampling_params(body, context.default_sampling, _max_tokens(body), self._logprobs(body))
+        if use.style.needs_special_tokens:
+            params = msgspec.structs.replace(params, skip_special_tokens=False)
         return GenerateText(
             ids=[],
-            params=sampling_params(body, context.default_sampling, _max_tokens(body), self._logprobs(body)),
+            params=params,
             messages=normalize_messages(body.messages),
-            tools=_tools(body),
+            tools=use.tools,
+            calls=use.rules,
+            reasoning=use.style.reasoning,
             template_kwargs=template_kwargs(body),
             priority=context.check_priority(body.priority),
             cache_salt=body.cache_salt or "",
             truncate_prompt_tokens=checked_truncation(body.truncate_prompt_tokens),
             wants_prompt=wants_prompt(body),
         )
+
+    def reader(self, body: ChatBody) -> AnswerReader:
+        """What reads the answer to this chat."""
+        return AnswerReader(lambda is_thinking: AnswerParser())
+
+    def tool_use(self, body: ChatBody) -> ToolUse:
+        """What a chat's tools come to, and how its answers are taken apart.
+
+        Raises:
+            InvalidRequest: naming the field at fault.
+        """
+        is_parallel = body.parallel_tool_calls is not False
+        return tool_use(body.tools, body.tool_choice, is_parallel, self._context.parsers)
 
     def _logprobs(self, body: ChatBody) -> int | None:
         if body.top_logprobs is not None and not body.logprobs:
@@ -113,13 +137,3 @@ def template_kwargs(body: ChatBody) -> dict[str, Any]:
 
 def _max_tokens(body: ChatBody) -> int | None:
     return body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-
-
-def _tools(body: ChatBody) -> list[dict[str, Any]] | None:
-    """The tools to show the model. What it answers stays text: calls are not parsed, so none can be demanded."""
-    if body.tool_choice not in (None, "none", "auto"):
-        raise InvalidRequest("tool_choice: only none and auto are supported", "tool_choice")
-    if not body.tools or body.tool_choice == "none":
-        return None
-    check_depth(body.tools, "tools")
-    return body.tools

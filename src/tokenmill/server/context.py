@@ -15,6 +15,7 @@ from tokenmill.messages import EngineReady
 from tokenmill.observe.event_log import EventLog
 from tokenmill.observe.metrics import Metrics
 from tokenmill.server.errors import ModelNotFound
+from tokenmill.server.tool_fields import ToolParsers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class ServerContext:
         ready: what the engine said of itself when it became ready.
         model_name: the model's id in the API.
         default_sampling: sampling parameters where a request gives none.
+        parsers: how the text of chat answers is taken apart.
         takes_priority: requests may bring a priority; else it would be ignored.
         settings: the flags, as far as operators may see them over HTTP: no keys, no paths.
         started: Unix time of the start.
@@ -41,6 +43,7 @@ class ServerContext:
     default_sampling: dict[str, Any]
     max_logprobs: int
     takes_priority: bool
+    parsers: ToolParsers
     settings: dict[str, Any]
     started: int
     trouble: Callable[[], str | None]

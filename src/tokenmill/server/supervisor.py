@@ -37,6 +37,7 @@ from tokenmill.server.inbox_reader import InboxReader
 from tokenmill.server.listener import explain
 from tokenmill.server.pulse import Pulse
 from tokenmill.server.stop_signals import handled_by
+from tokenmill.server.tool_fields import ToolParsers
 
 _logger = logging.getLogger(__name__)
 
@@ -170,6 +171,11 @@ class Supervisor:
             default_sampling=_checked_defaults(Path(ready.model)),
             max_logprobs=config.max_logprobs,
             takes_priority=self._engine.scheduling_policy == "priority",
+            parsers=ToolParsers(
+                notation=config.tool_call_parser or "",
+                finds_calls=bool(config.enable_auto_tool_choice),
+                reasoning=config.reasoning_parser or "",
+            ),
             settings=public_settings(self._engine, config),
             started=int(time.time()),
             trouble=self._trouble,

@@ -67,25 +67,34 @@ class MistralParser:
 
     def _read_head(self, text: str, events: list[Event]) -> str:
         """After the marker: `[` begins a list of objects, a name and `[ARGS]` or `{` a single call."""
-        head = self._head + text
-        stripped = head.lstrip()
-        gap = len(head) - len(stripped)
-        if stripped.startswith("[") and gap <= MAX_GAP:
-            self._read = self._read_list
-            return stripped[1:]
-        for separator in (ARGUMENTS, "{"):
-            name, found, rest = stripped.partition(separator)
-            if found and _NAME.fullmatch(name.strip()):
-                events.append(CallBegins(name.strip().partition("[CALL_ID]")[0]))
-                self._value = ValueScanner()
-                self._read = self._read_arguments
-                return rest if separator == ARGUMENTS else separator + rest
-        if len(head) > MAX_GAP or "{" in stripped or "\n" in stripped:
-            events.append(Content(BEGIN + head))
-            self._read = self._read_content
-        else:
-            self._head = head
+        for at, character in enumerate(text, 1):
+            self._head += character
+            head = self._head.lstrip()
+            if head == "[":
+                self._read = self._read_list
+                return text[at:]
+            if character == "{" or head.endswith(ARGUMENTS):
+                return self._begin_call(text, at, events)
+            if len(self._head) > MAX_GAP or "\n" in head:
+                self._end_head(events)
+                return text[at:]
         return ""
+
+    def _begin_call(self, text: str, at: int, events: list[Event]) -> str:
+        """The head ends in `text[:at]`, with `{` or `[ARGS]`: a call if a name stands before it."""
+        separator = ARGUMENTS if self._head.endswith(ARGUMENTS) else "{"
+        name = self._head[: -len(separator)].strip()
+        if not _NAME.fullmatch(name):
+            self._end_head(events)
+            return text[at:]
+        events.append(CallBegins(name.partition("[CALL_ID]")[0]))
+        self._value = ValueScanner()
+        self._read = self._read_arguments
+        return text[at:] if separator == ARGUMENTS else text[at - 1 :]
+
+    def _end_head(self, events: list[Event]) -> None:
+        events.append(Content(BEGIN + self._head))
+        self._read = self._read_content
 
     def _read_arguments(self, text: str, events: list[Event]) -> str:
         end = self._value.push(text, 0)

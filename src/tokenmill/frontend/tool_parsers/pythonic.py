@@ -8,14 +8,17 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from tokenmill.frontend.constraint import GrammarBuilder, literal
 from tokenmill.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
+from tokenmill.frontend.tool_parsers.scanners import whole_characters
 
 # What may still become the beginning of a list of calls: `[`, a dotted name, `(`.
 _BEGINNING = re.compile(r"\s{0,256}(\[\s{0,16}([A-Za-z_][\w.]{0,127}\s{0,16}(\()?)?)?")
+_DEFINITIONS = ("$defs", "definitions")
 _SEPARATORS = " \t\r\n,"
 _MAX_DEPTH = 32
 _MAX_CALL = 1 << 16
@@ -39,12 +42,13 @@ class PythonicNotation:
 
 def _call_rule(builder: GrammarBuilder, tool: Tool) -> str:
     """Required arguments first, then the others, each in the order of the schema, any of them left out."""
-    properties = tool.parameters.get("properties") or {}
-    required = [name for name in properties if name in (tool.parameters.get("required") or ())]
+    properties: dict[str, Any] = tool.parameters.get("properties") or {}
+    demanded = tool.parameters.get("required")
+    required = [name for name in properties if isinstance(demanded, list) and name in demanded]
     optional = [name for name in properties if name not in required]
-    definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+    definitions: dict[str, Any] = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
     rules = {
-        name: f"{literal(name + '=')} {builder.value({**definitions, **schema} if definitions else schema)}"
+        name: f"{literal(name + '=')} {builder.value({**definitions, **(schema if isinstance(schema, dict) else {})})}"
         for name, schema in properties.items()
         if name.isidentifier()
     }
@@ -161,7 +165,9 @@ def _read_call(source: str) -> tuple[str, str]:
     """The function's name and its arguments as JSON. Raises one of many errors for what is no call of literals."""
     if len(source) > _MAX_CALL:
         raise ValueError("too long a call")
-    call = ast.parse(source, mode="eval").body
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes that Python does not know
+        call = ast.parse(source, mode="eval").body
     if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
         raise ValueError("no call with arguments by name")
     arguments = {str(keyword.arg): _literal(keyword.value, _MAX_DEPTH) for keyword in call.keywords}
@@ -172,7 +178,9 @@ def _literal(node: ast.expr, depth: int) -> Any:
     if depth == 0:
         raise ValueError("nested too deep")
     match node:
-        case ast.Constant(value=str() | int() | float() | bool() | None as value):
+        case ast.Constant(value=str() as text):
+            return whole_characters(text)
+        case ast.Constant(value=int() | float() | bool() | None as value):
             return value
         case ast.Name(id=name) if name in _JSON_NAMES:
             return _JSON_NAMES[name]

@@ -198,4 +198,9 @@ def _string(value: str) -> str | None:
         decoded = json.loads(value)
     except ValueError:
         return None
-    return decoded if isinstance(decoded, str) else None
+    return whole_characters(decoded) if isinstance(decoded, str) else None
+
+
+def whole_characters(text: str) -> str:
+    """A text whose escapes named halves of characters: pairs joined, single halves replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

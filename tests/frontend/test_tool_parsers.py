@@ -1,0 +1,301 @@
+"""Parsers of tool calls: calls that are written in each notation come back, however the text is cut, whatever it is."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from tokenmill.config import REASONING_PARSERS, TOOL_CALL_PARSERS
+from tokenmill.frontend.answer import AnswerParser, AnswerPart
+from tokenmill.frontend.reasoning.splitter import ReasoningSplitter
+from tokenmill.frontend.reasoning.styles import STYLES
+from tokenmill.frontend.tool_parsers.select import NOTATIONS
+
+Call = tuple[str, dict[str, Any]]
+SPACES = ["", " ", "\n", "  \n"]
+
+
+def write_hermes(rng: random.Random, calls: list[Call]) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        written: Any = json.dumps(arguments) if rng.random() < 0.2 else arguments
+        pairs = [("name", name), ("arguments", written)]
+        pairs.insert(rng.randint(0, 2), ("note", rng.choice([1, "a}b", [1, {"name": "x"}], None])))
+        rng.shuffle(pairs)
+        return f"<tool_call>{rng.choice(SPACES)}{json.dumps(dict(pairs))}{rng.choice(SPACES)}</tool_call>"
+
+    return rng.choice(SPACES).join(one(*call) for call in calls)
+
+
+def write_llama3(rng: random.Random, calls: list[Call]) -> str:
+    key = rng.choice(["parameters", "arguments"])
+    texts = [json.dumps({"name": name, key: arguments}) for name, arguments in calls]
+    return rng.choice(["", "<|python_tag|>"]) + rng.choice(["; ", ";", "\n", ", "]).join(texts)
+
+
+def write_mistral(rng: random.Random, calls: list[Call]) -> str:
+    if rng.random() < 0.5:
+        written = [{"name": name, "arguments": arguments} for name, arguments in calls]
+        return "[TOOL_CALLS]" + rng.choice(SPACES) + json.dumps(written)
+    separator = rng.choice(["[ARGS]", ""])
+    return "".join(f"[TOOL_CALLS]{name}{separator}{json.dumps(arguments)}" for name, arguments in calls)
+
+
+def write_pythonic(rng: random.Random, calls: list[Call]) -> str:
+    def value(item: Any) -> str:
+        return repr(item) if rng.random() < 0.7 else json.dumps(item)
+
+    texts = [f"{name}({', '.join(f'{key}={value(item)}' for key, item in args.items())})" for name, args in calls]
+    return f"[{', '.join(texts)}]"
+
+
+WRITERS: dict[str, Callable[[random.Random, list[Call]], str]] = {
+    "hermes": write_hermes,
+    "llama3_json": write_llama3,
+    "mistral": write_mistral,
+    "pythonic": write_pythonic,
+}
+
+
+def random_value(rng: random.Random, depth: int = 2) -> Any:
+    text = "".join(rng.choice(string.ascii_letters + " <>{}[]()\"'\\,;:=\né👍") for _ in range(rng.randint(0, 12)))
+    leaves = [rng.randint(-99, 99), rng.random(), True, False, None, text, text + "</tool_call>", "[TOOL_CALLS]" + text]
+    if depth and rng.random() < 0.4:
+        inner = [random_value(rng, depth - 1) for _ in range(rng.randint(0, 3))]
+        return inner if rng.random() < 0.5 else {f"k{number}": item for number, item in enumerate(inner)}
+    return rng.choice(leaves)
+
+
+def random_calls(rng: random.Random) -> list[Call]:
+    count = rng.randint(1, 3)
+    return [
+        (rng.choice(["get", "get_weather", "a.b"]), {f"arg{n}": random_value(rng) for n in range(rng.randint(0, 3))})
+        for _ in range(count)
+    ]
+
+
+def read(parser: AnswerParser, pieces: list[str]) -> AnswerPart:
+    whole = AnswerPart()
+    for piece in pieces:
+        whole.add(parser.feed(piece))
+    whole.add(parser.finish())
+    return whole
+
+
+def cut(rng: random.Random, text: str) -> list[str]:
+    places = sorted(rng.sample(range(len(text) + 1), min(len(text), rng.choice([0, 1, 3, 10, len(text)]))))
+    return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def answer_parser(notation: str) -> AnswerParser:
+    return AnswerParser(None, NOTATIONS[notation].parser())
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+def test_every_flag_has_its_parser() -> None:
+    assert set(NOTATIONS) == set(TOOL_CALL_PARSERS) == set(WRITERS)
+    assert set(STYLES) == set(REASONING_PARSERS)
+
+
+@pytest.mark.parametrize("notation", WRITERS)
+def test_calls_come_back_however_the_text_is_cut(notation: str, rng: random.Random) -> None:
+    for _ in range(150):
+        calls = random_calls(rng)
+        text = WRITERS[notation](rng, calls)
+        part = read(answer_parser(notation), cut(rng, text))
+        found = [(call.name, json.loads(call.arguments)) for call in part.calls]
+        assert found == calls, text
+        assert part.content == "", text
+        assert [call.index for call in part.calls] == list(range(len(calls)))
+
+
+@pytest.mark.parametrize("notation", WRITERS)
+def test_any_text_reads_the_same_in_any_pieces(notation: str, rng: random.Random) -> None:
+    parts = [
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "<|python_tag|>",
+        '{"name": "f", ',
+        '"arguments": ',
+    ]
+    parts += [
+        '{"a": 1}',
+        "[f(a=1), ",
+        "g(",
+        ")",
+        "]",
+        "}",
+        '"',
+        "\\",
+        " ",
+        "\n",
+        ";",
+        ",",
+        "text",
+        "é",
+        "f",
+        "'",
+        "<",
+        "[",
+    ]
+    for _ in range(400):
+        text = "".join(rng.choice(parts) for _ in range(rng.randint(1, 14)))
+        if rng.random() < 0.5:
+            damaged = list(WRITERS[notation](rng, random_calls(rng)))
+            for _ in range(rng.randint(1, 3)):
+                damaged[rng.randrange(len(damaged))] = rng.choice(["", "{", '"', "x", "}", "]", "\\"])
+            text = "".join(damaged)
+        whole = read(answer_parser(notation), [text])
+        assert read(answer_parser(notation), list(text)) == whole, text
+        assert read(answer_parser(notation), cut(rng, text)) == whole, text
+
+
+@pytest.mark.parametrize("notation", WRITERS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "plain text",
+        "  leading and trailing  \n",
+        "1 < 2 and [a list] and {braces}",
+        '{"answer": 42}',
+        "<tool_call>not json</tool_call>",
+        '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f"',
+        '<tool_call>{"arguments": {"a": 1}}</tool_call>',
+        "[TOOL_CALLS] nothing of the kind\n",
+        "[1, 2, 3]",
+        "[f(1, 2)]",
+        "[f(a=__import__('os').system('true'))]",
+        "[f(**{'a': 1})]",
+        "[f(a=b)]",
+        "[f(a=" + "-" * 50_000 + "1)]",
+        "[f(a=" + "[" * 50_000 + ")]",
+        '{"name": "f", "parameters": 5}',
+    ],
+)
+def test_what_is_no_call_is_content(notation: str, text: str) -> None:
+    part = read(answer_parser(notation), [text])
+    assert part.calls == []
+    assert part.content == text
+
+
+def test_text_around_calls_stays_and_the_space_between_goes() -> None:
+    text = 'Let me see.\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n'
+    part = read(answer_parser("hermes"), [text])
+    assert (part.content, part.calls[0].name) == ("Let me see.", "f")
+
+
+def test_arguments_stream_as_they_come() -> None:
+    parser = answer_parser("hermes")
+    assert not parser.feed('<tool_call>\n{"name": "f", "argu')
+    first = parser.feed('ments": {"city": "U')
+    assert (first.calls[0].name, first.calls[0].arguments) == ("f", '{"city": "U')
+    then = parser.feed('lm"}')
+    assert (then.calls[0].name, then.calls[0].arguments) == (None, 'lm"}')
+    assert not parser.feed("}\n</tool_call>")
+    assert not parser.finish()
+
+
+def test_a_call_that_is_cut_off_keeps_what_it_has() -> None:
+    part = read(answer_parser("hermes"), ['<tool_call>{"name": "f", "arguments": {"a": "so f'])
+    assert part.calls[0].arguments == '{"a": "so f'
+
+
+def test_further_calls_are_dropped_where_one_is_wanted(rng: random.Random) -> None:
+    text = write_hermes(rng, [("one", {}), ("two", {"a": 1})])
+    part = read(AnswerParser(None, NOTATIONS["hermes"].parser(), max_calls=1), cut(rng, text))
+    assert [(call.name, call.arguments) for call in part.calls] == [("one", "{}")]
+
+
+BEGINNINGS = {
+    "hermes": ["<tool_call>", '<tool_call>{"name": "f", "arguments": {"a": "', "<", '<tool_call>{"a": "'],
+    "llama3_json": ["", '{"name": "f", "parameters": {"a": "', '{"x": "', "<|python"],
+    "mistral": ["[TOOL_CALLS]", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "', "[TOOL_CALLS]f[ARGS]{", "["],
+    "pythonic": ["[", "[f(", '[f(a="', "[f("],
+}
+
+
+def work(notation: str, beginning: str, filler: str, count: int) -> int:
+    """Calls of functions while a text is read character by character; no string that is read again may grow."""
+    parser = NOTATIONS[notation].parser()
+    calls = 0
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    text = beginning + filler * count
+    sys.setprofile(note)
+    try:
+        for character in text:
+            parser.feed(character)
+    finally:
+        sys.setprofile(None)
+    for holder in (parser, *vars(parser).values()):
+        held = [value for value in getattr(holder, "__dict__", {}).values() if isinstance(value, str)]
+        assert all(len(value) < 1024 for value in held), f"{notation} reads {max(map(len, held))} characters again"
+    return calls
+
+
+@pytest.mark.parametrize("notation", BEGINNINGS)
+@pytest.mark.parametrize("filler", [" ", "<", "[", "{", "a", '"', "\\", "<tool_call>", "[f(", ";", "\n"])
+def test_the_work_is_linear_in_the_text(notation: str, filler: str) -> None:
+    for beginning in BEGINNINGS[notation]:
+        once, twice = work(notation, beginning, filler, 1000), work(notation, beginning, filler, 2000)
+        assert twice < 2.3 * once + 1000, (beginning, once, twice)
+
+
+# --- thinking ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("style", "has_begun", "text", "reasoning", "content"),
+    [
+        ("qwen3", False, "<think>\nhm\n</think>\n\nyes", "hm", "yes"),
+        ("qwen3", False, "yes <think> no", "", "yes <think> no"),
+        ("qwen3", False, "  yes", "", "  yes"),
+        ("qwen3", False, "<think>\n\n</think>\n\nyes ", "", "yes "),
+        ("qwen3", True, "\nhm </thin \n</think>yes", "hm </thin", "yes"),
+        ("qwen3", True, "<think>hm</think>yes</think>", "hm", "yes</think>"),
+        ("qwen3", False, "<think>never ends", "never ends", ""),
+        ("qwen3", False, "<thi", "", "<thi"),
+        ("deepseek_r1", True, "hm\n\nso</think>\n\nyes", "hm\n\nso", "yes"),
+        ("deepseek_r1", True, "<thi", "<thi", ""),
+        ("deepseek_r1", True, "", "", ""),
+    ],
+)
+def test_thinking_is_split_off(
+    style: str, has_begun: bool, text: str, reasoning: str, content: str, rng: random.Random
+) -> None:
+    for pieces in ([text], list(text), cut(rng, text)):
+        part = read(AnswerParser(ReasoningSplitter(STYLES[style], has_begun)), pieces)
+        assert (part.reasoning, part.content) == (reasoning, content)
+
+
+def test_thinking_comes_before_calls() -> None:
+    text = '<think>call <tool_call>?</think>\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    parser = AnswerParser(ReasoningSplitter(STYLES["qwen3"], False), NOTATIONS["hermes"].parser())
+    part = read(parser, list(text))
+    assert (part.reasoning, part.content, part.calls[0].name) == ("call <tool_call>?", "", "f")
+    assert parser.num_calls == 1
+
+
+def test_thinking_may_be_begun_by_the_prompt() -> None:
+    assert STYLES["qwen3"].prompt_begins("<|im_start|>assistant\n<think>\n")
+    assert not STYLES["qwen3"].prompt_begins("<think>\n\n</think>\n\n")
+    assert STYLES["deepseek_r1"].prompt_begins("<assistant>")
