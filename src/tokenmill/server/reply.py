@@ -130,7 +130,7 @@ class GenerationReply(Response):
     async def _fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         self._outcome = f"failed: {error}"
         if not self._started:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         await _end_stream(send, self._writer.failure(error))
 
