@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "paged_attention.h"
+#include "row_kernels.h"
 #include "packed.h"
 
 namespace tokenmill {
@@ -38,6 +39,9 @@ struct KernelTable {
 
   // Norms and rotates q and k, stores k and v, and attends.
   void (*attention)(const AttentionCall& call, int threads);
+  // Root mean square norm: rounded before the product with the weight, and after it.
+  void (*rms_norm)(const NormCall& call, int threads);
+  void (*draw)(const DrawCall& call, int threads);
 };
 
 }  // namespace tokenmill

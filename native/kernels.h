@@ -27,5 +27,6 @@ T* at(Address address) {
 // Each adds its methods to the class; bind_<noun>.cpp.
 void bind_linear(nanobind::module_& module, KernelsClass& kernels);
 void bind_attention(nanobind::module_& module);
+void bind_rows(KernelsClass& kernels);
 
 }  // namespace tokenmill

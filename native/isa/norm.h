@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "isa/simd.h"
+#include "row_kernels.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -32,5 +33,7 @@ inline float sum_of_squares(const uint16_t* x, int64_t size) {
 inline void inverse_rms(float* sums, int count, int64_t size, float eps) {
   for (int i = 0; i < count; ++i) sums[i] = 1.0f / std::sqrt(sums[i] / static_cast<float>(size) + eps);
 }
+
+void rms_norm(const NormCall& call, int threads);
 
 }  // namespace tokenmill::TM_ISA

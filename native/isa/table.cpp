@@ -1,7 +1,9 @@
 #include "kernel_table.h"
 
 #include "isa/attention.h"
+#include "isa/draw.h"
 #include "isa/linear.h"
+#include "isa/norm.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -16,6 +18,8 @@ const KernelTable& table() {
       .argmax = argmax,
       .lookup = lookup,
       .attention = attention,
+      .rms_norm = rms_norm,
+      .draw = draw,
   };
   return kernels;
 }

@@ -30,6 +30,32 @@ class Kernels:
     ) -> None: ...
     def argmax(self, weights: Packed, x: Address, count: int, stride: int, ids: Address) -> None: ...
     def lookup(self, weights: Packed, ids: Address, count: int, out: Address) -> None: ...
+    def rms_norm(
+        self,
+        x: Address,
+        x_stride: int,
+        update: Address,
+        update_stride: int,
+        weight: Address,
+        eps: float,
+        out: Address,
+        count: int,
+        size: int,
+    ) -> None: ...
+    def draw(
+        self,
+        logits: Address,
+        stride: int,
+        size: int,
+        count: int,
+        rows: Address,
+        top_k: Address,
+        temperature: Address,
+        top_p: Address,
+        min_p: Address,
+        uniform: Address,
+        ids: Address,
+    ) -> None: ...
 
 class Packed:
     """The shape of a packed matrix and where its bytes are; see native/packed.h.

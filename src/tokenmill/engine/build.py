@@ -32,6 +32,7 @@ from tokenmill.platform.select import select_platform
 from tokenmill.runner.model_runner import ModelRunner
 from tokenmill.runner.row_tables import RowTables
 from tokenmill.sampling.grammar_rows import GrammarRows
+from tokenmill.sampling.sampler import Sampler
 from tokenmill.sampling.table import SamplingTable
 from tokenmill.sampling_params import SamplingParams
 from tokenmill.scheduler.config import SchedulerConfig
@@ -118,7 +119,8 @@ def build_engine(
         num_rows = config.max_num_seqs + platform.is_accelerator
         tables = RowTables(num_rows, size.max_model_len, config.page_size, device)
         sampling = SamplingTable(config.max_num_seqs, architecture.vocab_size, device)
-        attention, reason = _attention(config, platform, model, size.num_pages + 1, getattr(kernels, "native", None))
+        native = getattr(kernels, "native", None)
+        attention, reason = _attention(config, platform, model, size.num_pages + 1, native)
     limits = ModelLimits(size.max_model_len, architecture.vocab_size, eos_token_ids(folder))
     grammars = grammar_store(config, folder, limits)
     masks = GrammarRows(grammars.template, architecture.vocab_size)
@@ -126,6 +128,7 @@ def build_engine(
         runner = _stream_runner(model, attention, tables, sampling, masks, platform)
     else:
         runner = ModelRunner(model, attention, tables, sampling, masks, overlap=bool(config.async_scheduling))
+        runner.sampler = Sampler(native)
     if runner.can_capture and not config.enforce_eager:
         with phases.phase("capturing graphs") as progress:
             reason += ", " + capture_graphs(runner.capture, platform, progress)

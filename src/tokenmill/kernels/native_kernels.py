@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tokenmill.kernels import native_ops
 from tokenmill.kernels.native_matrix import Format, PackedMatrix
 from tokenmill.kernels.protocol import Matrix, MatrixRole
 from tokenmill.kernels.torch_kernels import TorchKernels
@@ -32,3 +33,11 @@ class NativeKernels(TorchKernels):
     def matrix(self, out_size: int, in_size: int, role: MatrixRole = MatrixRole.LINEAR) -> Matrix:
         """See `Kernels.matrix`."""
         return PackedMatrix(self.native, (out_size, in_size), role, self.formats[role])
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels.rms_norm`."""
+        return native_ops.rms_norm(self.native, x, weight, eps)
+
+    def add_rms_norm(self, x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels.add_rms_norm`."""
+        return native_ops.rms_norm(self.native, x, weight, eps, update)

@@ -1,0 +1,34 @@
+// Kernels that work on each row by itself: what their calls are given, the same for every instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace tokenmill {
+
+// Norms of rows of bf16 [count][size]. Where there is an update, it is added to x first, in place.
+struct NormCall {
+  uint16_t* x;
+  int64_t x_stride;
+  const uint16_t* update;  // may be null
+  int64_t update_stride;
+  const uint16_t* weight;  // [size]
+  float eps;
+  uint16_t* out;  // [count][size]
+  int64_t count, size;
+};
+
+// The candidates of a filtered draw: the first this many tokens, larger logit first, then lower id.
+constexpr int64_t MOST_CANDIDATES = 256;
+
+// Draws from rows of float32 logits, as tokenmill.sampling.draw describes them.
+struct DrawCall {
+  const float* logits;  // [...][size]
+  int64_t stride, size;
+  int64_t count;
+  const int64_t* rows;  // [count] of the logits
+  const double *temperature, *top_p, *min_p, *uniform;  // [count]
+  const int64_t* top_k;                                 // [count], `size` where it is off
+  int64_t* ids;  // [count]: the tokens; -1 where the candidates do not hold all that the filters leave
+};
+
+}  // namespace tokenmill
