@@ -54,7 +54,7 @@ def layer_parameters(layer: Layer) -> Iterator[tuple[str, torch.Tensor]]:
         yield from linear_parameters("mlp.", layer.mlp.down)
         return
     yield "mlp.gate.weight", layer.mlp.router.weight.weight
-    for expert, (gate_up, down) in enumerate(zip(layer.mlp.gate_up, layer.mlp.down, strict=True)):
+    for expert, (gate_up, down) in enumerate(zip(layer.mlp.experts.gate_up, layer.mlp.experts.down, strict=True)):
         gate, up = gate_up.weight.chunk(2)
         yield f"mlp.experts.{expert}.gate_proj.weight", gate
         yield f"mlp.experts.{expert}.up_proj.weight", up
