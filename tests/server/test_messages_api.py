@@ -14,7 +14,8 @@ KEY = "the-key"
 
 @pytest.fixture(scope="module")
 def server(stub_model):
-    with start_server(EngineConfig(model=str(stub_model)), api_key=(KEY,)) as running:
+    parsers = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True, "reasoning_parser": "qwen3"}
+    with start_server(EngineConfig(model=str(stub_model)), api_key=(KEY,), **parsers) as running:
         running.http.headers["x-api-key"] = KEY
         yield running
 
@@ -108,6 +109,24 @@ def test_system_blocks_and_results_of_tools_reach_the_model(server, client):
     assert message.content[0].text in prompt * 9
     counted = client.messages.count_tokens(model="echo", messages=messages, system=system)
     assert counted.input_tokens == len(server.post("/tokenize", {"messages": same}).json()["tokens"])
+
+
+TOOLS = [{"name": "look", "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}}}]
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the mill"}}\n</tool_call>'
+
+
+def test_a_call_is_a_block_of_its_own_also_in_a_stream(client):
+    fields = {"tools": TOOLS, "messages": [{"role": "user", "content": "so " + CALL}], "max_tokens": 70}
+    whole = ask(client, **fields)
+    kinds = [block.type for block in whole.content]
+    assert kinds[:2] == ["text", "tool_use"]
+    assert (whole.content[1].name, whole.content[1].input) == ("look", {"at": "the mill"})
+    assert whole.content[1].id.startswith("toolu_")
+    with client.messages.stream(model="echo", **fields) as stream:
+        streamed = stream.get_final_message()
+    assert [block.type for block in streamed.content] == kinds
+    assert streamed.content[1].input == {"at": "the mill"}
+    assert streamed.content[0].text.strip() == whole.content[0].text.strip()
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ from tokenmill.server.messages_api import MessagesRoutes
 from tokenmill.server.messages_body import MessagesBody, PromptBody
 from tokenmill.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
 from tokenmill.server.native import NativeBody, NativeRoute
+from tokenmill.server.responses_api import ResponsesRoutes
+from tokenmill.server.responses_body import ResponsesBody
 from tokenmill.server.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
 
 _BODIES = (
@@ -37,6 +39,7 @@ _BODIES = (
     EmbeddingBody,
     MessagesBody,
     PromptBody,
+    ResponsesBody,
     NativeBody,
     TokenizeBody,
     DetokenizeBody,
@@ -67,12 +70,13 @@ def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
 
 def _add_routes(app: FastAPI, context: ServerContext) -> None:
     chat, text, tokens, info = ChatRoute(context), TextRoute(context), TokenRoutes(context), InfoRoutes(context)
-    messages = MessagesRoutes(context, chat)
+    messages, responses = MessagesRoutes(context, chat), ResponsesRoutes(context, chat)
     native, admin, embeddings = NativeRoute(context), AdminRoutes(context), EmbeddingRoute(context)
     for path, post, body in (
         ("/v1/chat/completions", chat.post, ChatBody),
         ("/v1/completions", text.post, TextBody),
         ("/v1/embeddings", embeddings.post, EmbeddingBody),
+        ("/v1/responses", responses.create, ResponsesBody),
         ("/v1/messages", messages.post, MessagesBody),
         ("/v1/messages/count_tokens", messages.count_tokens, PromptBody),
         ("/generate", native.post, NativeBody),
@@ -87,6 +91,7 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/pause", admin.pause, PauseQuery),
         ("/resume", admin.resume, None),
         ("/reset_prefix_cache", admin.reset_prefix_cache, ResetQuery),
+        ("/v1/responses/{response_id}/cancel", responses.cancel, None),
     ):
         described = {"parameters": _query_parameters(query)} if query is not None else {}
         app.add_api_route(path, act, methods=["POST"], response_model=None, openapi_extra=described)
@@ -94,6 +99,7 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/v1/models", info.models),
         ("/v1/models/{model:path}", info.model),
         ("/v1/requests/{id}", admin.request),
+        ("/v1/responses/{response_id}", responses.get),
         ("/health", info.health),
         ("/health_generate", admin.health_generate),
         ("/ping", info.ping),
@@ -103,6 +109,7 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/metrics", info.metrics),
     ):
         app.add_api_route(path, get, methods=["GET"], response_model=None)
+    app.add_api_route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"], response_model=None)
     app.add_api_route("/docs", docs, methods=["GET"], response_model=None, include_in_schema=False)
 
 

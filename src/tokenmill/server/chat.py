@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.errors import InvalidRequest
-from tokenmill.frontend.answer import AnswerParser
 from tokenmill.frontend.chat_messages import check_depth, normalize_messages
 from tokenmill.messages import GenerateText
 from tokenmill.server.answer_reader import AnswerReader
@@ -32,6 +31,8 @@ from tokenmill.server.reply import GenerationReply
 from tokenmill.server.reply_format import ChoiceWriter, ReplyHead, StreamPlan
 from tokenmill.server.tool_fields import ToolUse, tool_use
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
 
 class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     """The body of /v1/chat/completions."""
@@ -46,7 +47,7 @@ class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
 
 class ChatRoute:
@@ -105,7 +106,7 @@ class ChatRoute:
 
     def reader(self, body: ChatBody) -> AnswerReader:
         """What reads the answer to this chat."""
-        return AnswerReader(lambda is_thinking: AnswerParser())
+        return AnswerReader(self.tool_use(body).style.parser)
 
     def tool_use(self, body: ChatBody) -> ToolUse:
         """What a chat's tools come to, and how its answers are taken apart.

@@ -103,7 +103,7 @@ class GenerationReply(Response):
     async def _whole(self, generation: Generation, send: Send) -> None:
         outputs: dict[int, list[TextOutput]] = {}
         async for index, output in generation:
-            _check(output)
+            check_output(output)
             self._usage.add(index, output)
             outputs.setdefault(index, []).append(output)
         body = self._writer.document({index: merge(parts) for index, parts in outputs.items()}, self._usage)
@@ -114,7 +114,7 @@ class GenerationReply(Response):
     async def _stream(self, generation: Generation, send: Send) -> None:
         # The headers leave with the first delta: until then a refusal can still have its proper status.
         async for index, output in generation:
-            _check(output)
+            check_output(output)
             self._usage.add(index, output)
             events = self._writer.events(index, output, self._usage)
             if events:
@@ -135,7 +135,8 @@ class GenerationReply(Response):
         await _end_stream(send, self._writer.failure(error))
 
 
-def _check(output: TextOutput) -> None:
+def check_output(output: TextOutput) -> None:
+    """Raise `GenerationFailed` where the engine gave up."""
     if output.finish_reason is FinishReason.ERROR:
         raise GenerationFailed(output.error or "the engine could not complete this request")
 

@@ -1,0 +1,144 @@
+"""/v1/responses: create, look again, cancel, delete. Kept in memory only, see `ResponseStore`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.errors import InvalidRequest, TokenMillError
+from tokenmill.frontend.generation import merge
+from tokenmill.messages import GenerateText, TextOutput
+from tokenmill.server.body import read_body
+from tokenmill.server.chat import ChatRoute
+from tokenmill.server.context import ServerContext
+from tokenmill.server.errors import RequestNotFound
+from tokenmill.server.json_response import json_response
+from tokenmill.server.reply import GenerationReply, check_output
+from tokenmill.server.reply_format import StreamPlan, UsageCounter
+from tokenmill.server.response_store import ResponseStore, StoredResponse
+from tokenmill.server.responses_body import ResponsesBody, chat_body, messages_of
+from tokenmill.server.responses_format import ResponseWriter
+
+_logger = logging.getLogger(__name__)
+
+
+class ResponsesRoutes:
+    """Answers them."""
+
+    def __init__(self, context: ServerContext, chat: ChatRoute) -> None:
+        self._context = context
+        self._chat = chat
+        self._store = ResponseStore()
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def create(self, request: Request) -> Response:
+        """Answer an input."""
+        body = await read_body(request, ResponsesBody)
+        if body.background and (body.stream or body.store is False):
+            raise InvalidRequest("background needs store, and no stream", "background")
+        earlier = self._earlier(body.previous_response_id)
+        chat = chat_body(body, earlier)
+        prompt = self._chat.prompt(chat)
+        head = self._head(body)
+        messages = [*earlier, *messages_of(body.input)]
+
+        def keep(response: dict[str, Any]) -> None:
+            if body.store is not False:
+                answer = messages_of(response["output"]) if response["output"] else []
+                self._store.put(StoredResponse(response, [*messages, *answer]))
+
+        writer = ResponseWriter(head, self._chat.reader(chat), keep)
+        if body.background:
+            keep(head | {"status": "queued", "output": []})
+            task = asyncio.ensure_future(self._run(prompt, head, writer, body.timeout))
+            self._running[head["id"]] = task
+            task.add_done_callback(lambda _: self._running.pop(head["id"], None))
+            return json_response(head | {"status": "queued", "output": []})
+        plan = StreamPlan(stream=bool(body.stream), include_usage=False, continuous_usage=False, timeout=body.timeout)
+        return GenerationReply(self._context, [prompt], writer, head["id"], plan)
+
+    async def get(self, request: Request) -> Response:
+        """A response that was stored."""
+        return json_response(self._stored(request).response)
+
+    async def cancel(self, request: Request) -> Response:
+        """End a response that runs in the background."""
+        stored = self._stored(request)
+        response_id = stored.response["id"]
+        if stored.response["background"] is not True:
+            raise InvalidRequest("only a response that was created with background can be cancelled", "response_id")
+        for ids in self._context.client.find(response_id):
+            self._context.client.abort(ids)
+        task = self._running.get(response_id)
+        if task is not None:
+            await asyncio.wait([task])
+        return json_response(self._stored(request).response)
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a response."""
+        response_id = self._stored(request).response["id"]
+        self._store.drop(response_id)
+        return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+
+    async def _run(
+        self, prompt: GenerateText, head: dict[str, Any], writer: ResponseWriter, timeout: float | None
+    ) -> None:
+        """Generate without a client that waits."""
+        outputs: list[TextOutput] = []
+        usage = UsageCounter(1)
+        try:
+            async with asyncio.timeout(timeout), self._context.client.generate([prompt], head["id"]) as generation:
+                async for index, output in generation:
+                    check_output(output)
+                    usage.add(index, output)
+                    outputs.append(output)
+            writer.document({0: merge(outputs)}, usage)
+        except (TokenMillError, TimeoutError) as error:
+            writer.failure(error)
+        except Exception as error:  # nobody else sees it
+            _logger.exception("a response in the background failed")
+            writer.failure(error)
+
+    def _earlier(self, response_id: str | None) -> list[dict[str, Any]]:
+        if response_id is None:
+            return []
+        stored = self._store.get(response_id)
+        if stored is None or stored.response["status"] not in ("completed", "incomplete"):
+            raise InvalidRequest("previous_response_id names no response that is complete", "previous_response_id")
+        return stored.messages
+
+    def _stored(self, request: Request) -> StoredResponse:
+        stored = self._store.get(request.path_params["response_id"])
+        if stored is None:
+            raise RequestNotFound("no response is stored under this id", "response_id")
+        return stored
+
+    def _head(self, body: ResponsesBody) -> dict[str, Any]:
+        """The fields that do not depend on the answer."""
+        given = msgspec.to_builtins(body)
+        shown = ("instructions", "max_output_tokens", "metadata", "previous_response_id", "reasoning", "temperature")
+        return {
+            "id": f"resp_{secrets.token_hex(24)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": self._context.model_name,
+            "error": None,
+            "incomplete_details": None,
+            "background": bool(body.background),
+            "store": body.store is not False,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "text": given["text"] or {"format": {"type": "text"}},
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            **{name: given[name] for name in shown},
+        }

@@ -1,0 +1,167 @@
+"""How /v1/responses spells an answer: OpenAI's response object, and the events of its stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from tokenmill.messages import TextOutput
+from tokenmill.request import FinishReason
+from tokenmill.server.answer_parts import AnswerParts, Change, Part, PartBegins, PartEnds, PartGrows, PartKind
+from tokenmill.server.answer_reader import AnswerReader
+from tokenmill.server.errors import error_body
+from tokenmill.server.reply_format import UsageCounter
+
+_ENCODER = msgspec.json.Encoder()
+_TEXT_EVENTS = {PartKind.TEXT: "output_text", PartKind.THOUGHT: "reasoning_text"}
+
+
+class ResponseWriter:
+    """Writes one response.
+
+    Args:
+        head: the fields that are known before the answer.
+        keep: gets the response object when it is complete, and when it has failed.
+    """
+
+    def __init__(self, head: dict[str, Any], reader: AnswerReader, keep: Callable[[dict[str, Any]], None]) -> None:
+        self._head = head
+        self._reader = reader
+        self._keep = keep
+        self._parts = AnswerParts()
+        self._num_events = 0
+        self._last: TextOutput | None = None
+
+    def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
+        """See `ReplyWriter`."""
+        output = outputs[0]
+        for _ in (*self._parts.take(self._reader.read(output)), *self._parts.finish()):
+            pass
+        return _ENCODER.encode(self._complete(output, usage))
+
+    def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
+        """See `ReplyWriter`."""
+        self._last = output
+        events = [*self._begin(), *self._changes(self._parts.take(self._reader.read(output)))]
+        return b"".join(events)
+
+    def end(self, usage: UsageCounter) -> bytes:
+        """See `ReplyWriter`."""
+        assert self._last is not None, "a stream ends after its last output"
+        events = list(self._changes(self._parts.finish()))
+        response = self._complete(self._last, usage)
+        kind = "response.completed" if response["status"] == "completed" else "response.incomplete"
+        return b"".join([*events, self._event(kind, {"response": response})])
+
+    def failure(self, error: Exception) -> bytes:
+        """See `ReplyWriter`."""
+        response = failed(self._head, error)
+        self._keep(response)
+        return self._event("response.failed", {"response": response})
+
+    def _begin(self) -> Iterator[bytes]:
+        if not self._num_events:
+            response = self._head | {"status": "in_progress", "output": []}
+            yield self._event("response.created", {"response": response})
+            yield self._event("response.in_progress", {"response": response})
+
+    def _complete(self, output: TextOutput, usage: UsageCounter) -> dict[str, Any]:
+        status, details = "completed", None
+        if output.finish_reason is FinishReason.LENGTH:
+            status, details = "incomplete", {"reason": "max_output_tokens"}
+        elif output.finish_reason is FinishReason.ABORT:
+            status = "cancelled"
+        response = self._head | {
+            "status": status,
+            "incomplete_details": details,
+            "completed_at": time.time() if status == "completed" else None,
+            "output": [_item(part, "completed") for part in self._parts.parts],
+            "usage": _usage(usage),
+        }
+        self._keep(response)
+        return response
+
+    def _changes(self, changes: Iterator[Change]) -> Iterator[bytes]:
+        for change in changes:
+            match change:
+                case PartBegins(part):
+                    yield self._event("response.output_item.added", _place(part) | {"item": _item(part, "in_progress")})
+                    if part.kind is PartKind.TEXT:
+                        fields = _content_place(part) | {"part": _text_part("")}
+                        yield self._event("response.content_part.added", fields)
+                case PartGrows(part, delta):
+                    yield self._event(*_growth(part, delta))
+                case PartEnds(part):
+                    yield from self._end(part)
+
+    def _end(self, part: Part) -> Iterator[bytes]:
+        if part.kind is PartKind.CALL:
+            fields = _place(part) | {"item_id": _item_id(part), "arguments": part.text, "name": part.name}
+            yield self._event("response.function_call_arguments.done", fields)
+        else:
+            done = f"response.{_TEXT_EVENTS[part.kind]}.done"
+            yield self._event(done, _content_place(part) | {"text": part.text, "logprobs": []})
+        if part.kind is PartKind.TEXT:
+            yield self._event("response.content_part.done", _content_place(part) | {"part": _text_part(part.text)})
+        yield self._event("response.output_item.done", _place(part) | {"item": _item(part, "completed")})
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        data = {"type": kind, "sequence_number": self._num_events} | fields
+        self._num_events += 1
+        return b"event: " + kind.encode() + b"\ndata: " + _ENCODER.encode(data) + b"\n\n"
+
+
+def failed(head: dict[str, Any], error: Exception) -> dict[str, Any]:
+    """The response object of an answer that could not be given."""
+    told = error_body(error).error
+    return head | {"status": "failed", "output": [], "error": {"code": "server_error", "message": told.message}}
+
+
+def _growth(part: Part, delta: str) -> tuple[str, dict[str, Any]]:
+    if part.kind is PartKind.CALL:
+        return "response.function_call_arguments.delta", _place(part) | {"item_id": _item_id(part), "delta": delta}
+    return f"response.{_TEXT_EVENTS[part.kind]}.delta", _content_place(part) | {"delta": delta, "logprobs": []}
+
+
+def _place(part: Part) -> dict[str, Any]:
+    return {"output_index": part.index}
+
+
+def _content_place(part: Part) -> dict[str, Any]:
+    return _place(part) | {"item_id": _item_id(part), "content_index": 0}
+
+
+def _item_id(part: Part) -> str:
+    return {PartKind.TEXT: "msg_", PartKind.THOUGHT: "rs_", PartKind.CALL: "fc_"}[part.kind] + part.id
+
+
+def _item(part: Part, status: str) -> dict[str, Any]:
+    item: dict[str, Any] = {"id": _item_id(part), "status": status}
+    match part.kind:
+        case PartKind.CALL:
+            call = {"type": "function_call", "call_id": f"call_{part.id}", "name": part.name, "arguments": part.text}
+            return item | call
+        case PartKind.THOUGHT:
+            content = [{"type": "reasoning_text", "text": part.text}] if part.text else []
+            return item | {"type": "reasoning", "summary": [], "content": content}
+        case PartKind.TEXT:
+            content = [_text_part(part.text)] if status == "completed" else []
+            return item | {"type": "message", "role": "assistant", "content": content}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(counter: UsageCounter) -> dict[str, Any]:
+    usage = counter.usage()
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total_tokens,
+    }
