@@ -34,8 +34,12 @@ class TokenMill:
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_tokens)
         outputs = [self._llm.submit(prompt, params) for prompt in prompts]
         while not all(output.is_finished for output in outputs):
-            if self._llm.step():
+            deltas = self._llm.step()
+            if deltas:
                 on_step([output.num_output_tokens for output in outputs])
+            for delta in deltas:
+                if delta.error is not None:
+                    raise RuntimeError(delta.error)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tokenmill.cli.bench.workload import Prompt
 from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_names, read_given
 from tokenmill.cli.parser import Parser
 from tokenmill.config import EngineConfig
-from tokenmill.errors import InvalidConfig
+from tokenmill.errors import InvalidConfig, TokenMillError
 from tokenmill.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ def run_batch(
 
     Args:
         on_step: is told the finished requests and the output tokens after each step.
+
+    Raises:
+        TokenMillError: a request failed.
     """
     start = time.perf_counter()
     for prompt in prompts:
@@ -75,6 +78,9 @@ def run_batch(
         deltas = llm.step()
         if not deltas:
             continue
+        for delta in deltas:
+            if delta.error is not None:
+                raise TokenMillError(delta.error)
         times.append(time.perf_counter() - start)
         count += sum(len(delta.token_ids) for delta in deltas)
         tokens.append(count)
