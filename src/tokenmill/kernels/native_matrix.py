@@ -1,21 +1,24 @@
-"""Matrices packed for the native kernels: the face of native/isa/linear.cpp. The reference is `TorchMatrix`."""
+"""Matrices packed for the native kernels: the face of native/isa/linear.cpp. References: `TorchMatrix`, reference.py."""
 
 from __future__ import annotations
 
+import importlib
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import torch
 
-from tokenmill._native import Packed
 from tokenmill.kernels.formats import Format
+from tokenmill.kernels.native import MODULE
 from tokenmill.kernels.protocol import MatrixRole
-from tokenmill.kernels.quantized import Rows, dense
+from tokenmill.kernels.quantized import QuantizedRows, Rows, dense
 
 if TYPE_CHECKING:
-    from tokenmill._native import Kernels
+    from tokenmill._native import Kernels, Packed
 
 CACHE_LINE = 64
+GROUP = 32
+"""Inputs that share a scale in int4; a checkpoint's groups are taken as they are if they are multiples of it."""
 
 
 class Element(IntEnum):
@@ -39,7 +42,8 @@ def aligned_bytes(size: int) -> torch.Tensor:
 class PackedMatrix:
     """A weight W [out_size, in_size] in panels of 16 rows; see `Matrix`. Activations are bf16.
 
-    The bits of a result depend on its own row of x and on the instruction set, not on the number of rows or threads.
+    Integer weights meet int8 activations, rounded for each token (INT8) or for each 32 inputs of it (INT4, INT4_OFFSET);
+    kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x and on the instruction set, not on the number of rows or threads.
 
     Args:
         kernels: the native kernels that fill and multiply it.
@@ -58,23 +62,54 @@ class PackedMatrix:
         self.shape = shape
         self._kernels = kernels
         self._is_gated = role is MatrixRole.GATED
-        self._packed = Packed(format, *shape, self._is_gated)
+        self._format = format
+        self._packed: Packed = importlib.import_module(MODULE).Packed(format, *shape, self._is_gated)
         self.num_bytes = self._packed.num_bytes
         # The padding has to be zeros: it is multiplied too.
         self._memory = aligned_bytes(self.num_bytes).zero_()
         self._packed.place(self._memory.data_ptr())
 
     def fill(self, start: int, rows: Rows) -> None:
-        """See `Matrix.fill`."""
-        source = dense(rows).cpu()
-        if source.dtype not in ELEMENTS:
-            source = source.float()
-        source = source if source.stride(1) == 1 else source.contiguous()
-        count, size = source.shape
+        """See `Matrix.fill`; rows that are quantized as this matrix is are taken as they are, others are rounded."""
+        count, size = rows.shape
         if size != self.shape[1] or start < 0 or start + count > self.shape[0]:
             raise ValueError(f"rows {start} to {start + count} of {size} inputs do not fit a matrix of {self.shape}")
-        element = ELEMENTS[source.dtype]
-        self._kernels.pack(self._packed, start, source.data_ptr(), count, source.stride(0), element)
+        if isinstance(rows, QuantizedRows) and self._takes(rows):
+            self._fill_integers(start, rows)
+        else:
+            self._fill_floats(start, dense(rows).cpu())
+
+    def _fill_floats(self, start: int, rows: torch.Tensor) -> None:
+        if rows.dtype not in ELEMENTS:
+            rows = rows.float()
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        element = ELEMENTS[rows.dtype]
+        self._kernels.pack(self._packed, start, rows.data_ptr(), rows.shape[0], rows.stride(0), element)
+
+    def _fill_integers(self, start: int, rows: QuantizedRows) -> None:
+        values = rows.values.cpu().contiguous()
+        scales = rows.scales.float().cpu().contiguous()
+        offsets = None if rows.offsets is None else rows.offsets.float().cpu().contiguous()
+        self._kernels.pack_integers(
+            self._packed,
+            start,
+            values.data_ptr(),
+            values.shape[0],
+            scales.data_ptr(),
+            0 if offsets is None else offsets.data_ptr(),
+            scales.shape[1],
+        )
+
+    def _takes(self, rows: QuantizedRows) -> bool:
+        match self._format:
+            case Format.INT8:
+                return rows.bits == 8 and rows.scales.shape[1] == 1 and rows.offsets is None
+            case Format.INT4_OFFSET:
+                return rows.bits == 4 and rows.group_size % GROUP == 0
+            case Format.INT4:
+                is_centred = rows.offsets is not None and torch.equal(rows.offsets, -8 * rows.scales)
+                return rows.bits == 4 and rows.group_size % GROUP == 0 and is_centred
+        return False
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `Matrix.multiply`."""
