@@ -14,6 +14,7 @@ from tokenmill.frontend.engine_calls import EngineCalls
 from tokenmill.observe.metrics import Metrics
 from tokenmill.server.app import build_app
 from tokenmill.server.context import ServerContext
+from tokenmill.server.tool_fields import ToolParsers
 
 OPEN = {"/health", "/ping", "/version"}
 
@@ -28,6 +29,7 @@ def make_app(trouble=None, **config):
         default_sampling={},
         max_logprobs=20,
         takes_priority=False,
+        parsers=ToolParsers(),
         settings={},
         started=0,
         trouble=lambda: trouble,

@@ -5,9 +5,6 @@ Bodies are read and checked by msgspec inside the routes; FastAPI routes, and de
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -23,12 +20,12 @@ from tokenmill.server.context import ServerContext
 from tokenmill.server.docs_page import docs
 from tokenmill.server.embeddings import EmbeddingBody, EmbeddingRoute
 from tokenmill.server.errors import handle_disconnect, handle_error, handle_http_exception
-from tokenmill.server.fields import UNSUPPORTED
 from tokenmill.server.info import InfoRoutes
 from tokenmill.server.messages_api import MessagesRoutes
 from tokenmill.server.messages_body import MessagesBody, PromptBody
 from tokenmill.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
 from tokenmill.server.native import NativeBody, NativeRoute
+from tokenmill.server.openapi import body_of, describe, query_of
 from tokenmill.server.responses_api import ResponsesRoutes
 from tokenmill.server.responses_body import ResponsesBody
 from tokenmill.server.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
@@ -52,7 +49,7 @@ def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
     app = FastAPI(title="TokenMill", version=tokenmill.__version__, docs_url=None, redoc_url=None)
     app.root_path = config.root_path  # an argument of this name is deprecated; the attribute works in all versions
     _add_routes(app, context)
-    _describe_bodies(app)
+    describe(app, _BODIES)
     app.add_exception_handler(HTTPException, handle_http_exception)
     app.add_exception_handler(ClientDisconnect, handle_disconnect)
     app.add_exception_handler(Exception, handle_error)
@@ -84,16 +81,14 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/detokenize", tokens.detokenize, DetokenizeBody),
         ("/abort_requests", admin.abort_requests, AbortBody),
     ):
-        schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-        extra = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-        app.add_api_route(path, post, methods=["POST"], response_model=None, openapi_extra=extra)
+        app.add_api_route(path, post, methods=["POST"], response_model=None, openapi_extra=body_of(body))
     for path, act, query in (
         ("/pause", admin.pause, PauseQuery),
         ("/resume", admin.resume, None),
         ("/reset_prefix_cache", admin.reset_prefix_cache, ResetQuery),
         ("/v1/responses/{response_id}/cancel", responses.cancel, None),
     ):
-        described = {"parameters": _query_parameters(query)} if query is not None else {}
+        described = None if query is None else query_of(query)
         app.add_api_route(path, act, methods=["POST"], response_model=None, openapi_extra=described)
     for path, get in (
         ("/v1/models", info.models),
@@ -111,26 +106,3 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         app.add_api_route(path, get, methods=["GET"], response_model=None)
     app.add_api_route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"], response_model=None)
     app.add_api_route("/docs", docs, methods=["GET"], response_model=None, include_in_schema=False)
-
-
-def _query_parameters(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
-    """A query string's fields as /openapi.json describes them."""
-    _, schemas = msgspec.json.schema_components([query])
-    fields = schemas[query.__name__]["properties"]
-    return [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
-
-
-def _describe_bodies(app: FastAPI) -> None:
-    """Add the schemas of the bodies, which FastAPI does not see, to /openapi.json."""
-    openapi = app.openapi
-
-    def with_bodies() -> dict[str, Any]:
-        document = openapi()
-        _, schemas = msgspec.json.schema_components(_BODIES, ref_template="#/components/schemas/{name}")
-        for schema in schemas.values():
-            for name in UNSUPPORTED:
-                schema.get("properties", {}).pop(name, None)
-        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
-        return document
-
-    app.openapi = with_bodies  # type: ignore[method-assign]
