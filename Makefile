@@ -16,7 +16,7 @@ NATIVE_STAMP := $(VENV)/.native-$(shell cat pyproject.toml $(filter %.txt %.h %.
 DEV_STAMP := $(VENV)/.dev-$(shell cat $(DEV_PINS) | cksum | cut -d' ' -f1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help serve test lint format lines bench clean
+.PHONY: help serve test lint format lines bench gpu clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -46,6 +46,9 @@ lines: ## lines of Python code per folder, docstrings not counted; fails when th
 
 bench: $(NATIVE_STAMP) ## offline throughput of MODEL (or the demo model); ARGS are passed on
 	@exec $(BIN)/python benchmarks/throughput.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+gpu: $(NATIVE_STAMP) ## prove and measure the GPU side, where there is a GPU; ARGS are passed on
+	@exec $(BIN)/python tools/gpu_check.py $(ARGS)
 
 clean: ## remove .venv and everything that tools have written
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,139 @@
+"""The whole engine on the device: the oracle's tokens, and the same tokens in every mode."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tools.gpu.engines import generate, running
+from tools.gpu.folders import SMALL, TINY, write_checkpoint
+
+from tokenmill.sampling_params import SamplingParams
+
+LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256, "page_size": 16, "num_pages": 200}
+
+
+class EngineChecks:
+    """The checks, by name; each raises AssertionError with what differed.
+
+    Args:
+        seed: of prompts and weights; the report tells it.
+    """
+
+    def __init__(self, platform: Any, folder: Path, seed: int) -> None:
+        self._platform = platform
+        self._folder = folder
+        self._seed = seed
+        self._is_dry = platform.name != "cuda"
+        self._num_tokens = 2 if self._is_dry else 32
+        self._limits = {**LIMITS, "max_num_seqs": 2, "num_pages": 40} if self._is_dry else LIMITS
+        generator = random.Random(seed)
+        lengths = (1, 9) if self._is_dry else (1, 20, 90, 150, 33, 7, 64, 128)
+        self._prompts = [[generator.randrange(1, 250) for _ in range(length)] for length in lengths]
+
+    def checks(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Name and check."""
+        for family in ["qwen3"] if self._is_dry else SMALL:
+            yield f"greedy tokens equal the CPU reference: {family}", lambda family=family: self._oracle(family)
+        if importlib.util.find_spec("transformers") is not None and not self._is_dry:
+            yield "greedy tokens equal transformers", self._transformers
+        yield "graphs and eager", lambda: self._same({}, {"enforce_eager": True})
+        yield "preemption under a tiny pool", self._preemption
+        if self._is_dry:
+            return
+        yield "overlap or not", lambda: self._same({"async_scheduling": True}, {"async_scheduling": False})
+        yield "nothing waits for the device but a step's result", self._no_hidden_waits
+        yield "batch-invariant: alone and in company", self._invariant
+
+    def _checkpoint(self, family: str) -> Path:
+        shape = TINY if self._is_dry else SMALL[family]
+        return write_checkpoint(self._folder / family, shape, self._seed)
+
+    def _params(self, **how: Any) -> list[SamplingParams]:
+        how = {"temperature": 0.0, "max_tokens": self._num_tokens, "ignore_eos": True, **how}
+        return [SamplingParams(**how) for _ in self._prompts]
+
+    def _tokens(self, model: Path, platform: Any, **options: Any) -> list[list[int]]:
+        with running(model, platform, **{**self._limits, "dtype": "float32", **options}) as engine:
+            return generate(engine, self._prompts, self._params())
+
+    def _oracle(self, family: str) -> None:
+        model = self._checkpoint(family)
+        want = self._tokens(model, None)
+        _assert_same(self._tokens(model, self._platform), want)
+
+    def _transformers(self) -> None:
+        from transformers import AutoModelForCausalLM
+
+        model = self._checkpoint("qwen3")
+        oracle = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        want = []
+        for prompt in self._prompts:
+            ids = torch.tensor([prompt])
+            answer = oracle.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=self._num_tokens, do_sample=False,
+                eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+            want.append(answer[0, len(prompt) :].tolist())
+        _assert_same(self._tokens(model, self._platform), want)
+
+    def _same(self, one: dict[str, Any], other: dict[str, Any]) -> None:
+        model = self._checkpoint("qwen3")
+        _assert_same(self._tokens(model, self._platform, **one), self._tokens(model, self._platform, **other))
+
+    def _preemption(self) -> None:
+        model = self._checkpoint("qwen3")
+        longest = max(map(len, self._prompts)) + self._num_tokens
+        tight = {"page_size": 8, "num_pages": -(-longest // 8) + 1, "max_model_len": longest}
+        with running(model, self._platform, **{**self._limits, "dtype": "float32", **tight}) as engine:
+            got = generate(engine, self._prompts, self._params())
+            assert self._is_dry or engine.stats().num_preemptions > 0, "nothing was preempted"
+        _assert_same(got, self._tokens(model, None))
+
+    def _no_hidden_waits(self) -> None:
+        model = self._checkpoint("qwen3")
+        with running(model, self._platform, **self._limits, async_scheduling=True) as engine:
+            generate(engine, self._prompts, self._params(temperature=0.7, top_p=0.9))
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                generate(engine, self._prompts, self._params(temperature=0.7, top_p=0.9))
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+    def _invariant(self) -> None:
+        model = self._checkpoint("qwen3")
+        options = {**self._limits, "dtype": "bfloat16", "batch_invariant": True}
+        params = self._params(temperature=0.8, seed=5)
+        with running(model, self._platform, **options) as engine:
+            together = generate(engine, self._prompts, params)
+            for number, prompt in enumerate(self._prompts):
+                engine.reset_prefix_cache()
+                alone = generate(engine, [prompt], params[:1])
+                _assert_same(alone, together[number : number + 1])
+
+
+def check_engine(platform: Any, folder: Path, seed: int, until: float) -> list[dict[str, Any]]:
+    """One row per check; those that the time does not reach are told as such."""
+    rows = []
+    for name, check in EngineChecks(platform, folder, seed).checks():
+        if time.monotonic() > until:
+            rows.append({"check": name, "passed": None, "detail": "no time was left"})
+            continue
+        start = time.monotonic()
+        try:
+            check()
+            rows.append({"check": name, "passed": True, "detail": f"{time.monotonic() - start:.1f} s"})
+        except Exception:
+            rows.append({"check": name, "passed": False, "detail": traceback.format_exc()[-4000:]})
+    return rows
+
+
+def _assert_same(got: list[list[int]], want: list[list[int]]) -> None:
+    for number, (ours, theirs) in enumerate(zip(got, want, strict=True)):
+        assert ours == theirs, f"request {number}: {ours}, not {theirs}"

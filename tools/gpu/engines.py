@@ -1,0 +1,45 @@
+"""Engines without the frontend: requests of token ids in, token ids out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine.build import build_engine
+from tokenmill.engine.engine import Engine
+from tokenmill.messages import AddRequest
+from tokenmill.sampling_params import SamplingParams
+
+
+@contextmanager
+def running(folder: Path, platform: Any, **options: Any) -> Iterator[Engine]:
+    """An engine, closed at the end; without a platform the CPU's own, with the reference attention: the oracle."""
+    own = {"device": "cpu", "attention_backend": "reference", "kernels": "torch"} if platform is None else {}
+    if platform is not None:
+        own = {"device": platform.device if platform.name == "cuda" else "cpu"}
+    config = EngineConfig(model=str(folder), **{**own, **options}).resolve()
+    engine = build_engine(config, platform=platform).engine
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def generate(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+    """The tokens of each prompt's output.
+
+    Raises:
+        RuntimeError: a request ended with an error.
+    """
+    outputs: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
+    for number, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+        engine.add(AddRequest(id=str(number), prompt_token_ids=list(prompt), params=own))
+    while engine.has_work:
+        for output in engine.step():
+            if output.error is not None:
+                raise RuntimeError(output.error)
+            outputs[output.id] += output.token_ids
+    return list(outputs.values())
