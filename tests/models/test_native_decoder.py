@@ -1,0 +1,103 @@
+"""Whole decoders on native kernels: near transformers, and the same bits in any batch, chunk and number of threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.checkpoints import load_oracle, make_checkpoint
+from tests.paging import Chunks, PagedRequests, random_schedule
+from tokenmill.attention.select import select
+from tokenmill.kernels.formats import QUANTIZATIONS, UNQUANTIZED, Format, Formats, formats
+from tokenmill.kernels.native import load_kernels
+from tokenmill.kernels.select import select_kernels
+from tokenmill.models.decoder import Decoder
+from tokenmill.weights.checkpoint import read_architecture
+from tokenmill.weights.loader import load_model
+
+pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "qwen2": {"head_dim": 16, "tie_word_embeddings": True},
+    "llama": {"head_dim": 32, "attention_bias": True, "mlp_bias": True},
+    "mistral": {"head_dim": 16, "sliding_window": 9},
+    "qwen3_moe": {"attention_bias": True},
+}
+FORMATS = {
+    "bf16": UNQUANTIZED,
+    "int8": QUANTIZATIONS["int8"],
+    "int4": QUANTIZATIONS["int4"],
+    "int4 offset": formats(Format.INT4_OFFSET),
+}
+
+
+def load(folder: Path, stored: Formats, threads: int) -> tuple[Decoder, Any]:
+    kernels, _ = select_kernels("native", "cpu", torch.bfloat16, threads, stored)
+    return load_model(folder, read_architecture(folder), kernels), kernels.native
+
+
+def run(
+    model: tuple[Decoder, Any], sequences: list[list[int]], steps: list[Chunks], rng: np.random.Generator
+) -> list[torch.Tensor]:
+    decoder, native = model
+    requests = PagedRequests(sequences, 16, rng)
+    attention, _ = select(
+        "native", "cpu", decoder.attention_spec, requests.num_pages, 16, torch.bfloat16, native=native
+    )
+    return requests.run(decoder, attention, steps)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_stay_near_transformers(family: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    overrides = {"hidden_size": 64, "intermediate_size": 96, **FAMILIES[family]}
+    seed = int(rng.integers(2**31))
+    folder = make_checkpoint(tmp_path, family, seed=seed, tokenizer=False, dtype=torch.bfloat16, **overrides)
+    lengths = [1, 17, int(rng.integers(2, 90))]
+    sequences = [rng.integers(0, 331, length).tolist() for length in lengths]
+    oracle = load_oracle(folder)
+    with torch.inference_mode():
+        want = torch.cat([oracle(torch.tensor([sequence])).logits[0] for sequence in sequences])
+    got = torch.cat(run(load(folder, UNQUANTIZED, 1), sequences, random_schedule(lengths, 24, rng), rng))
+    # Activations of bfloat16 have 8 bits; an expert chosen by another rounding may move a row of the mixture further.
+    error = (got - want).norm(dim=-1) / want.norm(dim=-1)
+    assert error.median() < 0.02
+    assert error.max() < (0.5 if family == "qwen3_moe" else 0.05)
+
+
+@pytest.mark.parametrize("stored", FORMATS)
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_bits_depend_on_nothing_but_the_request(
+    family: str, stored: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Batches of 1, 7 and 32, chunked and whole, on 1 and 2 threads."""
+    folder = make_checkpoint(tmp_path, family, tokenizer=False, dtype=torch.bfloat16, hidden_size=64)
+    lengths = [int(length) for length in rng.integers(1, 60, 32)]
+    sequences = [rng.integers(0, 331, length).tolist() for length in lengths]
+    models = {threads: load(folder, FORMATS[stored], threads) for threads in (1, 2)}
+    whole: Chunks = [(request, length) for request, length in enumerate(lengths)]
+    want = run(models[1], sequences, [whole], rng)
+    schedules = {
+        "two threads": (2, [whole]),
+        "mixed chunks": (2, random_schedule(lengths, 24, rng)),
+        "seven at a time": (1, [whole[start : start + 7] for start in range(0, 32, 7)]),
+        "token by token, alone": (1, [[(0, 1)]] * lengths[0]),
+    }
+    for name, (threads, steps) in schedules.items():
+        for request, rows in enumerate(run(models[threads], sequences, steps, rng)):
+            if len(rows):
+                assert torch.equal(rows, want[request]), f"{name}: request {request}, lengths {lengths}"
+
+
+@pytest.mark.parametrize(("stored", "most"), [("int8", 0.05), ("int4", 0.35), ("int4 offset", 0.35)])
+def test_quantized_logits_stay_near(stored: str, most: float, tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3", tokenizer=False, dtype=torch.bfloat16, hidden_size=128)
+    sequence = rng.integers(0, 331, 60).tolist()
+    (want,) = run(load(folder, UNQUANTIZED, 1), [sequence], [[(0, 60)]], rng)
+    (got,) = run(load(folder, FORMATS[stored], 1), [sequence], [[(0, 60)]], rng)
+    error = ((got - want).norm(dim=-1) / want.norm(dim=-1)).median()
+    assert 0 < error < most
