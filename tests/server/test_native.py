@@ -33,6 +33,10 @@ def test_a_list_of_prompts_gives_a_list(echo_server):
     assert single["text"] == replies[2]["text"]
 
 
+def test_a_seed_is_taken(echo_server):
+    assert generate(echo_server, sampling_params={"max_new_tokens": 2, "sampling_seed": 7}).status_code == 200
+
+
 def test_a_stop_is_told_with_what_matched(echo_server):
     reply = generate(echo_server, sampling_params={"max_new_tokens": 50, "stop": "brown"}).json()
     assert reply["meta_info"]["finish_reason"] == {"type": "stop", "matched": "brown"}

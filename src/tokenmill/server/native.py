@@ -29,6 +29,7 @@ _RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "no_stop_trim": "include_stop_str_in_output",
+    "sampling_seed": "seed",
 }
 
 
