@@ -15,7 +15,7 @@ import math
 import random
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class Way:
     """One way of storing weights and KV."""
 
     name: str
-    formats: Formats = UNQUANTIZED
+    formats: Formats = field(default_factory=lambda: UNQUANTIZED)
     kv_dtype: torch.dtype | None = None
 
 
