@@ -11,8 +11,8 @@ from tokenmill.server.middleware import MAX_HEADER_BYTES
 
 # The request line and what separates headers come on top of the headers that the middleware counts.
 MAX_HEAD_BYTES = 2 * MAX_HEADER_BYTES
-# A client that is still sending gets to read its answer if it stops after this much.
-MAX_UNREAD_BYTES = 1 << 20
+# So much of a refused body is thrown away as it comes: to close at once would cost most clients the answer.
+MAX_UNREAD_BYTES = 64 << 20
 
 
 class LimitedProtocol(HttpToolsProtocol):
