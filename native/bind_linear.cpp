@@ -9,13 +9,19 @@ namespace tokenmill {
 namespace {
 
 void make_packed(Packed* self, int format, int64_t rows, int64_t depth, bool gated) {
-  if (rows < 1 || depth < 1 || (gated && rows % 2)) throw std::invalid_argument("no such matrix");
+  if (rows < 1 || depth < 1 || format < 0 || format > 3 || (gated && rows % 2)) throw std::invalid_argument("no such matrix");
   new (self) Packed{static_cast<Format>(format), gated, rows, depth, nullptr};
 }
 
 void pack(const Kernels& self, const Packed& weights, int64_t start, Address source, int64_t count, int64_t stride,
           int element) {
   self.table.pack(weights, start, {at<void>(source), count, stride}, static_cast<Element>(element), self.threads);
+}
+
+void pack_integers(const Kernels& self, const Packed& weights, int64_t start, Address values, int64_t count,
+                   Address scales, Address offsets, int64_t groups) {
+  const Integers source = {at<const uint8_t>(values), count, at<const float>(scales), at<const float>(offsets), groups};
+  self.table.pack_integers(weights, start, source, self.threads);
 }
 
 void linear(const Kernels& self, const Packed& weights, Address x, int64_t count, int64_t stride, Address out,
@@ -41,6 +47,8 @@ void bind_linear(nb::module_& module, KernelsClass& kernels) {
       .def("place", [](Packed& self, Address data) { self.data = at<uint8_t>(data); }, nb::arg("data"));
   kernels.def("pack", pack, nb::arg("weights"), nb::arg("start"), nb::arg("source"), nb::arg("count"),
               nb::arg("stride"), nb::arg("element"), Unlocked());
+  kernels.def("pack_integers", pack_integers, nb::arg("weights"), nb::arg("start"), nb::arg("values"),
+              nb::arg("count"), nb::arg("scales"), nb::arg("offsets"), nb::arg("groups"), Unlocked());
   kernels.def("linear", linear, nb::arg("weights"), nb::arg("x"), nb::arg("count"), nb::arg("stride"), nb::arg("out"),
               nb::arg("out_stride"), nb::arg("element"), nb::arg("bias"), Unlocked());
   kernels.def("argmax", argmax, nb::arg("weights"), nb::arg("x"), nb::arg("count"), nb::arg("stride"), nb::arg("ids"),

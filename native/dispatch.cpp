@@ -9,15 +9,11 @@ TM_DECLARE(avx2)
 TM_DECLARE(avx512)
 TM_DECLARE(avx512vnni)
 TM_DECLARE(avx512bf16)
-TM_DECLARE(portable)
 #undef TM_DECLARE
 
 // __builtin_cpu_supports asks the operating system too: registers that it does not save count as missing.
 std::vector<const KernelTable*> available_tables() {
   std::vector<const KernelTable*> found;
-#ifdef TM_HAS_portable
-  found.push_back(&portable::table());
-#endif
 #ifdef TM_HAS_avx2
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");

@@ -18,6 +18,15 @@ struct Rows {
   int64_t stride;
 };
 
+// Rows of integers [count][depth] with `groups` scales, and offsets or null, for each row. In bytes: int8 for 8 bits, 0
+// to 15 for 4 bits. Without offsets 4 bits stand for -8 to 7.
+struct Integers {
+  const uint8_t* values;
+  int64_t count;
+  const float *scales, *offsets;  // [count][groups]
+  int64_t groups;
+};
+
 // What becomes of the sums of a linear: out = sums + bias, or silu(gate) * up of a gated matrix, in bf16 or float32.
 struct Output {
   Rows rows;
@@ -30,7 +39,9 @@ struct KernelTable {
 
   // Fills rows [start, start + source.count) of W; the source is row-major.
   void (*pack)(const Packed& weights, int64_t start, const Rows& source, Element element, int threads);
-  // out[m] = W x[m] for x [count, depth] in bf16. Every sum runs over the depth in order, in float32.
+  // The same from integers: w = values * scales + offsets, for groups of inputs (int4) or whole rows (int8).
+  void (*pack_integers)(const Packed& weights, int64_t start, const Integers& source, int threads);
+  // out[m] = W x[m] for x [count, depth] in bf16. The sums of a row depend on that row alone.
   void (*linear)(const Packed& weights, const Rows& x, const Output& output, int threads);
   // ids[m] = the row of the largest of W x[m]; the lowest of equals, and a NaN is larger than every number.
   void (*argmax)(const Packed& weights, const Rows& x, int64_t* ids, int threads);

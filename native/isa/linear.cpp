@@ -28,10 +28,23 @@ struct Cut {
   }
 };
 
+auto tile_function(Format format) -> void (*)(const Tile&) {
+  switch (format) {
+    case Format::bf16: return tile_bf16;
+    case Format::int8: return tile_int8;
+    case Format::int4: return tile_int4;
+    case Format::int4_offset: return tile_int4_offset;
+  }
+  return nullptr;
+}
+
 // Calls finish(m, panel, panels, sums) for all rows, and panels by two or four (a last one may be alone).
 template <class Finish>
 void for_each_tile(const Packed& weights, const Rows& x, int threads, const Finish& finish) {
+  if (x.count == 0) return;
   const Cut cut(weights, x.count);
+  const Activations activations = prepare(weights, x, threads);
+  const auto run = tile_function(weights.format);
   parallel_chain(cut.columns * cut.bands, threads, [&](int64_t piece, int64_t next) {
     const int64_t column = piece / cut.bands, next_column = next / cut.bands, panel = column * cut.width;
     const int64_t left = weights.panels() - panel;
@@ -45,9 +58,8 @@ void for_each_tile(const Packed& weights, const Rows& x, int threads, const Fini
       const int64_t i = piece % cut.bands * cut.tiles + tile, top = x.count * i / tiles, end = x.count * (i + 1) / tiles;
       const int64_t ahead = next_column * cut.width + tile;
       const bool fetch = fetches && tile < cut.width && ahead < weights.panels();
-      const auto* rows = static_cast<const uint8_t*>(x.data) + top * x.stride * 2;
-      tile_bf16({weights, panel, panels, rows, x.stride * 2, static_cast<int>(end - top), sums,
-                 fetch ? weights.data + ahead * weights.panel_bytes() : nullptr});
+      run({weights, panel, panels, activations, top, static_cast<int>(end - top), sums,
+           fetch ? weights.data + ahead * weights.panel_bytes() : nullptr});
       for (int64_t m = top; m < end; ++m) finish(m, panel, panels, sums + (m - top) * panels * LANES);
     }
   });

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "isa/activations.h"
 #include "isa/simd.h"
 #include "kernel_table.h"
 
@@ -21,13 +22,16 @@ constexpr int TALL_PANELS = 2, WIDE_PANELS = 4;
 // Up to here the tiles are wide.
 constexpr int MOST_WIDE_ROWS = 8;
 
+// Before a loop over a tile: only where all of them are unrolled do the sums stay in registers.
+#define TM_UNROLL _Pragma("GCC unroll 12")
+
 // A tile of sums: `rows` rows of x by `panels` panels, complete over the depth.
 struct Tile {
   const Packed& weights;
   int64_t panel;         // the first
   int panels;            // up to TALL_PANELS or WIDE_PANELS
-  const uint8_t* x;      // the first row, as the format wants it
-  int64_t x_stride;      // bytes
+  const Activations& x;
+  int64_t row;           // the first
   int rows;              // up to TALL_ROWS or WIDE_ROWS
   float* sums;           // [rows][panels * LANES]
   const uint8_t* ahead;  // a panel that is read into the cache meanwhile, or null
@@ -54,8 +58,12 @@ void run_tile(const Tile& tile) {
 }
 
 void tile_bf16(const Tile& tile);
+void tile_int8(const Tile& tile);
+void tile_int4(const Tile& tile);
+void tile_int4_offset(const Tile& tile);
 
 void pack(const Packed& weights, int64_t start, const Rows& source, Element element, int threads);
+void pack_integers(const Packed& weights, int64_t start, const Integers& source, int threads);
 void linear(const Packed& weights, const Rows& x, const Output& output, int threads);
 void argmax(const Packed& weights, const Rows& x, int64_t* ids, int threads);
 void lookup(const Packed& weights, const int64_t* ids, const Rows& out, int threads);

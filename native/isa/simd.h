@@ -2,12 +2,10 @@
 // Sums over lanes and products are done in one fixed order, so that results do not depend on where they are used.
 #pragma once
 
+#include <immintrin.h>
+
 #include <cstdint>
 #include <cstring>
-
-#if defined(__AVX512F__) || defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
 namespace tokenmill::TM_ISA {
 
@@ -47,10 +45,8 @@ inline uint16_t to_bf16(float value) {
 
 #if defined(__AVX512F__)
 #include "isa/simd_avx512.h"
-#elif defined(__AVX2__)
-#include "isa/simd_avx2.h"
 #else
-#include "isa/simd_portable.h"
+#include "isa/simd_avx2.h"
 #endif
 
 namespace tokenmill::TM_ISA {

@@ -1,8 +1,8 @@
 #include "kernel_table.h"
 
 #include "isa/attention.h"
-#include "isa/draw.h"
 #include "isa/linear.h"
+#include "isa/draw.h"
 #include "isa/norm.h"
 
 namespace tokenmill::TM_ISA {
@@ -14,6 +14,7 @@ const KernelTable& table() {
   static const KernelTable kernels = {
       .name = TM_NAME(TM_ISA),
       .pack = pack,
+      .pack_integers = pack_integers,
       .linear = linear,
       .argmax = argmax,
       .lookup = lookup,

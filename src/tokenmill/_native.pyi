@@ -17,6 +17,16 @@ class Kernels:
     @property
     def threads(self) -> int: ...
     def pack(self, weights: Packed, start: int, source: Address, count: int, stride: int, element: int) -> None: ...
+    def pack_integers(
+        self,
+        weights: Packed,
+        start: int,
+        values: Address,
+        count: int,
+        scales: Address,
+        offsets: Address,
+        groups: int,
+    ) -> None: ...
     def linear(
         self,
         weights: Packed,

@@ -43,7 +43,8 @@ class PackedMatrix:
     """A weight W [out_size, in_size] in panels of 16 rows; see `Matrix`. Activations are bf16.
 
     Integer weights meet int8 activations, rounded for each token (INT8) or for each 32 inputs of it (INT4, INT4_OFFSET);
-    kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x and on the instruction set, not on the number of rows or threads.
+    kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x and on the instruction set,
+    not on the number of rows or threads.
 
     Args:
         kernels: the native kernels that fill and multiply it.

@@ -1,0 +1,41 @@
+// Tiles of int8 weights by int8 activations: exact sums, scaled once for each row of x and of W.
+#include "isa/bytes.h"
+#include "isa/linear.h"
+
+namespace tokenmill::TM_ISA {
+
+namespace {
+
+template <int M, int P>
+struct Int8Tile {
+  static void run(const Tile& tile) {
+    const int64_t panel_bytes = tile.weights.panel_bytes(), steps = tile.weights.stretches() * STRETCH / 4;
+    const uint8_t* w = tile.weights.data + tile.panel * panel_bytes;
+    const uint8_t* x = tile.x.data + tile.row * tile.x.stride;
+    I32 sums[M][P];
+    TM_UNROLL for (int m = 0; m < M; ++m)
+      TM_UNROLL for (int p = 0; p < P; ++p) sums[m][p] = start_centred(tile.x.sums[tile.row + m]);
+    for (int64_t step = 0; step < steps; ++step) {
+      if (tile.ahead) prefetch(tile.ahead + step * 64);
+      I32 panels[P];
+      TM_UNROLL for (int p = 0; p < P; ++p) panels[p] = load_bytes(w + p * panel_bytes + step * 4 * LANES);
+      TM_UNROLL for (int m = 0; m < M; ++m) {
+        const I32 numbers = splat(static_cast<int32_t>(load_word(x + m * tile.x.stride + step * 4)));
+        TM_UNROLL for (int p = 0; p < P; ++p) sums[m][p] = dot_centred(sums[m][p], panels[p], numbers);
+      }
+    }
+    TM_UNROLL for (int p = 0; p < P; ++p) {
+      const F32 scales = load(reinterpret_cast<const float*>(w + p * panel_bytes + steps * 4 * LANES));
+      TM_UNROLL for (int m = 0; m < M; ++m) {
+        const F32 scale = mul(scales, broadcast(tile.x.scales[tile.row + m]));
+        store(tile.sums + (m * P + p) * LANES, mul(to_float(sums[m][p]), scale));
+      }
+    }
+  }
+};
+
+}  // namespace
+
+void tile_int8(const Tile& tile) { run_tile<Int8Tile>(tile); }
+
+}  // namespace tokenmill::TM_ISA
