@@ -5,9 +5,15 @@ import torch
 from torch.nn import functional
 
 from tests.kernels.native import BEST, every_isa, kernels
+from tokenmill.kernels import reference
+from tokenmill.kernels.formats import Format
 from tokenmill.kernels.native_matrix import PackedMatrix
 from tokenmill.kernels.protocol import MatrixRole
+from tokenmill.kernels.quantized import QuantizedRows
 
+INTEGERS = [Format.INT8, Format.INT4, Format.INT4_OFFSET]
+every_format = pytest.mark.parametrize("format", list(Format))
+every_integer_format = pytest.mark.parametrize("format", INTEGERS)
 EPSILON = {torch.float32: 2**-22, torch.bfloat16: 2**-8}
 
 
@@ -15,10 +21,18 @@ def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape).bfloat16()
 
 
-def packed(isa: str, weight: torch.Tensor, *, threads: int = 1, role: MatrixRole = MatrixRole.LINEAR) -> PackedMatrix:
-    matrix = PackedMatrix(kernels(isa, threads), tuple(weight.shape), role)
+def packed(
+    isa: str, weight: torch.Tensor, threads: int = 1, role=MatrixRole.LINEAR, format=Format.BF16
+) -> PackedMatrix:
+    matrix = PackedMatrix(kernels(isa, threads), tuple(weight.shape), role, format)
     matrix.fill(0, weight)
     return matrix
+
+
+def quantized(weight: torch.Tensor, format: Format) -> QuantizedRows:
+    if format is Format.INT8:
+        return reference.quantize_int8(weight)
+    return reference.quantize_int4(weight, has_offsets=format is Format.INT4_OFFSET)
 
 
 def assert_product(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None):
@@ -91,13 +105,14 @@ def test_the_gate_saturates_like_silu(isa):
 
 
 @every_isa
-def test_a_token_has_the_same_bits_in_any_batch_and_with_any_threads(isa, rng):
-    out_size, in_size = int(rng.integers(40, 200)), int(rng.integers(100, 700))
+@every_format
+def test_a_token_has_the_same_bits_in_any_batch_and_with_any_threads(isa, format, rng):
+    out_size, in_size = int(rng.integers(40, 200)), int(rng.integers(100, 400))
     x, weight, bias = drawn(512, in_size), drawn(out_size, in_size), drawn(out_size)
-    alone = packed(isa, weight)
+    alone = packed(isa, weight, format=format)
     expected = torch.cat([alone.logits(row[None]) for row in x])
     for threads in (1, 2, 3):
-        matrix = packed(isa, weight, threads=threads)
+        matrix = packed(isa, weight, threads, format=format)
         for rows in (2, 4, 6, 7, 8, 9, 12, 16, 32, 100, 512):
             start = int(rng.integers(0, 513 - rows))
             assert torch.equal(matrix.logits(x[start : start + rows]), expected[start : start + rows])
@@ -130,13 +145,14 @@ def test_argmax_takes_the_lowest_of_equals_and_the_first_nan(isa, rng):
 
 
 @every_isa
-def test_nothing_beside_a_row_is_read_into_it(isa, rng):
+@every_format
+def test_nothing_beside_a_row_is_read_into_it(isa, format, rng):
     """What lies before, between and behind the rows of x is poison."""
     for in_size in (1, 33, 64, 97):
         weight, x = drawn(50, in_size), drawn(11, in_size)
         poisoned = torch.full((13, in_size + 9), torch.nan).bfloat16()
         poisoned[1:12, 4 : 4 + in_size] = x
-        matrix = packed(isa, weight)
+        matrix = packed(isa, weight, format=format)
         assert torch.equal(matrix.logits(poisoned[1:12, 4 : 4 + in_size]), matrix.logits(x))
 
 
@@ -149,6 +165,111 @@ def test_a_bad_number_stays_in_its_row_and_column(isa, rng):
     clean[4], clean[:, 20] = False, False
     assert found.isfinite().eq(clean).all()
     assert found[4].isnan().all()
+
+
+@every_isa
+@every_integer_format
+def test_weights_are_rounded_as_the_reference_says(isa, format, rng):
+    for in_size in (1, 31, 64, 200):
+        weight = torch.randn(37, in_size) * torch.rand(37, 1) * 10 ** float(rng.integers(-3, 2))
+        weight[5] = 0
+        expected = quantized(weight, format).dequantize()[:, :in_size].bfloat16()
+        for source in (weight, weight.bfloat16()):
+            found = packed(isa, source, format=format).lookup(torch.arange(37))
+            assert torch.equal(found, quantized(source, format).dequantize()[:, :in_size].bfloat16())
+        assert torch.equal(packed(isa, weight, format=format).lookup(torch.tensor([5, 36])), expected[[5, 36]])
+
+
+def test_integers_of_a_weight_are_close_to_it(rng):
+    weight = torch.randn(64, 512)
+    for format, most in ((Format.INT8, 0.01), (Format.INT4, 0.1), (Format.INT4_OFFSET, 0.09)):
+        found = packed(BEST[0], weight, format=format).lookup(torch.arange(64))
+        assert (found - weight).norm() / weight.norm() < most
+
+
+@every_isa
+@every_integer_format
+def test_integer_products_are_those_of_the_reference(isa, format, rng):
+    for rows in (1, 2, 5, 7, 8, 13, 25, 60):
+        out_size, in_size = int(rng.integers(1, 140)), int(rng.integers(1, 600))
+        x, weight, bias = drawn(rows, in_size), torch.randn(out_size, in_size), drawn(out_size)
+        expected = reference.multiply(x, quantized(weight, format))
+        matrix = packed(isa, weight, 1 + rows % 2, format=format)
+        torch.testing.assert_close(matrix.logits(x), expected, rtol=2e-6, atol=1e-5 * in_size**0.5)
+        wanted = expected + bias
+        torch.testing.assert_close(matrix.multiply(x, bias).float(), wanted, rtol=2**-7, atol=1e-5 * in_size**0.5)
+
+
+@every_isa
+@every_integer_format
+def test_the_largest_integers_do_not_overflow(isa, format):
+    for sign in (1, -1):
+        x, weight = torch.full((3, 4096), 1.0).bfloat16(), torch.full((17, 4096), sign * 1.0)
+        weight[:, ::2] *= torch.tensor(1.0) if format is Format.INT8 else 7 / 8
+        expected = reference.multiply(x, quantized(weight, format))
+        torch.testing.assert_close(packed(isa, weight, format=format).logits(x), expected, rtol=1e-5, atol=0)
+
+
+@every_isa
+@every_integer_format
+def test_integers_of_a_checkpoint_are_taken_as_they_are(isa, format, rng):
+    for group_size in (32, 64, 128):
+        groups = 1 if format is Format.INT8 else 256 // group_size
+        scales = (torch.rand(40, groups) + 0.125).half().float()
+        if format is Format.INT8:
+            rows = QuantizedRows(8, torch.randint(-128, 128, (40, 256), dtype=torch.int8), scales)
+        else:
+            offsets = -8 * scales if format is Format.INT4 else torch.randn(40, groups).half().float()
+            rows = QuantizedRows(4, torch.randint(0, 16, (40, 256), dtype=torch.uint8), scales, offsets)
+        matrix = PackedMatrix(kernels(isa, 2), (40, 256), format=format)
+        for start, end in ((17, 40), (0, 17)):
+            part = None if rows.offsets is None else rows.offsets[start:end]
+            matrix.fill(start, QuantizedRows(rows.bits, rows.values[start:end], rows.scales[start:end], part))
+        assert torch.equal(matrix.lookup(torch.arange(40)), rows.dequantize().bfloat16())
+        x = drawn(9, 256)
+        torch.testing.assert_close(matrix.logits(x), reference.multiply(x, rows), rtol=1e-5, atol=1e-3)
+
+
+@every_format
+def test_integers_in_a_form_that_the_matrix_does_not_have_are_rounded_anew(format, rng):
+    values = torch.randint(0, 16, (20, 64), dtype=torch.uint8)
+    rows = QuantizedRows(4, values, torch.rand(20, 4) + 0.1, torch.randn(20, 4))
+    matrix = PackedMatrix(kernels(BEST[0]), (20, 64), format=format)
+    matrix.fill(0, rows)
+    found, wanted = matrix.lookup(torch.arange(20)).float(), rows.dequantize()
+    assert (found - wanted).norm() / wanted.norm() < 0.15
+
+
+@every_isa
+@every_integer_format
+def test_a_row_with_a_bad_number_is_not_a_number_and_alone(isa, format, rng):
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        x, weight = drawn(9, 70), torch.randn(35, 70)
+        x[4, 69], weight[20, 11] = bad, bad
+        found = packed(isa, weight, format=format).logits(x)
+        clean = torch.ones(9, 35, dtype=torch.bool)
+        clean[4], clean[:, 20] = False, False
+        assert found.isnan().eq(~clean).all()
+
+
+@every_isa
+@every_integer_format
+def test_gated_integers_and_their_argmax(isa, format, rng):
+    x, weight = drawn(9, 100), torch.randn(90, 100) / 10
+    sums = reference.multiply(x, quantized(weight, format))
+    gated = packed(isa, weight, 2, MatrixRole.GATED, format).gated(x)
+    expected = functional.silu(sums[:, :45]) * sums[:, 45:]
+    torch.testing.assert_close(gated.float(), expected, rtol=2**-7, atol=1e-4)
+    matrix = packed(isa, weight, 2, format=format)
+    assert torch.equal(matrix.argmax(x), matrix.logits(x).argmax(-1))
+
+
+@every_format
+def test_no_rows_give_no_results(format):
+    matrix, none = packed(BEST[0], drawn(20, 8), format=format), drawn(0, 8)
+    assert matrix.multiply(none).shape == (0, 20)
+    assert matrix.argmax(none).shape == (0,)
+    assert matrix.lookup(torch.zeros(0, dtype=torch.int64)).shape == (0, 8)
 
 
 def test_what_does_not_fit_is_refused():

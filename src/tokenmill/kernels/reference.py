@@ -16,7 +16,7 @@ def quantize_int8(weight: torch.Tensor) -> QuantizedRows:
     """[n, in_size] with one scale for each row: -127 to 127 times a 127th of its largest number."""
     weight = weight.float()
     most = weight.abs().amax(1, keepdim=True)
-    values = (weight * _factor(127, most)).round().clamp(-127, 127)
+    values = (weight * _factor(127.0, most)).round().clamp(-127, 127)
     return QuantizedRows(8, values.nan_to_num(0, 0, 0).to(torch.int8), _finite(most, most / 127))
 
 
@@ -30,10 +30,10 @@ def quantize_int4(weight: torch.Tensor, has_offsets: bool = False) -> QuantizedR
     if has_offsets:
         offsets = groups.amin(-1, keepdim=True).half().float()
         scales = ((groups.amax(-1, keepdim=True) - offsets) / 15).half().float()
-        values = ((groups - offsets) * _factor(1, scales)).round().clamp(0, 15)
+        values = ((groups - offsets) * _factor(1.0, scales)).round().clamp(0, 15)
     else:
         scales = (groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -8).half().float()
-        values = (groups * _factor(1, scales)).round().clamp(-8, 7) + 8
+        values = (groups * _factor(1.0, scales)).round().clamp(-8, 7) + 8
         offsets = -8 * scales
     return QuantizedRows(4, values.to(torch.uint8).flatten(1), scales[..., 0], offsets[..., 0])
 
@@ -43,7 +43,7 @@ def quantize_activations(x: torch.Tensor, group: int) -> tuple[torch.Tensor, tor
     groups = _groups(x.float(), group)
     most = groups.abs().amax(-1, keepdim=True)
     used = most * (most >= SMALLEST)
-    values = (groups * _factor(127, used)).round().nan_to_num(0, 0, 0)
+    values = (groups * _factor(127.0, used)).round().nan_to_num(0, 0, 0)
     return values.to(torch.int8), _finite(most, used / 127)
 
 
@@ -73,7 +73,8 @@ def _expand(per_group: torch.Tensor, group_size: int, groups: int) -> torch.Tens
 
 
 def _factor(numerator: float, most: torch.Tensor) -> torch.Tensor:
-    return torch.where(most == 0, 0, numerator / most)
+    # A tensor above: torch makes a number / tensor a product with the reciprocal, which is rounded twice.
+    return torch.where(most == 0, 0, torch.tensor(numerator) / most)
 
 
 def _finite(most: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
