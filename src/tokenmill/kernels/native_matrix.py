@@ -1,4 +1,4 @@
-"""Matrices packed for the native kernels: the face of native/isa/linear.cpp. References: `TorchMatrix`, reference.py."""
+"""Matrices packed for the native kernels: the face of native/isa/linear.cpp; see `TorchMatrix` and reference.py."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def aligned_bytes(size: int) -> torch.Tensor:
 class PackedMatrix:
     """A weight W [out_size, in_size] in panels of 16 rows; see `Matrix`. Activations are bf16.
 
-    Integer weights meet int8 activations, rounded for each token (INT8) or for each 32 inputs of it (INT4, INT4_OFFSET);
-    kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x and on the instruction set,
-    not on the number of rows or threads.
+    Integer weights meet int8 activations, which are rounded for each token (INT8) or for each 32 inputs of it (INT4,
+    INT4_OFFSET); kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x and on the
+    instruction set, not on the number of rows or threads.
 
     Args:
         kernels: the native kernels that fill and multiply it.

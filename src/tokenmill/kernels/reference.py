@@ -1,4 +1,4 @@
-"""What the native kernels compute with integers, in plain torch: how weights and activations are rounded and multiplied."""
+"""The native kernels' arithmetic of integers in plain torch: how weights and activations are rounded and multiplied."""
 
 from __future__ import annotations
 
