@@ -18,7 +18,8 @@ from tokenmill.kernels.triton.search import find_group, first_row
 
 LOG2_E = 1.4426950408889634
 TILE_KEYS = 64
-# Rows of a tile (tokens * heads of a group) of prompts; of decodes it is the smallest that matrix units take.
+# Rows of a tile (tokens * heads of a group) of prompts; of decodes it is the smallest that matrix units take. Exact
+# products of float32 run beside those units, in registers: larger tiles spill them, and take long to compile.
 PROMPT_ROWS = 128
 DECODE_ROWS = 16
 
@@ -41,7 +42,7 @@ class PagedKV:
     query_starts: torch.Tensor
 
 
-@triton.jit(do_not_specialize=["num_requests", "table_stride"])
+@triton.jit(do_not_specialize=["num_requests", "table_stride", "window"])
 def _attend(
     q,
     keys,
@@ -55,6 +56,7 @@ def _attend(
     scale,
     q_stride,
     table_stride,
+    window,
     PAGE_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -63,8 +65,8 @@ def _attend(
     TILE_TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
 ):
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -92,9 +94,9 @@ def _attend(
         # |begin|<- keys of this split ->|stop|, within what the tile's first and last token see.
         last = computed + tl.minimum(first + TILE_TOKENS, query_len)
         begin = 0
-        if WINDOW > 0:
-            begin = tl.maximum(computed + first - WINDOW + 1, 0) // TILE * TILE
-        share = tl.cdiv(tl.cdiv(last - begin, SPLITS), TILE) * TILE
+        if HAS_WINDOW:
+            begin = tl.maximum(computed + first - window + 1, 0) // TILE * TILE
+        share = tl.cdiv(tl.cdiv(last - begin, tl.num_programs(2)), TILE) * TILE
         begin += split * share
         stop = tl.minimum(begin + share, last)
 
@@ -110,8 +112,8 @@ def _attend(
             k = tl.load(keys + source[:, None] + column[None, :], wanted, 0.0)
             scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
             is_visible = is_key[None, :] & (place[None, :] <= position[:, None])
-            if WINDOW > 0:
-                is_visible = is_visible & (place[None, :] > position[:, None] - WINDOW)
+            if HAS_WINDOW:
+                is_visible = is_visible & (place[None, :] > position[:, None] - window)
             scores = tl.where(is_visible, scores, float("-inf"))
             higher = tl.maximum(highest, tl.max(scores, 1))
             # A row that has seen nothing yet has no highest score; a difference of infinities would be NaN.
@@ -124,12 +126,12 @@ def _attend(
             attended = attended * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
             highest = higher
 
-        if SPLITS == 1:
+        if not IS_SPLIT:
             target = output + (token * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + column[None, :]
             tl.store(target, (attended / total[:, None]).to(output.dtype.element_ty), loaded)
         else:
             # Of each split: the unscaled sum, its highest score, its total weight.
-            part = (request.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head) * SPLITS + split
+            part = (request.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head) * tl.num_programs(2) + split
             tl.store(parts + part[:, None] * (HEAD_DIM + 2) + column[None, :], attended, loaded)
             tl.store(parts + part * (HEAD_DIM + 2) + HEAD_DIM, highest, is_row)
             tl.store(parts + part * (HEAD_DIM + 2) + HEAD_DIM + 1, total, is_row)
@@ -165,7 +167,8 @@ def attend_prompts(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scale: fl
         window: a token sees itself and at most window - 1 tokens before it; None: all.
     """
     group = q.shape[1] // kv.keys.shape[2]
-    tokens = max(2, PROMPT_ROWS // group)
+    rows = DECODE_ROWS if q.is_cuda and q.dtype == torch.float32 else PROMPT_ROWS
+    tokens = max(2, rows // group)
     # The tokens from the first of these requests on bound their tiles from above; the host knows no more.
     most = q.shape[0] // tokens + len(kv.context_lens)
     _launch(q, kv, output, output, scale, window, tokens, (most, 1))
@@ -212,6 +215,7 @@ def _launch(
         scale * LOG2_E,
         q.stride(0),
         kv.page_table.stride(0),
+        window or 0,
         PAGE_SIZE=page_size,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -220,8 +224,8 @@ def _launch(
         TILE_TOKENS=tile_tokens,
         ROWS=rows,
         TILE=TILE_KEYS,
-        WINDOW=window or 0,
-        SPLITS=grid[1],
+        HAS_WINDOW=window is not None,
+        IS_SPLIT=grid[1] > 1,
         num_warps=8 if rows > 64 else 4,
         num_stages=2,
     )
