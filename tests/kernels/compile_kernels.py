@@ -1,0 +1,70 @@
+"""Compile every kernel to machine code for a GPU that need not be there; prints what each one takes.
+
+TRITON_INTERPRET=0 python tests/kernels/compile_kernels.py 90
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tokenmill.kernels.triton import attention, gate, heads, matmul, norm, sampling
+
+# Types of the arguments by their names, the same in all kernels.
+POINTERS = {
+    **dict.fromkeys(("x", "update", "weight", "bias", "output", "gate_up", "qkv", "q_norm", "k_norm"), "*bf16"),
+    **dict.fromkeys(("cos_table", "sin_table", "q", "keys", "values"), "*bf16"),
+    **dict.fromkeys(("parts", "logits"), "*fp32"),
+    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts"), "*i32"),
+    **dict.fromkeys(("positions", "slots", "sources", "kinds", "top_ks", "token_ids"), "*i64"),
+    **dict.fromkeys(("temperatures", "top_ps", "min_ps", "uniforms"), "*fp64"),
+}
+NUMBERS = {
+    **dict.fromkeys(("eps", "scale"), "fp32"),
+    **dict.fromkeys(
+        ("num_requests", "q_stride", "table_stride", "num_groups", "num_rows", "stride", "size", "window"), "i32"
+    ),
+}
+ATTENTION = {"PAGE_SIZE": 16, "NUM_KV_HEADS": 8, "GROUP": 2, "HEAD_DIM": 128, "WIDTH": 128, "TILE": attention.TILE_KEYS}
+TILES = {
+    "ROWS_TILE": matmul.TILE_ROWS,
+    "COLUMNS_TILE": matmul.TILE_COLUMNS,
+    "DEPTH_TILE": matmul.TILE_DEPTH,
+    "COLUMNS": 1024,
+    "DEPTH": 1024,
+}
+# Kernel, constants, warps.
+CASES: list[tuple[Any, dict[str, Any], int]] = [
+    (norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True}, 2),
+    (gate._silu_mul, {"SIZE": 3072, "WIDTH": 1024}, 4),
+    (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, "HAS_NORMS": True}, 1),
+    (attention._attend, {**ATTENTION, "TILE_TOKENS": 64, "ROWS": 128, "HAS_WINDOW": False, "IS_SPLIT": False}, 8),
+    (attention._attend, {**ATTENTION, "TILE_TOKENS": 1, "ROWS": 16, "HAS_WINDOW": True, "IS_SPLIT": True}, 4),
+    (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "SPLITS": 8}, 4),
+    (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
+    (sampling._sample, {"TILE": sampling.TILE}, 8),
+]
+
+
+def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: int) -> Any:
+    """A kernel with the types and alignments that a model of bfloat16 gives its arguments."""
+    types = {**POINTERS, **NUMBERS, **dict.fromkeys(constants, "constexpr")}
+    names = kernel.arg_names
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if name in POINTERS or name == "q_stride"
+    }
+    source = ASTSource(kernel, {name: types[name] for name in names}, constants, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+
+
+if __name__ == "__main__":
+    for own_kernel, own_constants, own_warps in CASES:
+        compiled = compile_one(own_kernel, own_constants, own_warps, int(sys.argv[1]))
+        units = "wgmma" if "wgmma" in compiled.asm["ptx"] else "mma" if "mma.sync" in compiled.asm["ptx"] else "-"
+        print(own_kernel.__name__, len(compiled.asm["cubin"]), compiled.metadata.shared, units)

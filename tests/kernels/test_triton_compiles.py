@@ -1,0 +1,32 @@
+"""Without a GPU, too, every kernel compiles to the machine code of one: what the interpreter lets pass ends here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.source_tree import ROOT
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+
+def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), "90"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert len(rows) == 8
+    # A multiprocessor of capability 9.0 has 227 KiB for a program; attention to prompts uses its matrix units.
+    assert all(int(code) > 1000 and int(shared) <= 227 << 10 for _, code, shared, _ in rows)
+    assert [units for name, _, _, units in rows if name == "_attend"] == ["wgmma", "mma"]
