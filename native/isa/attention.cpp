@@ -179,19 +179,20 @@ class TileWork {
     for (int s = 0; s < SPAN_STRIPS; ++s) {
       const int visible_strip = std::min(std::max(s, visible.first / STRIP), (visible.end - 1) / STRIP);
       const int64_t strip = pages_.strip(start + visible_strip * STRIP);
-      span.keys[s] = read_strip(pages_.memory.keys, strip, wide_keys_[s]);
-      span.values[s] = read_strip(pages_.memory.values, strip, wide_values_[s]);
+      const int64_t next = pages_.strip(std::min(start + SPAN + s * STRIP, last));
+      span.keys[s] = read_strip(pages_.memory.keys, strip, wide_keys_[s], next);
+      span.values[s] = read_strip(pages_.memory.values, strip, wide_values_[s], next);
       const Visible inside{visible.first - visible_strip * STRIP, visible.end - visible_strip * STRIP};
       if (inside.first > 0 || inside.end < STRIP) span.values[s] = without_hidden(span.values[s], inside, wide_values_[s]);
-      const int64_t next = pages_.strip(std::min(start + SPAN + s * STRIP, last));
       span.next_keys[s] = pages_.is_int8() ? span.keys[s] : static_cast<const uint16_t*>(pages_.memory.keys) + next;
     }
     return span;
   }
 
-  const uint16_t* read_strip(const void* memory, int64_t strip, uint16_t* wide) const {
+  const uint16_t* read_strip(const void* memory, int64_t strip, uint16_t* wide, int64_t next) const {
     if (!pages_.is_int8()) return static_cast<const uint16_t*>(memory) + strip;
-    widen(static_cast<const int8_t*>(memory) + strip, pages_.strip_numbers(), wide);
+    const auto* numbers = static_cast<const int8_t*>(memory);
+    widen(numbers + strip, pages_.strip_numbers(), wide, numbers + next);
     return wide;
   }
 
@@ -207,7 +208,11 @@ class TileWork {
 
   void read_scales(const float* scales, int start, const Visible& visible, float* to) const {
     std::memset(to, 0, SPAN * sizeof(float));
-    for (int i = visible.first; i < visible.end; ++i) to[i] = scales[pages_.slot(start + i)];
+    for (int i = visible.first; i < visible.end;) {
+      const int end = std::min(visible.end, (i / STRIP + 1) * STRIP);
+      std::memcpy(to + i, scales + pages_.slot(start + i), (end - i) * sizeof(float));
+      i = end;
+    }
   }
 
   void write_out(int row) {

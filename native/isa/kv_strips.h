@@ -30,28 +30,30 @@ struct Pages {
 inline int64_t key_index(int d, int place) { return (d / 2 * STRIP + place) * 2 + d % 2; }
 inline int64_t value_index(int d, int place, int head_dim) { return (place / 2 * head_dim + d) * 2 + place % 2; }
 
-// Symmetric int8: fills numbers and returns the scale, NaN where one of x is no number or infinite.
+// Symmetric int8: fills numbers and returns the scale, NaN where one of x is no number or infinite. A multiple of 16.
 inline float quantize(const uint16_t* x, int size, int8_t* numbers) {
-  float most = 0, sound = 0;
-  for (int d = 0; d < size; ++d) {
-    const float value = to_float(x[d]);
-    most = std::fmax(most, std::fabs(value));
-    sound += value * 0.0f;
+  F32 most = zero(), sound = zero();
+  for (int d = 0; d < size; d += LANES) {
+    const F32 value = load_bf16(x + d);
+    most = max(most, max(value, sub(zero(), value)));
+    sound = fma(value, zero(), sound);
   }
-  const float inverse = most > 0 && sound == 0 ? 127.0f / most : 0.0f;
-  for (int d = 0; d < size; ++d) {
-    numbers[d] = inverse > 0 ? static_cast<int8_t>(std::nearbyint(to_float(x[d]) * inverse)) : int8_t{0};
+  const float whole = sum(sound), size_of_largest = largest(most);
+  const float inverse = size_of_largest > 0 && whole == 0 ? 127.0f / size_of_largest : 0.0f;
+  for (int d = 0; d < size; d += LANES) {
+    float rounded[LANES];
+    store(rounded, round_whole(mul(load_bf16(x + d), broadcast(inverse))));
+    // A NaN is no int8, whatever its scale.
+    for (int i = 0; i < LANES; ++i) numbers[d + i] = inverse > 0 ? static_cast<int8_t>(rounded[i]) : int8_t{0};
   }
-  return most / 127.0f + sound;
+  return size_of_largest / 127.0f + whole;
 }
 
-// int8 numbers as bf16, exactly.
-inline void widen(const int8_t* numbers, int64_t count, uint16_t* wide) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = numbers[i];
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    wide[i] = static_cast<uint16_t>(bits >> 16);
+// int8 numbers, a multiple of 32, as bf16; fetches as many from `ahead`.
+inline void widen(const int8_t* numbers, int64_t count, uint16_t* wide, const int8_t* ahead) {
+  for (int64_t i = 0; i < count; i += 32) {
+    widen_int8(numbers + i, wide + i);
+    prefetch(ahead + i);
   }
 }
 

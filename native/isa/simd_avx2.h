@@ -73,6 +73,20 @@ inline void store_bf16(uint16_t* to, F32 value) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 8), round_bf16(value.high));
 }
 
+// 32 int8 numbers as bf16, exactly.
+inline void widen_int8(const int8_t* numbers, uint16_t* wide) {
+  for (int i = 0; i < 32; i += 16) {
+    const auto upper = [&](int first) {
+      const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(numbers + i + first));
+      return _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))), 16);
+    };
+    // Packing goes by halves of a register: numbers 0-3, 8-11, 4-7, 12-15.
+    const __m256i packed = _mm256_packus_epi32(upper(0), upper(8));
+    const __m256i ordered = _mm256_permute4x64_epi64(packed, 0xD8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(wide + i), ordered);
+  }
+}
+
 inline __m256 power_of_two(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }

@@ -52,6 +52,18 @@ inline void store_bf16(uint16_t* to, F32 value) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), round_bf16(value));
 }
 
+// 32 int8 numbers as bf16, exactly.
+inline void widen_int8(const int8_t* numbers, uint16_t* wide) {
+  const auto bits = [&](int first) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers + first));
+    return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+  };
+  // The upper halves of the floats are all there is to them.
+  const __m512i upper = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
+                                         23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  _mm512_storeu_si512(wide, _mm512_permutex2var_epi16(bits(0), upper, bits(16)));
+}
+
 // 2^n for whole n in [-126, 127], as float32.
 inline F32 power_of_two(F32 n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
