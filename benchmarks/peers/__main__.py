@@ -37,8 +37,8 @@ POINTS = (
     Point("decode 32", 32, 128, 64),
 )
 LONG_CONTEXT = Point("decode 8 at 2048", 8, 2048, 64)
-# Enough to see that an engine runs.
-QUICK_POINTS = (Point("prefill 512", 1, 512, 1), Point("decode 1", 1, 16, 2), Point("decode 8", 8, 16, 2))
+# Enough to see that an engine runs; the last has more tokens than llama.cpp takes at once.
+QUICK_POINTS = (Point("prefill 512", 1, 512, 1), Point("decode 1", 1, 16, 2), Point("decode 32", 32, 72, 2))
 
 
 def main() -> int:
@@ -76,11 +76,12 @@ def main() -> int:
 
 
 def measure_all(chosen: list[tuple[Peer, str]], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One entry for each engine, format and round, the rounds one after the other."""
+    """One entry for each engine, format and round, the rounds one after the other; each begins with another engine."""
     from benchmarks.peers.probe import probe
 
     for number in range(options.rounds):
-        for peer, weights in chosen:
+        first = number * len(chosen) // options.rounds
+        for peer, weights in chosen[first:] + chosen[:first]:
             probed = probe(options.threads)
             start = time.monotonic()
             entry = {"peer": peer.name, "weights": weights, "round": number, "probe": probed}
@@ -104,7 +105,8 @@ def run_one(peer: Peer, weights: str, number: int, options: argparse.Namespace) 
     )
     setup.write(setup_file)
     command = [str(python), "-m", f"benchmarks.peers.adapters.{peer.adapter}", str(setup_file)]
-    child = Child(command, options.threads, BUILD / f"{name}.log", peer.variables())
+    variables = {"OMP_NUM_THREADS": str(options.threads), **peer.variables()}
+    child = Child(command, options.threads, BUILD / f"{name}.log", variables)
     try:
         code = child.wait(RUN_SECONDS)
     except subprocess.TimeoutExpired:

@@ -17,7 +17,7 @@ class Child:
         peak: the most memory at one moment, in bytes: `anonymous` of its own, and `resident` with mapped files.
     """
 
-    def __init__(self, command: list[str], threads: int, log: Path, variables: dict[str, str] | None = None) -> None:
+    def __init__(self, command: list[str], threads: int, log: Path, variables: dict[str, str]) -> None:
         self.log = log
         self.peak = {"anonymous": 0, "resident": 0}
         cores = sorted(os.sched_getaffinity(0))[:threads]
@@ -27,7 +27,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **(variables or {})},
+                env={**os.environ, "HF_HUB_OFFLINE": "1", **variables},
                 # So that all of its processes can be ended together.
                 start_new_session=True,
             )

@@ -10,6 +10,9 @@ from pathlib import Path
 from tokenmill.cli.parser import Parser
 from tokenmill.errors import InvalidConfig
 
+# Lines with fewer points show each.
+PLOT_MARKERS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -63,7 +66,8 @@ def draw(path: str | None, panels: Sequence[Panel]) -> None:
     figure = Figure(figsize=(6.0 * len(panels), 4.0), layout="constrained")
     for place, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for line in panel.lines:
-            place.plot(line.x, line.y, label=line.name)
+            # A single point would not show as a line.
+            place.plot(line.x, line.y, marker="." if len(line.x) < PLOT_MARKERS else "", label=line.name)
         place.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
         place.set_ylim(bottom=0)
         place.grid(alpha=0.3)
