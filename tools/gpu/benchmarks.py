@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import statistics
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from tools.gpu.engines import generate, running
 from tools.gpu.folders import QWEN3_0_6B, QWEN3_14B, TINY, write_config
+from tools.gpu.transformers_batching import Work, measure
 
 from tokenmill.engine.engine import Engine
 from tokenmill.messages import AddRequest
@@ -129,18 +131,10 @@ class ModelBench:
         return {**row, "tflops": rate / 1e12, "of_floor": rate / self._rates.operations}
 
     def _recipe(self, engine: Engine) -> dict[str, Any]:
-        """256 sequences, seed 0, 100 to 1024 tokens in and out, temperature 0.6: what peers publish."""
-        generator = random.Random(0)
-        count, shortest, longest = (2, 4, 8) if self._is_dry else (256, 100, 1024)
-        largest_id = min(10000, self._architecture.vocab_size - 1)
-        prompts = [
-            [generator.randint(0, largest_id) for _ in range(generator.randint(shortest, longest))]
-            for _ in range(count)
-        ]
-        params = [
-            SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=generator.randint(shortest, longest))
-            for _ in range(count)
-        ]
+        """What peers publish, temperature 0.6."""
+        work = recipe(self._architecture.vocab_size, self._is_dry)
+        prompts, count = [prompt for prompt, _ in work], len(work)
+        params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=tokens) for _, tokens in work]
         before = engine.stats()
         start = time.perf_counter()
         tokens = sum(map(len, generate(engine, prompts, params)))
@@ -154,6 +148,17 @@ class ModelBench:
         architecture = self._architecture
         unread = 0 if architecture.tie_embeddings else architecture.vocab_size * architecture.hidden_size
         return 2 * (architecture.num_parameters() - unread)
+
+
+def recipe(vocab_size: int, is_dry: bool) -> Work:
+    """256 sequences, seed 0, 100 to 1024 tokens in and out, ids up to 10000."""
+    generator = random.Random(0)
+    count, shortest, longest = (2, 4, 8) if is_dry else (256, 100, 1024)
+    largest_id = min(10000, vocab_size - 1)
+    prompts = [
+        [generator.randint(0, largest_id) for _ in range(generator.randint(shortest, longest))] for _ in range(count)
+    ]
+    return [(prompt, generator.randint(shortest, longest)) for prompt in prompts]
 
 
 def decode_plans(batch: int, context: int, pages: int, steps: int) -> Iterator[StepPlan]:
@@ -213,4 +218,11 @@ def run_benchmarks(platform: Any, folder: Path, rates: Rates, until: float) -> l
             rows.extend(ModelBench(name, write_config(folder / name, config), platform, rates).rows(until))
         except Exception as error:
             rows.append({"model": name, "what": "all", "failed": f"{type(error).__name__}: {error}"})
+    name = next(iter(models))
+    if importlib.util.find_spec("transformers") is not None and platform.name == "cuda" and time.monotonic() < until:
+        try:
+            rows.append(measure(name, folder / name, platform, recipe(models[name]["vocab_size"], False)))
+        except Exception as error:
+            # Not ours to mend: the comparison is left out, and why.
+            rows.append({"model": name, "what": "transformers", "skipped": f"{type(error).__name__}: {error}"})
     return rows
