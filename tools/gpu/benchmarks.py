@@ -126,7 +126,9 @@ class ModelBench:
         seconds = statistics.median(times[1:])
         architecture = self._architecture
         attention = 2 * architecture.num_layers * architecture.q_size * length**2
-        rate = (self._weight_bytes() * length + attention) / seconds
+        embeddings = architecture.vocab_size * architecture.hidden_size * (1 if architecture.tie_embeddings else 2)
+        # Of a prompt only the last token has logits.
+        rate = (2 * (architecture.num_parameters() - embeddings) * length + attention) / seconds
         row = {"model": self.name, "what": f"prompt of {length} tokens", "ms": 1e3 * seconds}
         return {**row, "tflops": rate / 1e12, "of_floor": rate / self._rates.operations}
 
