@@ -137,7 +137,13 @@ class LLM:
         params = params or SamplingParams()
         options = dict(template_options or {})
         ids = [uuid.uuid4().hex for _ in range(params.n)]
-        message = GenerateText(ids=ids, params=params, tools=options.pop("tools", None), template_kwargs=options)
+        message = GenerateText(
+            ids=ids,
+            params=params,
+            tools=options.pop("tools", None),
+            template_kwargs=options,
+            wants_prompt=params.prompt_logprobs is not None,
+        )
         _set_prompt(message, prompt)
         output = RequestOutput([], [CompletionOutput(index) for index in range(params.n)], ids)
         self._open.update({request_id: (output, index) for index, request_id in enumerate(ids)})
@@ -165,6 +171,9 @@ class LLM:
         if not token_ids or not all(0 <= token_id < vocab_size for token_id in token_ids):
             raise InvalidRequest(f"the input must be one or more token ids below {vocab_size}", "prompt")
         params.check_vocabulary(vocab_size)
+        for name in ("prompt_logprobs", "bad_words"):
+            if getattr(params, name):
+                raise InvalidRequest(f"a session takes no {name}", name)
         if session_id is not None:
             self._engine.extend(session_id, token_ids, params)
         else:
@@ -266,6 +275,8 @@ class LLM:
         output.outputs[index].add(delta)
         if index == 0:
             output.num_cached_tokens = delta.num_cached_tokens
+            if delta.prompt is not None:
+                output.prompt_logprobs = delta.prompt.logprobs
         if delta.finish_reason is not None:
             del self._open[delta.id]
         return delta

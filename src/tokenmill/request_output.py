@@ -47,12 +47,14 @@ class RequestOutput:
     Attributes:
         request_ids: the engine's ids of the continuations.
         num_cached_tokens: prompt tokens that the prefix cache supplied (to the first continuation).
+        prompt_logprobs: one entry per token of the prompt but the first, if they were asked for.
     """
 
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     request_ids: list[str] = field(default_factory=list)
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

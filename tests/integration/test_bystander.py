@@ -69,7 +69,6 @@ VALID: dict[str, set[str]] = {
     },
     "continue_final_message": _BOOLEANS,
     "frequency_penalty": _NUMBERS | {"tiny"},
-    "echo": _BOOLEANS,
     "functions": {"list"},
     "ignore_eos": _BOOLEANS,
     "include_stop_str_in_output": _BOOLEANS,
@@ -84,7 +83,6 @@ VALID: dict[str, set[str]] = {
     "prompt_logprobs": {"zero"},
     "prompt_cache_key": _LABELS,
     "prompt_cache_retention": _LABELS,
-    "reasoning_effort": _LABELS,
     "repetition_penalty": {"2**31", "2**63", "2**64", "1e300", "fraction", "tiny"},
     "request_id": _LABELS,
     "return_token_ids": _BOOLEANS,
@@ -106,7 +104,7 @@ VALID: dict[str, set[str]] = {
     "user": _LABELS,
 }
 
-RIGHT_FOR_ONE_ROUTE = {(CHAT, "logprobs", "true"), (TEXT, "logprobs", "zero")}
+RIGHT_FOR_ONE_ROUTE = {(CHAT, "logprobs", "true"), (TEXT, "logprobs", "zero"), (TEXT, "echo", "true")}
 ALL_FIELDS = sorted({*ChatBody.__struct_fields__, *TextBody.__struct_fields__})
 
 

@@ -54,13 +54,8 @@ OUT_OF_RANGE = {
 }
 UNSUPPORTED = {
     "best_of": 2,
-    "echo": True,
     "suffix": "end",
     "response_format": {"type": "grammar"},
-    "prompt_logprobs": 1,
-    "allowed_token_ids": [1],
-    "bad_words": ["x"],
-    "truncate_prompt_tokens": 4,
     "structured_outputs": {"xgrammar": {}},
     "guided_json": {},
     "store": True,
@@ -131,6 +126,10 @@ def test_a_field_outside_its_range_is_named(echo_server, route, good):
 def test_what_is_not_supported_is_refused_by_name(echo_server, route, good):
     for field, value in UNSUPPORTED.items():
         assert_refused(echo_server.post(route, good | {field: value}), field)
+
+
+def test_a_chat_has_no_echo(echo_server):
+    assert_refused(echo_server.post("/v1/chat/completions", CHAT | {"echo": True}), "echo")
 
 
 def test_fields_that_ask_for_nothing_special_are_accepted(echo_server):

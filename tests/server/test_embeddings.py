@@ -9,11 +9,6 @@ import pytest
 import torch
 import transformers
 
-from tests.checkpoints import make_checkpoint
-from tests.server.running_server import start_server
-from tokenmill.config import EngineConfig
-from tokenmill.server.launch import ENGINE_MODULE
-
 TEXTS = [
     "the quick brown fox",
     "hello",
@@ -22,26 +17,16 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "qwen3")
+@pytest.fixture
+def server(chunked_server):
+    return chunked_server
 
 
 @pytest.fixture(scope="module")
-def server(checkpoint):
-    """Steps of 32 tokens, so that long inputs come in chunks."""
-    engine = EngineConfig(
-        model=str(checkpoint), dtype="float32", num_pages=64, max_num_seqs=8, max_num_batched_tokens=32
-    )
-    with start_server(engine, ENGINE_MODULE) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def states(checkpoint):
+def states(tiny_checkpoint):
     """The last hidden states [T, H] of a text, after the final norm."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    model = transformers.AutoModel.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_checkpoint)
+    model = transformers.AutoModel.from_pretrained(tiny_checkpoint, dtype=torch.float32).eval()
 
     def of(text):
         with torch.inference_mode():

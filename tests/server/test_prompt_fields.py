@@ -7,33 +7,22 @@ import numpy as np
 import pytest
 import torch
 
-from tests.checkpoints import load_oracle, make_checkpoint
-from tests.server.running_server import start_server
-from tokenmill.config import EngineConfig
-from tokenmill.server.launch import ENGINE_MODULE
+from tests.checkpoints import load_oracle
+from tokenmill import LLM, SamplingParams
+from tokenmill.errors import InvalidRequest
 
 PROMPT = "the quick brown fox jumps over the lazy dog, and then it comes back and does it again " * 2
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "qwen3")
+@pytest.fixture
+def server(chunked_server):
+    return chunked_server
 
 
 @pytest.fixture(scope="module")
-def server(checkpoint):
-    """Steps of 32 tokens, so that prompts come in chunks; few pages, so that requests are preempted."""
-    engine = EngineConfig(
-        model=str(checkpoint), dtype="float32", num_pages=48, max_num_seqs=8, max_num_batched_tokens=32
-    )
-    with start_server(engine, ENGINE_MODULE) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def oracle(checkpoint):
+def oracle(tiny_checkpoint):
     """Log probabilities [T, V] of what follows each token."""
-    model = load_oracle(checkpoint)
+    model = load_oracle(tiny_checkpoint)
 
     def logprobs(token_ids):
         with torch.inference_mode():
@@ -189,3 +178,16 @@ def test_values_without_a_sense_are_refused_by_name(server, field, value):
 def test_prompt_logprobs_come_with_whole_replies_only(server):
     reply = server.post("/v1/completions", {"prompt": "x", "prompt_logprobs": 1, "stream": True})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+
+def test_offline_they_are_the_same(tiny_checkpoint, oracle):
+    with LLM(tiny_checkpoint, dtype="float32", max_model_len=256) as llm:
+        (result,) = llm.generate(PROMPT[:60], SamplingParams(max_tokens=2, prompt_logprobs=3), use_progress_bar=False)
+        expected = oracle(result.prompt_token_ids)
+        own = [position.sampled.logprob for position in result.prompt_logprobs]
+        ids = [position.sampled.token_id for position in result.prompt_logprobs]
+        np.testing.assert_allclose(own, [float(expected[i, token]) for i, token in enumerate(ids)], atol=1e-3)
+        assert all(len(position.top) == 3 for position in result.prompt_logprobs)
+        for name, value in (("prompt_logprobs", 1), ("bad_words", ("x",))):
+            with pytest.raises(InvalidRequest, match=name):
+                llm.session().send("hello", SamplingParams(**{name: value}))

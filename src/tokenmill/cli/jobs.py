@@ -24,6 +24,7 @@ from tokenmill.server.fields import GenerationFields, Int32, TokenId, refuse_uns
 from tokenmill.server.prompt_format import PromptShown
 from tokenmill.server.reply_format import ReplyHead, UsageCounter, document
 from tokenmill.server.text_format import TEXT, TextFormat
+from tokenmill.server.tool_fields import AnswerStyle
 
 # What /v1/completions gives where a body says nothing.
 BATCH_TEXT_MAX_TOKENS = 16
@@ -97,7 +98,8 @@ class Job:
 
     def _body(self, outputs: Sequence[TextOutput], model: str) -> msgspec.Raw:
         is_chat = isinstance(self.prompt, list) and isinstance(self.prompt[0], dict)
-        kind, reply_format = (CHAT, ChatFormat()) if is_chat else (TEXT, TextFormat(PromptShown(False, False)))
+        formats = (CHAT, ChatFormat(AnswerStyle())), (TEXT, TextFormat(PromptShown(False, False)))
+        kind, reply_format = formats[0 if is_chat else 1]
         head = ReplyHead(f"batch-{self.line}", kind, int(time.time()), model, "")
         choices = [reply_format.choice(index, output) for index, output in enumerate(outputs)]
         return msgspec.Raw(document(head, choices, _usage(outputs)))

@@ -47,6 +47,7 @@ class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    echo: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
 
 
@@ -84,6 +85,8 @@ class ChatRoute:
         context = self._context
         context.check_model(body.model)
         refuse_unsupported(body)
+        if body.echo:
+            raise InvalidRequest("echo is for texts: send it to /v1/completions", "echo")
         if body.prompt_logprobs is not None:
             check_logprobs(body.prompt_logprobs, "prompt_logprobs", context.max_logprobs)
         use = self.tool_use(body)

@@ -23,19 +23,9 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Label = Annotated[str, Meta(max_length=256)]
 
 _SAME_NAME = (
-    "n",
     "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
     "seed",
-    "ignore_eos",
     "include_stop_str_in_output",
-    "skip_special_tokens",
     "spaces_between_special_tokens",
     "prompt_logprobs",
 )
@@ -67,13 +57,10 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of both routes. `None` stands for a field that was not given."""
+class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields that all APIs call by the same names. `None` stands for a field that was not given."""
 
-    model: str | None = None
     n: Int32 | None = None
-    max_tokens: Int32 | None = None
-    min_tokens: Int32 | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int32 | None = None
@@ -81,18 +68,26 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    seed: Int64 | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+
+
+class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
+    """Fields of both routes."""
+
+    model: str | None = None
+    max_tokens: Int32 | None = None
+    min_tokens: Int32 | None = None
+    seed: Int64 | None = None
+    include_stop_str_in_output: bool | None = None
     spaces_between_special_tokens: bool | None = None
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: Int32 | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Int32 | None = None
@@ -158,24 +153,34 @@ def sampling_params(
     Raises:
         InvalidRequest: a value outside its range; `param` names the field.
     """
-    fields = dict(defaults)
+    fields = dict(defaults) | shared_params(body)
     fields.update((name, value) for name in _SAME_NAME if (value := getattr(body, name)) is not None)
     if max_tokens is not None:
         fields["max_tokens"] = max_tokens
     if logprobs is not None:
         fields["logprobs"] = logprobs
-    if body.stop is not None:
-        fields["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
-    if body.stop_token_ids is not None:
-        fields["stop_token_ids"] = tuple(body.stop_token_ids)
-    if body.logit_bias is not None:
-        fields["logit_bias"] = logit_bias_of(body.logit_bias)
     fields["structured_outputs"] = structured_outputs(body.response_format, body.structured_outputs)
     if body.allowed_token_ids is not None:
         fields["allowed_token_ids"] = tuple(body.allowed_token_ids)
     if body.bad_words is not None:
         fields["bad_words"] = tuple(body.bad_words)
     return SamplingParams(**fields)
+
+
+def shared_params(body: SamplingFields) -> dict[str, Any]:
+    """What was given of the fields that all APIs share, as `SamplingParams` takes it.
+
+    Raises:
+        InvalidRequest: `logit_bias` is not one.
+    """
+    fields = {field: value for field in SamplingFields.__struct_fields__ if (value := getattr(body, field)) is not None}
+    if body.stop is not None:
+        fields["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    if body.stop_token_ids is not None:
+        fields["stop_token_ids"] = tuple(body.stop_token_ids)
+    if body.logit_bias is not None:
+        fields["logit_bias"] = logit_bias_of(body.logit_bias)
+    return fields
 
 
 def wants_prompt(body: GenerationFields) -> bool:

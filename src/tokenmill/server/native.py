@@ -18,13 +18,13 @@ from tokenmill.server.body import read_body
 from tokenmill.server.completions import MAX_PROMPTS, check_num_choices
 from tokenmill.server.context import ServerContext
 from tokenmill.server.errors import error_body
-from tokenmill.server.fields import Int32, Int64, Label, TokenId, check_logprobs, logit_bias_of
+from tokenmill.server.fields import Int32, Int64, Label, SamplingFields, TokenId, check_logprobs, shared_params
 from tokenmill.server.reply import GenerationReply
 from tokenmill.server.reply_format import DONE, StreamPlan, UsageCounter, finite, positions, spell
 
 DEFAULT_MAX_TOKENS = 128
 
-# SGLang's name -> ours; names that are equal stand for themselves.
+# SGLang's name -> ours.
 _RENAMED = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -33,26 +33,13 @@ _RENAMED = {
 }
 
 
-class NativeSampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class NativeSampling(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     """`sampling_params`, with SGLang's names."""
 
-    n: Int32 | None = None
     max_new_tokens: Int32 | None = None
     min_new_tokens: Int32 | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int32 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     sampling_seed: Int64 | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
-    ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
-    skip_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
 
 
 class NativeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -209,16 +196,8 @@ def _sampling_params(own: NativeSampling, defaults: Mapping[str, Any], logprobs:
     Raises:
         InvalidRequest: a value outside its range; the name is OpenAI's where SGLang's differs.
     """
-    fields = {"max_tokens": DEFAULT_MAX_TOKENS} | dict(defaults)
-    for name, value in msgspec.structs.asdict(own).items():
-        if value is not None:
-            fields[_RENAMED.get(name, name)] = value
-    if own.stop is not None:
-        fields["stop"] = (own.stop,) if isinstance(own.stop, str) else tuple(own.stop)
-    if own.stop_token_ids is not None:
-        fields["stop_token_ids"] = tuple(own.stop_token_ids)
-    if own.logit_bias is not None:
-        fields["logit_bias"] = logit_bias_of(own.logit_bias)
+    fields = {"max_tokens": DEFAULT_MAX_TOKENS} | dict(defaults) | shared_params(own)
+    fields.update((ours, value) for name, ours in _RENAMED.items() if (value := getattr(own, name)) is not None)
     if logprobs is not None:
         fields["logprobs"] = logprobs
     return SamplingParams(**fields)
