@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import tokenizers
 import torch
 
 from tests.checkpoints import greedy_continuation, load_oracle, make_checkpoint, smallest_margin
@@ -20,7 +23,7 @@ from tokenmill.engine.build import build_engine
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import InvalidConfig
 from tokenmill.messages import AddRequest, TokenOutput
-from tokenmill.sampling_params import SamplingParams
+from tokenmill.sampling_params import Grammar, SamplingParams
 
 SEED = random.randrange(10**6)
 NUM_TOKENS = 4
@@ -146,6 +149,18 @@ def test_all_that_sampling_offers_gives_the_tokens_of_the_cpu(model: Path, cases
     for want, got in zip(found[0][0], found[1][0], strict=True):
         assert rounded(got.logprobs) == rounded(want.logprobs)
     assert rounded(found[1][2][0].prompt_logprobs) == rounded(found[0][2][0].prompt_logprobs)
+
+
+def test_a_grammar_beside_requests_without_one(model: Path, cases: Any) -> None:
+    """Its mask needs the token before: the host waits for that step, and the others' tokens stay what they were."""
+    prompts, expected = cases
+    grammar = Grammar(json.dumps({"grammars": [{"lark_grammar": "start: /[ab]{6}/"}]}), "structured_outputs")
+    constrained = SamplingParams(temperature=1.0, seed=3, max_tokens=12, grammar=grammar)
+    with running(model, FakePlatform(), async_scheduling=True) as engine:
+        outputs = tokens(run(engine, prompts, [GREEDY, constrained, GREEDY]))
+    assert [outputs[0], outputs[2]] == [expected[0], expected[2]]
+    text = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json")).decode(outputs[1])
+    assert re.fullmatch("[ab]{6}", text), text
 
 
 class Broken:
