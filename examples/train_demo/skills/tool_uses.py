@@ -188,12 +188,12 @@ LOOKUPS = listed(
     "battery mood"
 )
 SUBJECTS = listed(
-    "item product order account city person user package book name customer invoice ticket device animal "
+    "item product order account city person user package book friend customer invoice ticket device animal "
     "plant machine room student employee patient town village player team file ship car shop toy"
 )
 VERBS = listed("get find check read fetch lookup show query load search")
 NUMBERED = ("order", "account", "package", "invoice", "ticket", "room", "device")
-PEOPLE = ("person", "user", "name", "customer", "student", "employee", "patient", "player")
+PEOPLE = ("person", "user", "friend", "customer", "student", "employee", "patient", "player")
 
 
 def _subject(rng: random.Random, kind: str) -> tuple[str, Any, str]:
