@@ -27,17 +27,21 @@ class AllowedTokens:
 
 def ban_others(logits: Tensor, allowed: AllowedTokens) -> None:
     """Set the logits of all other tokens of those rows to -inf, in place. Logits: [S, V]."""
-    is_banned = _clear_bits(allowed.bits, logits.shape[1])
+    clear_bits = clear_bits_by_numpy if logits.device.type == "cpu" else clear_bits_by_torch
+    is_banned = clear_bits(allowed.bits, logits.shape[1])
     if len(allowed.indices) == len(logits):  # all rows, in their order
         logits.masked_fill_(is_banned, -torch.inf)
     else:
         logits[allowed.indices] = logits[allowed.indices].masked_fill_(is_banned, -torch.inf)
 
 
-def _clear_bits(bits: Tensor, count: int) -> Tensor:
-    """[n, words] int32 -> [n, count] bool, True where a bit is not set."""
-    if bits.device.type == "cpu":
-        flags = np.unpackbits(~bits.numpy().view(np.uint8), axis=1, count=count, bitorder="little")
-        return torch.from_numpy(flags).view(torch.bool)
+def clear_bits_by_numpy(bits: Tensor, count: int) -> Tensor:
+    """[n, words] int32 on the CPU -> [n, count] bool, True where a bit is not set."""
+    flags = np.unpackbits(~bits.numpy().view(np.uint8), axis=1, count=count, bitorder="little")
+    return torch.from_numpy(flags).view(torch.bool)
+
+
+def clear_bits_by_torch(bits: Tensor, count: int) -> Tensor:
+    """The same on any device."""
     shifts = torch.arange(WORD_BITS, dtype=torch.int32, device=bits.device)
     return ((bits[:, :, None] >> shifts) & 1).flatten(1)[:, :count] == 0

@@ -9,11 +9,8 @@ does not hold up the batch: its row goes without a token in that step, and the s
 
 from __future__ import annotations
 
-import logging
-import os
-import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from typing import Any
 
 import numpy as np
@@ -21,76 +18,17 @@ import numpy.typing as npt
 import torch
 
 from tokenmill.sampling.allowed import WORD_BITS, AllowedTokens
+from tokenmill.sampling.row_grammar import IntArray, MaskThreads, RowGrammar
 from tokenmill.scheduler.plan import NewRow
-from tokenmill.structured.compiler import explain
-
-logger = logging.getLogger(__name__)
 
 # How long a step waits for masks after its forward pass, in seconds.
 PATIENCE = 0.01
-_MAX_THREADS = 4
-# A row that once took more processor time than this for a mask gets a thread of its own from then on. All others share
-# one: a mask takes microseconds, and to wake a thread takes many.
-_SLOW_SECONDS = 0.002
-
-IntArray = npt.NDArray[np.int32]
-
-
-class RowGrammar:
-    """The matcher of one row and its next mask. Between `begin` and the end of that job, the job owns both.
-
-    Attributes:
-        job: the work that fills the mask, queued or done.
-        position: index in its sequence of the token that the mask is for.
-        mask: [ceil(V / 32)] int32.
-        is_slow: one of its masks took long.
-        failure: why there is no mask, nor will be; "" while all is well.
-    """
-
-    def __init__(self, template: Any | None, new_row: NewRow, num_words: int) -> None:
-        self.position = len(new_row.token_ids)
-        self.mask: IntArray = np.zeros(num_words, dtype=np.int32)
-        self.failure = "" if template is not None else "its grammar is gone"
-        self._matcher = template.deep_copy() if template is not None else None
-        self._taken: list[int] = new_row.token_ids[new_row.num_prompt_tokens :].tolist()
-        self._first_stop_position = new_row.num_prompt_tokens + new_row.params.min_tokens
-        self._stop_bits = _bits(new_row.stop_token_ids, num_words)
-        self.job: Future[None] = Future()
-        self.is_slow = False
-
-    def take(self, token_id: int) -> None:
-        """The row has sampled this token; the next job takes it in."""
-        self._taken.append(token_id)
-        self.position += 1
-
-    def advance(self) -> None:
-        """Take in the sampled tokens and fill the next mask."""
-        matcher, taken = self._matcher, self._taken
-        self._taken = []
-        if matcher is None or self.failure:
-            return
-        try:
-            if not taken or matcher.consume_tokens(taken):
-                matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
-        except Exception:  # whatever llguidance meets concerns this row alone
-            logger.exception("a grammar failed")
-            self.failure = "its grammar failed"
-            return
-        if matcher.is_error():
-            self.failure = f"its grammar cannot go on: {explain(matcher)}"
-        elif self.position < self._first_stop_position:
-            # Where the grammar leaves nothing but the end, the end it is.
-            without_stops = self.mask & ~self._stop_bits
-            if without_stops.any():
-                self.mask[:] = without_stops
 
 
 class GrammarStep:
     """The rows of one step that have a grammar, by their index among the rows that sample."""
 
-    def __init__(
-        self, rows: Sequence[tuple[int, RowGrammar]], late: Sequence[int], threads: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, rows: Sequence[tuple[int, RowGrammar]], late: Sequence[int], threads: MaskThreads) -> None:
         """`late`: rows that are steps ahead of their grammar, since it had no mask in time in a step before."""
         self._rows = rows
         self._late = late
@@ -99,7 +37,9 @@ class GrammarStep:
 
     def ready(self, device: torch.device) -> AllowedTokens | None:
         """The masks that are there now, or `PATIENCE` later; None if none is."""
-        wait({row.job for _, row in self._rows}, PATIENCE)
+        late = {row.job for _, row in self._rows if not row.job.done()}
+        if late:
+            wait(late, PATIENCE)
         self._ready = [(index, row) for index, row in self._rows if row.job.done()]
         usable = [(index, row.mask) for index, row in self._ready if not row.failure]
         if not usable:
@@ -126,9 +66,9 @@ class GrammarStep:
         if len(token_ids) == 1:
             # Nobody else would have to wait, so it is not worth waking a thread.
             for _, row in sampled:
-                _advance_all([row])
+                row.advance()
         else:
-            begin([row for _, row in sampled], self._threads)
+            self._threads.begin([row for _, row in sampled])
         return failures
 
 
@@ -143,8 +83,7 @@ class GrammarRows:
         self._template = template
         self._num_words = -(-vocab_size // WORD_BITS)
         self._rows: dict[int, RowGrammar] = {}
-        num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="masks")
+        self._threads = MaskThreads()
 
     def set(self, new_rows: Iterable[NewRow]) -> None:
         """These requests have taken their rows; nothing is left of who had them before."""
@@ -155,7 +94,7 @@ class GrammarRows:
                 row = RowGrammar(self._template(new.params.grammar.text), new, self._num_words)
                 self._rows[new.row] = row
                 begun.append(row)
-        begin(begun, self._threads)
+        self._threads.begin(begun)
 
     def step(self, rows: npt.NDArray[np.integer], positions: npt.NDArray[np.integer]) -> GrammarStep | None:
         """The grammars among the rows that sample in a step; None if there are none.
@@ -180,27 +119,4 @@ class GrammarRows:
 
     def close(self) -> None:
         """End the threads."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-
-
-def begin(rows: Sequence[RowGrammar], threads: ThreadPoolExecutor) -> None:
-    """Let the threads advance these rows."""
-    fast = [row for row in rows if not row.is_slow]
-    for part in (fast, *([row] for row in rows if row.is_slow)):
-        if part:
-            job = threads.submit(_advance_all, part)
-            for row in part:
-                row.job = job
-
-
-def _advance_all(rows: Sequence[RowGrammar]) -> None:
-    for row in rows:
-        started = time.thread_time()
-        row.advance()
-        row.is_slow |= time.thread_time() - started > _SLOW_SECONDS
-
-
-def _bits(token_ids: Sequence[int], num_words: int) -> IntArray:
-    flags = np.zeros(num_words * WORD_BITS, dtype=np.uint8)
-    flags[list(token_ids)] = 1
-    return np.packbits(flags, bitorder="little").view(np.int32)
+        self._threads.close()

@@ -1,0 +1,147 @@
+"""The grammar of one row, and the threads that bring grammars up to date.
+
+Rows are advanced together in two calls of llguidance that need no interpreter lock; one that has held the others up is
+advanced alone the next time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.sampling.allowed import WORD_BITS
+from tokenmill.scheduler.plan import NewRow
+from tokenmill.structured.compiler import explain
+
+logger = logging.getLogger(__name__)
+
+_MAX_THREADS = 4
+# Rows whose masks took longer than this together are advanced one by one the next time: one of them may be slow.
+_SLOW_SECONDS = 0.005
+
+IntArray = npt.NDArray[np.int32]
+
+
+class RowGrammar:
+    """The matcher of one row and its next mask. While its job runs, the job owns both.
+
+    Attributes:
+        job: the work that fills the mask, queued or done.
+        position: index in its sequence of the token that the mask is for.
+        mask: [ceil(V / 32)] int32.
+        matcher: llguidance's; None: the row has failed.
+        taken: sampled tokens that the matcher has not seen.
+        is_slow: its last mask took long, or one of those that were filled with it.
+        failure: why there is no mask, nor will be; "" while all is well.
+    """
+
+    def __init__(self, template: Any | None, new_row: NewRow, num_words: int) -> None:
+        self.position = len(new_row.token_ids)
+        self.mask: IntArray = np.zeros(num_words, dtype=np.int32)
+        self.matcher = template.deep_copy() if template is not None else None
+        self.taken: list[int] = new_row.token_ids[new_row.num_prompt_tokens :].tolist()
+        self.failure = "" if template is not None else "its grammar is gone"
+        self.job: Future[None] = Future()
+        self.is_slow = True
+        self._first_stop_position = new_row.num_prompt_tokens + new_row.params.min_tokens
+        self._stop_bits = _bits(new_row.stop_token_ids, num_words)
+
+    def take(self, token_id: int) -> None:
+        """The row has sampled this token; the next job takes it in."""
+        self.taken.append(token_id)
+        self.position += 1
+
+    def advance(self) -> None:
+        """Take in the sampled tokens and fill the next mask."""
+        started = time.thread_time()
+        matcher, taken = self.matcher, self.taken
+        self.taken = []
+        if matcher is None:
+            return
+        try:
+            if not taken or matcher.consume_tokens(taken):
+                matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
+            self.settle(self.mask)
+        except Exception:  # whatever llguidance meets concerns this row alone
+            self.fail()
+        self.is_slow = time.thread_time() - started > _SLOW_SECONDS
+
+    def settle(self, mask: IntArray) -> None:
+        """The matcher has filled `mask`, or failed."""
+        self.mask = mask
+        assert self.matcher is not None, "a row that has failed is not advanced"
+        if self.matcher.is_error():
+            self.failure = f"its grammar cannot go on: {explain(self.matcher)}"
+            self.matcher = None
+        elif self.position < self._first_stop_position:
+            # Where the grammar leaves nothing but the end, the end it is.
+            without_stops = mask & ~self._stop_bits
+            if without_stops.any():
+                self.mask = without_stops
+
+    def fail(self) -> None:
+        """An exception came out of llguidance."""
+        logger.exception("a grammar failed")
+        self.failure, self.matcher = "its grammar failed", None
+
+
+class MaskThreads:
+    """Brings rows up to date beside the model's passes."""
+
+    def __init__(self) -> None:
+        import llguidance
+
+        num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="masks")
+        self._executor = llguidance.LLExecutor(num_threads)
+
+    def begin(self, rows: Sequence[RowGrammar]) -> None:
+        """Advance these rows: those that have been fast together, every other one on its own."""
+        fast = [row for row in rows if not row.is_slow]
+        if fast:
+            self._submit(fast)
+        for row in rows:
+            if row.is_slow:
+                self._submit([row])
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _submit(self, rows: list[RowGrammar]) -> None:
+        job = self._threads.submit(rows[0].advance) if len(rows) == 1 else self._threads.submit(self._together, rows)
+        for row in rows:
+            row.job = job
+
+    def _together(self, rows: list[RowGrammar]) -> None:
+        started = time.perf_counter()
+        alive = [row for row in rows if row.matcher is not None]
+        masks = np.zeros((len(alive), len(rows[0].mask)), dtype=np.int32)
+        try:
+            matchers: list[Any] = [row.matcher for row in alive]
+            self._executor.consume_token_par(
+                [(matcher, row.taken.pop()) for matcher, row in zip(matchers, alive, strict=True) if row.taken]
+            )
+            going_on = [(matcher, index) for index, matcher in enumerate(matchers) if not matcher.is_error()]
+            self._executor.unsafe_compute_mask_ptr(going_on, masks.ctypes.data, masks[0].nbytes, len(alive))
+        except Exception:
+            for row in alive:
+                row.fail()
+            return
+        is_slow = time.perf_counter() - started > _SLOW_SECONDS
+        for row, mask in zip(alive, masks, strict=True):
+            row.is_slow = is_slow
+            row.settle(mask)
+
+
+def _bits(token_ids: Sequence[int], num_words: int) -> IntArray:
+    flags = np.zeros(num_words * WORD_BITS, dtype=np.uint8)
+    flags[list(token_ids)] = 1
+    return np.packbits(flags, bitorder="little").view(np.int32)

@@ -1,0 +1,161 @@
+"""Masks beside the steps: late ones, failing ones, rows that change hands; and masks applied to logits."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tokenmill.sampling.allowed import AllowedTokens, ban_others, clear_bits_by_numpy, clear_bits_by_torch
+from tokenmill.sampling.grammar_rows import GrammarRows, GrammarStep
+from tokenmill.sampling_params import Grammar, SamplingParams
+from tokenmill.scheduler.plan import NewRow
+
+VOCAB_SIZE = 40
+CPU = torch.device("cpu")
+
+
+class Counting:
+    """A matcher that allows the token that is the number of tokens it has seen; it waits for `gate`."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.seen: list[int] = []
+        self.error = ""
+        self.copies: list[Counting] = []
+
+    def deep_copy(self) -> Counting:
+        copy = Counting()
+        copy.gate = self.gate
+        self.copies.append(copy)
+        return copy
+
+    def consume_tokens(self, tokens: list[int]) -> bool:
+        self.gate.wait()
+        self.seen.extend(tokens)
+        return not self.error
+
+    def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None:
+        self.gate.wait()
+        words = (ctypes.c_uint32 * (num_bytes // 4)).from_address(address)
+        for index in range(len(words)):
+            words[index] = 1 << len(self.seen) % 32 if index == len(self.seen) // 32 else 0
+
+    def is_error(self) -> bool:
+        return bool(self.error)
+
+    def get_error(self) -> str:
+        return self.error
+
+
+def new_row(row: int, output: list[int], grammar: str | None = "counting", **params: Any) -> NewRow:
+    tokens = np.array([7, 7, *output], dtype=np.int32)
+    sampling = SamplingParams(grammar=Grammar(grammar, "tools") if grammar else None, **params)
+    return NewRow(row, f"r{row}", tokens, 2, sampling, (0, 1), 0)
+
+
+@pytest.fixture
+def template() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+def rows(template: Counting) -> Iterator[GrammarRows]:
+    rows = GrammarRows({"counting": template}.get, VOCAB_SIZE)
+    yield rows
+    template.gate.set()
+    rows.close()
+
+
+def step(rows: GrammarRows, *wanted: tuple[int, int]) -> GrammarStep:
+    found = rows.step(np.array([row for row, _ in wanted]), np.array([position for _, position in wanted]))
+    assert found is not None
+    return found
+
+
+def allowed(found: AllowedTokens | None) -> dict[int, set[int]]:
+    if found is None:
+        return {}
+    flags = ~clear_bits_by_torch(found.bits, VOCAB_SIZE)
+    return {int(i): set(row.nonzero().squeeze(1).tolist()) for i, row in zip(found.indices, flags, strict=True)}
+
+
+def test_a_row_follows_its_output_and_forgets_its_former_owner(rows: GrammarRows) -> None:
+    rows.set([new_row(0, [5, 5, 5]), new_row(1, [])])
+    assert allowed(step(rows, (0, 5), (1, 2)).ready(CPU)) == {0: {3}, 1: {0}}
+    now = step(rows, (0, 5))
+    now.ready(CPU)
+    assert now.take(np.array([3], dtype=np.int32)) == {}
+    rows.set([new_row(1, [], grammar=None)])
+    assert allowed(step(rows, (0, 6), (1, 3)).ready(CPU)) == {0: {4}}
+    rows.set([new_row(0, [9])])
+    assert allowed(step(rows, (0, 3)).ready(CPU)) == {0: {1}}
+    assert rows.step(np.array([1]), np.array([3])) is None
+
+
+def test_a_late_mask_costs_its_own_row_a_token_and_no_other(rows: GrammarRows, template: Counting) -> None:
+    rows.set([new_row(0, [])])
+    assert allowed(step(rows, (0, 2)).ready(CPU)) == {0: {0}}
+    template.gate = threading.Event()  # of the copies that are made from now on
+    rows.set([new_row(1, [])])
+    now = step(rows, (0, 2), (1, 2))
+    assert allowed(now.ready(CPU)) == {0: {0}}
+    token_ids = np.array([0, 33], dtype=np.int32)
+    assert now.take(token_ids) == {}
+    assert token_ids.tolist() == [0, -1]
+    # A step that was launched before that was known goes without too, though the mask is there now.
+    template.gate.set()
+    ahead = step(rows, (0, 3), (1, 3))
+    ahead.ready(CPU)
+    token_ids = np.array([1, 33], dtype=np.int32)
+    ahead.take(token_ids)
+    assert token_ids.tolist() == [1, -1]
+    assert allowed(step(rows, (1, 2)).ready(CPU)) == {0: {0}}
+
+
+def test_a_grammar_that_fails_says_so_and_its_row_goes_without(rows: GrammarRows, template: Counting) -> None:
+    rows.set([new_row(0, []), new_row(1, [], grammar="gone")])
+    step(rows, (0, 2)).ready(CPU)
+    template.copies[0].error = "NoExtension"
+    first = step(rows, (0, 2), (1, 2))
+    first.ready(CPU)
+    token_ids = np.array([0, 0], dtype=np.int32)
+    assert first.take(token_ids) == {1: "its grammar is gone"}
+    second = step(rows, (0, 3), (1, 2))
+    assert second.ready(CPU) is None
+    token_ids = np.array([4, 4], dtype=np.int32)
+    failures = second.take(token_ids)
+    assert "nothing matches" in failures[0]
+    assert token_ids.tolist() == [-1, -1]
+
+
+def test_stops_before_min_tokens_pass_only_where_nothing_else_does(rows: GrammarRows) -> None:
+    rows.set([new_row(0, [], min_tokens=5), new_row(1, [5, 5], min_tokens=5)])
+    # Stop ids are 0 and 1: the only token that is allowed stays allowed.
+    assert allowed(step(rows, (0, 2), (1, 4)).ready(CPU)) == {0: {0}, 1: {2}}
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 331, 4096])
+def test_masks_are_applied_as_bits(vocab_size: int) -> None:
+    seed = torch.seed()
+    print(f"seed {seed}")
+    words = -(-vocab_size // 32)
+    bits = torch.randint(-(2**31), 2**31, (3, words), dtype=torch.int64).to(torch.int32)
+    expected = torch.tensor([[int(bits[i, t // 32]) >> t % 32 & 1 for t in range(vocab_size)] for i in range(3)]) == 0
+    assert torch.equal(clear_bits_by_numpy(bits, vocab_size), expected)
+    assert torch.equal(clear_bits_by_torch(bits, vocab_size), expected)
+    logits = torch.randn(5, vocab_size)
+    after = logits.clone()
+    ban_others(after, AllowedTokens(torch.tensor([4, 0, 2]), bits))
+    for index, row in enumerate((4, 0, 2)):
+        assert torch.equal(after[row], logits[row].masked_fill(expected[index], -torch.inf))
+    assert torch.equal(after[[1, 3]], logits[[1, 3]])
+    whole = logits[:3].clone()
+    ban_others(whole, AllowedTokens(torch.tensor([0, 1, 2]), bits))
+    assert torch.equal(whole, logits[:3].masked_fill(expected, -torch.inf))
