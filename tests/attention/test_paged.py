@@ -136,9 +136,9 @@ def on_device(batch: ForwardBatch, device: str) -> ForwardBatch:
 def test_every_backend_equals_the_reference_over_poisoned_memory(kind: str, rng: np.random.Generator) -> None:
     if DEVICE != "cpu" and "flash" in kind:
         pytest.skip("the stand-ins for the libraries are for CPUs; tools/gpu_check.py runs the real ones")
-    for page_size in (1, 16):
+    for page_size in (1, 16) if kind == "triton" else (int(rng.choice([1, 2, 4, 16])),):
         case = random_case(rng, page_size)
-        case.lengths = [min(length, 90) for length in case.lengths][:4]
+        case.lengths = [min(length, 70) for length in case.lengths][:4]
         case.chunks = [(request, min(count, case.lengths[request])) for request, count in case.chunks if request < 4]
         # Decodes at the front: what a step of a running engine looks like.
         case.chunks = sorted(case.chunks, key=lambda chunk: chunk[1] > 1 and rng.random() < 0.8)

@@ -62,7 +62,9 @@ class Staging:
             host[start : start + values.nbytes] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         with self._copies:
             slot.device[:size].copy_(slot.pinned[:size], non_blocking=True)
-        self._compute.wait_for(self._copies.record())
+        # Also what guards the slot if its step is never finished.
+        slot.used = self._copies.record()
+        self._compute.wait_for(slot.used)
         return {name: _view(slot.device, places[name], values) for name, values in arrays.items()}
 
     def fetch(self, token_ids: torch.Tensor) -> torch.Tensor:
