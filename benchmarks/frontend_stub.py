@@ -57,7 +57,7 @@ def serve(folder: Path, step_seconds: float) -> None:
         if step % 16 == 0:
             api.send(_stats(step, len(left)))
         due = max(due + step_seconds, time.monotonic())
-        time.sleep(due - time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
 
 
 def _ready(model: Path, vocab_size: int) -> EngineReady:

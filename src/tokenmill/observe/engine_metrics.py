@@ -37,14 +37,19 @@ def engine_metrics(stats: EngineStats | None, ready: EngineReady | None, prefix:
     for reason, count in stats.waiting_by_reason.items():
         waiting.add_metric([reason], count)
     yield waiting
-    tokens = HistogramMetricFamily(f"{prefix}:iteration_tokens_total", "Tokens of a step")
     if stats.step_tokens is not None:
-        _add(tokens, [], stats.step_tokens)
-    yield tokens
+        yield histogram(f"{prefix}:iteration_tokens_total", "Tokens of a step", stats.step_tokens)
     seconds = HistogramMetricFamily(f"{prefix}:step_seconds", "Seconds of a step by part of the loop", labels=["part"])
     for part, tally in stats.step_seconds.items():
         _add(seconds, [part], tally)
     yield seconds
+
+
+def histogram(name: str, help: str, tally: Tally) -> Metric:
+    """A tally as Prometheus shows it."""
+    family = HistogramMetricFamily(name, help)
+    _add(family, [], tally)
+    return family
 
 
 def _gauges(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
