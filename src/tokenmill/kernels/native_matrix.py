@@ -12,11 +12,11 @@ from tokenmill.kernels.formats import Format
 from tokenmill.kernels.native import MODULE
 from tokenmill.kernels.protocol import MatrixRole
 from tokenmill.kernels.quantized import QuantizedRows, Rows, dense
+from tokenmill.platform.memory import zeros
 
 if TYPE_CHECKING:
     from tokenmill._native import Kernels, Packed
 
-CACHE_LINE = 64
 GROUP = 32
 """Inputs that share a scale in int4; a checkpoint's groups are taken as they are if they are multiples of it."""
 
@@ -30,13 +30,6 @@ class Element(IntEnum):
 
 
 ELEMENTS = {torch.bfloat16: Element.BF16, torch.float32: Element.FLOAT32, torch.float16: Element.FLOAT16}
-
-
-def aligned_bytes(size: int) -> torch.Tensor:
-    """[size] uint8, uninitialized, from the start of a cache line on."""
-    memory = torch.empty(size + CACHE_LINE, dtype=torch.uint8)
-    start = -memory.data_ptr() % CACHE_LINE
-    return memory[start : start + size]
 
 
 class PackedMatrix:
@@ -67,7 +60,7 @@ class PackedMatrix:
         self._packed: Packed = importlib.import_module(MODULE).Packed(format, *shape, self._is_gated)
         self.num_bytes = self._packed.num_bytes
         # The padding has to be zeros: it is multiplied too.
-        self._memory = aligned_bytes(self.num_bytes).zero_()
+        self._memory = zeros((self.num_bytes,), torch.uint8, "cpu")
         self._packed.place(self._memory.data_ptr())
 
     def fill(self, start: int, rows: Rows) -> None:
