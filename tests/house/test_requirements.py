@@ -9,7 +9,10 @@ from packaging.utils import canonicalize_name
 from tests.house.source_tree import ROOT
 
 DEV_TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter", "openai")
-DEV_TOOLS += ("jsonschema", "matplotlib",)
+DEV_TOOLS += (
+    "jsonschema",
+    "matplotlib",
+)
 
 
 def pins(name: str) -> dict[str, str]:
