@@ -104,16 +104,16 @@ def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
-    for i, block in enumerate(content):
+    for i, part in enumerate(content):
         place = f"{where}.content[{i}]"
-        kind = block.get("type") if isinstance(block, dict) else None
+        kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text":
-            texts.append(_field(block, "text", str, place))
+            texts.append(_field(part, "text", str, place))
         elif kind == "tool_use" and role == "assistant":
-            calls.append(_call(block, place))
+            calls.append(_call(part, place))
         elif kind == "tool_result" and role == "user":
-            text = _text(block.get("content") or "", f"{place}.content", "messages")
-            call_id = _field(block, "tool_use_id", str, place)
+            text = _text(part.get("content") or "", f"{place}.content", "messages")
+            call_id = _field(part, "tool_use_id", str, place)
             results.append({"role": "tool", "tool_call_id": call_id, "content": text})
         elif kind not in _SKIPPED:
             name = kind if isinstance(kind, str) else "unknown"
@@ -126,10 +126,10 @@ def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
     return [*results, own] if texts or calls or not results else results
 
 
-def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
-    arguments = msgspec.json.encode(_field(block, "input", dict, where)).decode()
-    function = {"name": _field(block, "name", str, where), "arguments": arguments}
-    return {"id": _field(block, "id", str, where), "type": "function", "function": function}
+def _call(part: dict[str, Any], where: str) -> dict[str, Any]:
+    arguments = msgspec.json.encode(_field(part, "input", dict, where)).decode()
+    function = {"name": _field(part, "name", str, where), "arguments": arguments}
+    return {"id": _field(part, "id", str, where), "type": "function", "function": function}
 
 
 def _text(content: str | list[dict[str, Any]], where: str, param: str) -> str:
@@ -137,10 +137,10 @@ def _text(content: str | list[dict[str, Any]], where: str, param: str) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidRequest(f"{where} must be a string or a list of text blocks", param)
-    for i, block in enumerate(content):
-        if not (isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)):
+    for i, part in enumerate(content):
+        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
             raise InvalidRequest(f"{where}[{i}]: only text blocks are supported here", param)
-    return "\n".join(block["text"] for block in content)
+    return "\n".join(part["text"] for part in content)
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
@@ -161,8 +161,8 @@ def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
     return {"type": "function", "function": {"name": choice.name}}
 
 
-def _field(block: dict[str, Any], name: str, kind: type, where: str, param: str = "messages") -> Any:
-    value = block.get(name)
+def _field(part: dict[str, Any], name: str, kind: type, where: str, param: str = "messages") -> Any:
+    value = part.get(name)
     if not isinstance(value, kind):
         expected = {"str": "a string", "dict": "an object"}[kind.__name__]
         raise InvalidRequest(f"{where}.{name} must be {expected}", param)

@@ -42,7 +42,7 @@ class MessageWriter:
         output = outputs[0]
         for _ in (*self._parts.take(self._reader.read(output)), *self._parts.finish()):
             pass
-        content = [_block(part, part.text) for part in self._parts.parts]
+        content = [_spelled(part, part.text) for part in self._parts.parts]
         return _ENCODER.encode(self._message(content, usage) | self._stop(output))
 
     def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
@@ -90,7 +90,7 @@ def _usage(counter: UsageCounter) -> MessageUsage:
     return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
 
 
-def _block(part: Part, text: str) -> dict[str, Any]:
+def _spelled(part: Part, text: str) -> dict[str, Any]:
     match part.kind:
         case PartKind.TEXT:
             return {"type": "text", "text": text}
@@ -112,7 +112,7 @@ def _arguments(text: str) -> dict[str, Any]:
 def _change(change: Change) -> bytes:
     match change:
         case PartBegins(part):
-            return _event("content_block_start", {"index": part.index, "content_block": _block(part, "")})
+            return _event("content_block_start", {"index": part.index, "content_block": _spelled(part, "")})
         case PartGrows(part, delta):
             kind, name = {
                 PartKind.TEXT: ("text_delta", "text"),
