@@ -13,18 +13,24 @@ namespace {
 // Rows of x that one piece of work takes: few enough to stay in the cache beside the panels.
 constexpr int64_t ROWS_PER_PIECE = 20 * TALL_ROWS;
 
-// How rows of x and panels are cut: a piece of work is a column of `width` panels by a band of rows, in tiles.
+// How the work is cut: a piece is a column of `width` panels by a band of rows, in tiles of `span` panels.
+//
+// What is best was measured (benchmarks/kernels.py). One row waits for memory: four panels at once keep the most reads on
+// their way, but for int4, whose panels are too short for the hardware to look ahead. A few rows go from panel to panel
+// while the next one is fetched; many take two panels, whose numbers are used by twelve rows.
 struct Cut {
-  int64_t width, columns, bands, tiles;
+  int64_t width, span, columns, bands, tiles;
 
   Cut(const Packed& weights, int64_t rows) {
-    const bool wide = rows <= MOST_WIDE_ROWS;
-    width = wide ? WIDE_PANELS : TALL_PANELS;
+    const bool is_int4 = weights.format == Format::int4 || weights.format == Format::int4_offset;
+    const int64_t few = weights.format == Format::bf16 || TALL_ROWS < 8 ? TALL_ROWS : 8;
+    width = rows <= few ? WIDE_PANELS : TALL_PANELS;
+    span = rows > few ? TALL_PANELS : rows > 1 || is_int4 ? 1 : WIDE_PANELS;
     columns = ceil_div(weights.panels(), width);
     bands = ceil_div(rows, ROWS_PER_PIECE);
-    tiles = ceil_div(ceil_div(rows, bands), wide ? WIDE_ROWS : TALL_ROWS);
+    tiles = ceil_div(ceil_div(rows, bands), TALL_ROWS);
     // One tile for each panel of the next column that is to be fetched meanwhile.
-    if (!wide && tiles < TALL_PANELS) tiles = TALL_PANELS;
+    if (rows > few && tiles < TALL_PANELS) tiles = TALL_PANELS;
   }
 };
 
@@ -38,6 +44,19 @@ auto tile_function(Format format) -> void (*)(const Tile&) {
   return nullptr;
 }
 
+// One piece of work, and the one after it.
+struct Piece {
+  int64_t panel, panels, next_panel, first_tile;
+  bool stays;  // in the same column
+};
+
+// The panel that is fetched while a tile is computed; -1: none.
+inline int64_t panel_ahead(const Cut& cut, const Piece& piece, int64_t p, int64_t tile, int64_t rows) {
+  if (rows == 1) return -1;
+  if (cut.span == 1) return p + 1 < piece.panels ? piece.panel + p + 1 : piece.next_panel;
+  return piece.stays || tile >= cut.width ? -1 : piece.next_panel + tile;
+}
+
 // Calls finish(m, panel, panels, sums) for all rows, and panels by two or four (a last one may be alone).
 template <class Finish>
 void for_each_tile(const Packed& weights, const Rows& x, int threads, const Finish& finish) {
@@ -45,22 +64,22 @@ void for_each_tile(const Packed& weights, const Rows& x, int threads, const Fini
   const Cut cut(weights, x.count);
   const Activations activations = prepare(weights, x, threads);
   const auto run = tile_function(weights.format);
-  parallel_chain(cut.columns * cut.bands, threads, [&](int64_t piece, int64_t next) {
-    const int64_t column = piece / cut.bands, next_column = next / cut.bands, panel = column * cut.width;
-    const int64_t left = weights.panels() - panel;
-    const int panels = static_cast<int>(left < cut.width ? left : cut.width);
-    // Reading memory and computing take turns otherwise: the hardware looks ahead within a panel only.
-    const bool fetches = cut.tiles > 1 && next_column != column;
+  const int64_t all_panels = weights.panels(), all_tiles = cut.tiles * cut.bands;
+  parallel_chain(cut.columns * cut.bands, threads, [&](int64_t i, int64_t next) {
+    const int64_t panel = i / cut.bands * cut.width, left = all_panels - panel, panels = left < cut.width ? left : cut.width;
+    const Piece piece = {panel, panels, next / cut.bands * cut.width, i % cut.bands * cut.tiles, next / cut.bands == i / cut.bands};
+    const int64_t span = panels < cut.width ? 1 : cut.span, stride = panels * LANES;
     alignas(64) float sums[TALL_ROWS * WIDE_PANELS * LANES];
-    // Tiles of nearly equal height: 13 rows are 7 and 6, not 12 and 1.
-    const int64_t tiles = cut.tiles * cut.bands;
     for (int64_t tile = 0; tile < cut.tiles; ++tile) {
-      const int64_t i = piece % cut.bands * cut.tiles + tile, top = x.count * i / tiles, end = x.count * (i + 1) / tiles;
-      const int64_t ahead = next_column * cut.width + tile;
-      const bool fetch = fetches && tile < cut.width && ahead < weights.panels();
-      run({weights, panel, panels, activations, top, static_cast<int>(end - top), sums,
-           fetch ? weights.data + ahead * weights.panel_bytes() : nullptr});
-      for (int64_t m = top; m < end; ++m) finish(m, panel, panels, sums + (m - top) * panels * LANES);
+      // Tiles of nearly equal height: 13 rows are 7 and 6, not 12 and 1.
+      const int64_t top = x.count * (piece.first_tile + tile) / all_tiles;
+      const int64_t end = x.count * (piece.first_tile + tile + 1) / all_tiles;
+      for (int64_t p = 0; p < panels; p += span) {
+        const int64_t ahead = panel_ahead(cut, piece, p, tile, x.count);
+        run({weights, panel + p, static_cast<int>(span), activations, top, static_cast<int>(end - top), sums + p * LANES,
+             stride, ahead < 0 || ahead >= all_panels ? nullptr : weights.data + ahead * weights.panel_bytes()});
+      }
+      for (int64_t m = top; m < end; ++m) finish(m, panel, static_cast<int>(panels), sums + (m - top) * stride);
     }
   });
 }

@@ -9,18 +9,14 @@
 
 namespace tokenmill::TM_ISA {
 
-// The tiles of sums that the registers of this instruction set hold, rows of x by panels: wide for few rows, which wait
-// for memory, tall for many. Both are an even number of panels wide, so that a tile of a gated matrix has gate and up.
-#if defined(__AVX512BF16__)
-constexpr int TALL_ROWS = 12, WIDE_ROWS = 6;
-#elif defined(__AVX512F__)
-constexpr int TALL_ROWS = 12, WIDE_ROWS = 4;
+// The tiles of sums that the registers of this instruction set hold: up to TALL_ROWS rows of x by one or two panels, or
+// one row by four.
+#if defined(__AVX512F__)
+constexpr int TALL_ROWS = 12;
 #else
-constexpr int TALL_ROWS = 2, WIDE_ROWS = 1;
+constexpr int TALL_ROWS = 2;
 #endif
 constexpr int TALL_PANELS = 2, WIDE_PANELS = 4;
-// Up to here the tiles are wide.
-constexpr int MOST_WIDE_ROWS = 8;
 
 // Before a loop over a tile: only where all of them are unrolled do the sums stay in registers.
 #define TM_UNROLL _Pragma("GCC unroll 12")
@@ -29,16 +25,17 @@ constexpr int MOST_WIDE_ROWS = 8;
 struct Tile {
   const Packed& weights;
   int64_t panel;         // the first
-  int panels;            // up to TALL_PANELS or WIDE_PANELS
+  int panels;            // 1, TALL_PANELS, or WIDE_PANELS for one row
   const Activations& x;
   int64_t row;           // the first
-  int rows;              // up to TALL_ROWS or WIDE_ROWS
-  float* sums;           // [rows][panels * LANES]
+  int rows;              // 1..TALL_ROWS
+  float* sums;           // [rows][stride], of which panels * LANES are written
+  int64_t stride;
   const uint8_t* ahead;  // a panel that is read into the cache meanwhile, or null
 };
 
 // Run<rows, panels>::run for every shape of a tile, and the call of the one that a tile needs.
-template <template <int, int> class Run, class Rows>
+template <template <int, int> class Run, class Heights>
 struct TileTable;
 template <template <int, int> class Run, int... Row>
 struct TileTable<Run, std::integer_sequence<int, Row...>> {
@@ -47,13 +44,11 @@ struct TileTable<Run, std::integer_sequence<int, Row...>> {
 };
 template <template <int, int> class Run>
 void run_tile(const Tile& tile) {
-  using Tall = TileTable<Run, std::make_integer_sequence<int, TALL_ROWS>>;
-  using Wide = TileTable<Run, std::make_integer_sequence<int, WIDE_ROWS>>;
+  using Table = TileTable<Run, std::make_integer_sequence<int, TALL_ROWS>>;
   switch (tile.panels) {
-    case 1: return Tall::template functions<1>[tile.rows - 1](tile);
-    case 2: return Tall::template functions<2>[tile.rows - 1](tile);
-    case 3: return Wide::template functions<3>[tile.rows - 1](tile);
-    case 4: return Wide::template functions<4>[tile.rows - 1](tile);
+    case 1: return Table::template functions<1>[tile.rows - 1](tile);
+    case TALL_PANELS: return Table::template functions<TALL_PANELS>[tile.rows - 1](tile);
+    case WIDE_PANELS: return Run<1, WIDE_PANELS>::run(tile);
   }
 }
 

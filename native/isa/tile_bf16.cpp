@@ -30,7 +30,7 @@ struct Bf16Tile {
     // The padding of an odd depth is zero in W only: what follows a row of x may be a NaN.
     if (depth % 2) step(depth / 2, [&](const uint8_t* row) { return uint32_t{load_halfword(row + (depth - 1) * 2)}; });
     TM_UNROLL for (int m = 0; m < M; ++m)
-      TM_UNROLL for (int p = 0; p < P; ++p) store(tile.sums + (m * P + p) * LANES, sums[m][p]);
+      TM_UNROLL for (int p = 0; p < P; ++p) store(tile.sums + m * tile.stride + p * LANES, sums[m][p]);
   }
 };
 

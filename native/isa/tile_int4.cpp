@@ -15,7 +15,8 @@ struct Int4 {
     static void run(const Tile& tile) {
       const int64_t panel_bytes = tile.weights.panel_bytes(), stretch_bytes = tile.weights.stretch_bytes();
       const uint8_t* w = tile.weights.data + tile.panel * panel_bytes;
-      TM_UNROLL for (int i = 0; i < M * P; ++i) store(tile.sums + i * LANES, zero());
+      for (int m = 0; m < M; ++m)
+        for (int p = 0; p < P; ++p) store(tile.sums + m * tile.stride + p * LANES, zero());
       for (int64_t stretch = 0; stretch < tile.weights.stretches(); ++stretch, w += stretch_bytes) {
         if (tile.ahead) {
           for (int64_t line = 0; line < stretch_bytes; line += 64) prefetch(tile.ahead + stretch * stretch_bytes + line);
@@ -49,13 +50,13 @@ struct Int4 {
         TM_UNROLL for (int m = 0; m < M; ++m) {
           const int64_t i = first + m * tile.x.groups;
           const F32 scale = broadcast(tile.x.scales[i]);
-          F32 total = load(tile.sums + (m * P + p) * LANES);
+          F32 total = load(tile.sums + m * tile.stride + p * LANES);
           total = fma(to_float(sums[m][p]), mul(load_halves(scales), scale), total);
           if (Offset) {
             const F32 offsets = load_halves(scales + 2 * LANES);
             total = fma(offsets, mul(broadcast(static_cast<float>(tile.x.sums[i])), scale), total);
           }
-          store(tile.sums + (m * P + p) * LANES, total);
+          store(tile.sums + m * tile.stride + p * LANES, total);
         }
       }
     }

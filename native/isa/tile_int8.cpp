@@ -28,7 +28,7 @@ struct Int8Tile {
       const F32 scales = load(reinterpret_cast<const float*>(w + p * panel_bytes + steps * 4 * LANES));
       TM_UNROLL for (int m = 0; m < M; ++m) {
         const F32 scale = mul(scales, broadcast(tile.x.scales[tile.row + m]));
-        store(tile.sums + (m * P + p) * LANES, mul(to_float(sums[m][p]), scale));
+        store(tile.sums + m * tile.stride + p * LANES, mul(to_float(sums[m][p]), scale));
       }
     }
   }
