@@ -22,7 +22,7 @@ from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.gguf.file import open_gguf
 from tokenmill.weights.gguf.reads import EXPERT, LAYER, NAME, TOP
-from tokenmill.weights.gguf.values import BLOCKS, read_rows
+from tokenmill.weights.gguf.values import LAYOUTS, read_rows
 from tokenmill.weights.hub import fetch
 from tokenmill.weights.loader import load_model
 
@@ -117,7 +117,7 @@ def cache(tmp_path: Path) -> str:
     return str(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("kind", [*BLOCKS, "Q5_K", "Q4_1", "Q2_K"])
+@pytest.mark.parametrize("kind", [*LAYOUTS, "Q5_K", "Q4_1", "Q2_K"])
 def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: np.random.Generator) -> None:
     block = GGMLQuantizationType[kind]
     shape = quants.quant_shape_to_byte_shape((int(rng.integers(1, 6)), 512), block)
@@ -131,7 +131,7 @@ def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: 
     writer.write_tensors_to_file()
     writer.close()
     rows = read_rows(open_gguf(tmp_path / "x.gguf").tensors["some"])
-    assert isinstance(rows, QuantizedRows) == (kind in BLOCKS)
+    assert isinstance(rows, QuantizedRows) == (kind in LAYOUTS)
     want = torch.from_numpy(quants.dequantize(stored, block))
     torch.testing.assert_close(dense(rows), want, rtol=1e-5, atol=1e-5)
 

@@ -32,10 +32,10 @@ def read_rows(tensor: GgufTensor) -> Rows:
     if tensor.kind in FLOATS:
         values = torch.from_numpy(np.array(data)).view(FLOATS[tensor.kind])
         return values if len(tensor.shape) == 1 else values.view(-1, in_size)
-    if tensor.kind not in BLOCKS:
+    if tensor.kind not in LAYOUTS:
         return _spelled_out(tensor, data)
-    block_bytes, decode = BLOCKS[tensor.kind]
-    bits, values, scales, offsets = decode(data.reshape(-1, block_bytes))
+    unit_bytes, decode = LAYOUTS[tensor.kind]
+    bits, values, scales, offsets = decode(data.reshape(-1, unit_bytes))
     num_rows = values.size // in_size
     return QuantizedRows(
         bits,
@@ -63,38 +63,38 @@ def _half(data: Bytes) -> npt.NDArray[np.float32]:
     return np.ascontiguousarray(data).view(np.float16).astype(np.float32)
 
 
-def _q8_0(blocks: Bytes) -> Parts:
+def _q8_0(units: Bytes) -> Parts:
     """32 values: scale, 32 int8."""
-    return 8, np.ascontiguousarray(blocks[:, 2:]).view(np.int8), _half(blocks[:, :2]), None
+    return 8, np.ascontiguousarray(units[:, 2:]).view(np.int8), _half(units[:, :2]), None
 
 
-def _q4_0(blocks: Bytes) -> Parts:
+def _q4_0(units: Bytes) -> Parts:
     """32 values: scale, 16 bytes; the low nibbles are the first half, and 8 is zero."""
-    scales, packed = _half(blocks[:, :2]), blocks[:, 2:]
+    scales, packed = _half(units[:, :2]), units[:, 2:]
     return 4, np.concatenate((packed & 15, packed >> 4), 1), scales, -8 * scales
 
 
-def _q4_k(blocks: Bytes) -> Parts:
+def _q4_k(units: Bytes) -> Parts:
     """256 values in 8 groups: two scales of the block, 12 bytes of 6-bit scales and minima, 128 bytes of nibbles."""
-    scale, minimum, packed = _half(blocks[:, :2]), _half(blocks[:, 2:4]), blocks[:, 4:16]
+    scale, minimum, packed = _half(units[:, :2]), _half(units[:, 2:4]), units[:, 4:16]
     low, middle, high = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate((low & 63, (high & 15) | (low >> 6 << 4)), 1)
     minima = np.concatenate((middle & 63, (high >> 4) | (middle >> 6 << 4)), 1)
     # Each run of 32 bytes holds two groups: low nibbles, then high ones.
-    runs = blocks[:, 16:].reshape(-1, 4, 32)
+    runs = units[:, 16:].reshape(-1, 4, 32)
     values = np.stack((runs & 15, runs >> 4), 2).reshape(-1, 256)
     return 4, values, scale * scales, -minimum * minima
 
 
-def _q6_k(blocks: Bytes) -> Parts:
+def _q6_k(units: Bytes) -> Parts:
     """256 values in 16 groups: 128 bytes of low nibbles, 64 of high bits, 16 int8 scales, the block's scale."""
-    low, high = blocks[:, :128].reshape(-1, 2, 2, 32), blocks[:, 128:192].reshape(-1, 2, 1, 32)
+    low, high = units[:, :128].reshape(-1, 2, 2, 32), units[:, 128:192].reshape(-1, 2, 1, 32)
     nibbles = np.concatenate((low & 15, low >> 4), 2)
     bits = (high >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)) & 3
     values = (nibbles | bits << 4).astype(np.int8) - np.int8(32)
-    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8) * _half(blocks[:, 208:])
+    scales = np.ascontiguousarray(units[:, 192:208]).view(np.int8) * _half(units[:, 208:])
     return 8, values.reshape(-1, 256), scales, None
 
 
 # Type -> bytes of a block, and how it is read.
-BLOCKS = {"Q8_0": (34, _q8_0), "Q4_0": (18, _q4_0), "Q4_K": (144, _q4_k), "Q6_K": (210, _q6_k)}
+LAYOUTS = {"Q8_0": (34, _q8_0), "Q4_0": (18, _q4_0), "Q4_K": (144, _q4_k), "Q6_K": (210, _q6_k)}
