@@ -50,7 +50,7 @@ class PackedKVPool:
         return self.keys.nbytes + self.values.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def export(self, pages: Sequence[int]) -> torch.Tensor:
-        """A copy of some pages, bfloat16, in the canonical layout [layers, 2, len(pages), page_size, heads, head_dim]."""
+        """A copy of some pages, bfloat16, in canonical layout [layers, 2, len(pages), page_size, heads, head_dim]."""
         index = self._index(pages)
         # [layers, pages, heads, strips, dims / 2, 16, 2] and [layers, pages, heads, strips, 8, dims, 2]
         keys = self.keys.index_select(1, index).permute(0, 1, 3, 5, 2, 4, 6).flatten(5, 6).flatten(2, 3)
