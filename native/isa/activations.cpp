@@ -39,7 +39,7 @@ int64_t round_up(int64_t size, int64_t unit) { return ceil_div(size, unit) * uni
 }  // namespace
 
 Activations prepare(const Packed& weights, const Rows& x, int threads) {
-  if (weights.format == Format::bf16) return {static_cast<const uint8_t*>(x.data), x.stride * 2, nullptr, nullptr, 0, {}};
+  if (weights.format == Format::bf16) return {static_cast<const uint8_t*>(x.data), x.stride * 2, nullptr, nullptr, x.count, {}};
   const int64_t depth = weights.stretches() * STRETCH;
   const int64_t groups = weights.format == Format::int8 ? 1 : depth / GROUP, group = depth / groups;
   const int64_t numbers = round_up(x.count * depth, 64), words = round_up(x.count * groups * 4, 64);
@@ -52,12 +52,12 @@ Activations prepare(const Packed& weights, const Rows& x, int threads) {
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t left = weights.depth - g * group, count = left < 0 ? 0 : left < group ? left : group;
       auto* to = reinterpret_cast<int8_t*>(data + m * depth + g * group);
-      scales[m * groups + g] = quantize(row + g * group, count, group, to, &sums[m * groups + g]);
+      scales[g * x.count + m] = quantize(row + g * group, count, group, to, &sums[g * x.count + m]);
     }
   };
   // Waking a thread costs as much as some ten thousand numbers.
   parallel_for(x.count, x.count * depth < 1 << 15 ? 1 : threads, quantize_row);
-  return {data, depth, scales, sums, groups, std::move(memory)};
+  return {data, depth, scales, sums, x.count, std::move(memory)};
 }
 
 }  // namespace tokenmill::TM_ISA

@@ -10,9 +10,9 @@ namespace tokenmill::TM_ISA {
 struct Activations {
   const uint8_t* data;
   int64_t stride;        // bytes from row to row
-  const float* scales;   // [rows][groups]: x is about the integer times this; NaN where x has a number that is not finite
-  const int32_t* sums;   // [rows][groups] of the integers
-  int64_t groups;
+  const float* scales;   // [groups][count]: x is about the integer times this; NaN where x has one that is not finite
+  const int32_t* sums;   // [groups][count] of the integers
+  int64_t count;         // rows
   std::unique_ptr<uint8_t[]> memory;  // what the others point into
 };
 
