@@ -17,10 +17,8 @@ struct NormCall {
   int64_t count, size;
 };
 
-// The candidates of a filtered draw: the first this many tokens, larger logit first, then lower id.
-constexpr int64_t MOST_CANDIDATES = 256;
-
-// Draws from rows of float32 logits, as tokenmill.sampling.draw describes them.
+// Draws from rows of float32 logits: the inverse of the cumulative weights, in the order of the ids or, where there are
+// filters, larger logit first, then lower id. As tokenmill.sampling defines them.
 struct DrawCall {
   const float* logits;  // [...][size]
   int64_t stride, size;
@@ -28,7 +26,7 @@ struct DrawCall {
   const int64_t* rows;  // [count] of the logits
   const double *temperature, *top_p, *min_p, *uniform;  // [count]
   const int64_t* top_k;                                 // [count], `size` where it is off
-  int64_t* ids;  // [count]: the tokens; -1 where the candidates do not hold all that the filters leave
+  int64_t* ids;  // [count], the tokens
 };
 
 }  // namespace tokenmill

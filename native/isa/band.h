@@ -32,8 +32,9 @@ struct Span {
   const uint16_t* values[SPAN_STRIPS];
   // int8: scales of the keys and of the values, 0 where nothing is visible; null for bf16.
   const float *key_scales, *value_scales;
-  // Keys of the span after this one, fetched while this one is summed.
+  // The span after this one, fetched while this one is summed.
   const uint16_t* next_keys[SPAN_STRIPS];
+  const uint16_t* next_values[SPAN_STRIPS];
 };
 
 // Running softmax of the rows of a band over a partition. Nothing summed yet: LOWEST, zeros.
@@ -64,7 +65,7 @@ void score(const uint16_t* q, int head_dim, const Span& span, float (*scores)[SP
     Pairs keys[S];
     repeat<S>([&](auto s) {
       keys[s] = load_pairs(span.keys[s] + d * STRIP);
-      prefetch(span.values[s] + d * STRIP);
+      prefetch(span.next_keys[s] + d * STRIP);
     });
     repeat<M>([&](auto m) {
       const Pairs x = broadcast_pair(load_word(q + m * head_dim + d));
@@ -133,7 +134,7 @@ void add_values(const uint16_t (*weights)[SPAN], const F32* kept, const Span& sp
       Pairs both[V];
       repeat<V>([&](auto v) {
         both[v] = load_pairs(span.values[strip] + line + v * LANES * 2);
-        prefetch(span.next_keys[strip] + line + v * LANES * 2);
+        prefetch(span.next_values[strip] + line + v * LANES * 2);
       });
       repeat<M>([&](auto m) {
         const Pairs weight = broadcast_pair(load_word(weights[m] + (strip * PAIRS + pair) * 2));

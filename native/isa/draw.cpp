@@ -2,32 +2,29 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "isa/logits.h"
 #include "isa/parallel.h"
+#include "isa/ranking.h"
 
 namespace tokenmill::TM_ISA {
 
 namespace {
 
+// Tokens that are sorted to see whether they hold all that the filters leave.
+constexpr int64_t MOST_CANDIDATES = 256;
+
 // What a row needs on the way.
 struct Scratch {
-  std::vector<float> maxima, ordered;
-  std::vector<double> cumulative;
-  std::vector<uint64_t> keys;
+  std::vector<float> maxima, ordered;  // of groups
+  std::vector<double> cumulative;      // weights, of groups or of candidates
+  std::vector<uint64_t> keys;          // of candidates
 };
 
 // The parameters of one row.
 struct Draw {
   double temperature, top_p, min_p, uniform;
   int64_t top_k;
-};
-
-struct Candidates {
-  int64_t count;
-  float logits[MOST_CANDIDATES];
-  int64_t ids[MOST_CANDIDATES];
 };
 
 // First index at which the cumulative weight exceeds the target; never one past the last weight.
@@ -38,19 +35,9 @@ int64_t first_above(const double* cumulative, int64_t count, double target) {
   return place;
 }
 
-// Larger logits and, among equal ones, lower ids have larger keys; +0 and -0 are equal.
-uint64_t key_of(float logit, int64_t id) {
-  const float value = logit + 0.0f;
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  bits = bits & 0x80000000 ? ~bits : bits | 0x80000000;
-  return static_cast<uint64_t>(bits) << 32 | (0xFFFFFFFF - static_cast<uint32_t>(id));
-}
-
-int64_t id_of(uint64_t key) { return 0xFFFFFFFF - static_cast<uint32_t>(key); }
-
-// The first `wanted` tokens. As many groups have a largest logit of at least the bound, so no token below it is one.
-void find_candidates(const Logits& row, int64_t wanted, Scratch& scratch, Candidates& found) {
+// The keys of the first `wanted` tokens, in order. As many groups have a largest logit of at least the bound, so no
+// token below it is one of them.
+void find_candidates(const Logits& row, int64_t wanted, Scratch& scratch) {
   float bound = -FLT_MAX;
   if (wanted < row.groups()) {
     scratch.ordered = scratch.maxima;
@@ -69,10 +56,17 @@ void find_candidates(const Logits& row, int64_t wanted, Scratch& scratch, Candid
   const auto end = scratch.keys.begin() + wanted;
   std::nth_element(scratch.keys.begin(), end - 1, scratch.keys.end(), std::greater<uint64_t>());
   std::sort(scratch.keys.begin(), end, std::greater<uint64_t>());
-  found.count = wanted;
-  for (int64_t i = 0; i < wanted; ++i) {
-    found.ids[i] = id_of(scratch.keys[i]);
-    found.logits[i] = finite(row.data[found.ids[i]]);
+  scratch.keys.resize(wanted);
+}
+
+// The cumulative weights of the candidates of a weight of at least `min_p`: a head of them, for weights fall.
+void weigh_candidates(const Logits& row, float most, const Draw& draw, Scratch& scratch) {
+  scratch.cumulative.clear();
+  double total = 0;
+  for (const uint64_t key : scratch.keys) {
+    const double weight = std::exp((static_cast<double>(finite(row.data[id_of(key)])) - most) / draw.temperature);
+    if (!(weight >= draw.min_p)) break;
+    scratch.cumulative.push_back(total += weight);
   }
 }
 
@@ -94,32 +88,39 @@ int64_t draw_plain(const Logits& row, const Draw& draw, Scratch& scratch) {
   return first + first_above(cumulative, count, target - below);
 }
 
-// In the order of the candidates; -1: they do not hold all that the filters leave.
+// By rank, from a support that may be long.
+int64_t draw_wide(const Logits& row, float most, const Draw& draw) {
+  Ranking ranking(row, most, draw.temperature, draw.min_p);
+  int64_t count = std::min(draw.top_k, ranking.size());
+  if (draw.top_p < 1) {
+    count = std::min(count, 1 + ranking.find(draw.top_p * ranking.weight_of_first(count), false).rank);
+  }
+  return ranking.find(draw.uniform * ranking.weight_of_first(count), true).id;
+}
+
+// By rank; a wide draw where the candidates may not hold all that the filters leave.
 int64_t draw_filtered(const Logits& row, const Draw& draw, Scratch& scratch) {
   const float most = group_maxima(row, scratch.maxima);
-  Candidates found;
-  find_candidates(row, std::min({draw.top_k, MOST_CANDIDATES, row.size}), scratch, found);
-  double weights[MOST_CANDIDATES], total = 0;
-  int64_t kept = 0;  // of a head of the order: weights fall
-  for (; kept < found.count; ++kept) {
-    const double weight = std::exp((static_cast<double>(found.logits[kept]) - most) / draw.temperature);
-    if (!(weight >= draw.min_p)) break;
-    total += weights[kept] = weight;
+  const int64_t limit = std::min(draw.top_k, row.size);
+  if (limit < row.size && limit > MOST_CANDIDATES) return draw_wide(row, most, draw);
+  const int64_t wanted = std::min(limit, MOST_CANDIDATES);
+  const bool may_need_whole = wanted < limit && draw.min_p <= 0;
+  const double whole = may_need_whole ? cumulate(row, Weigh(most, draw.temperature), scratch.cumulative) : 0;
+  find_candidates(row, wanted, scratch);
+  weigh_candidates(row, most, draw, scratch);
+  const auto& cumulative = scratch.cumulative;
+  double total = cumulative.back();
+  int64_t count = cumulative.size();
+  if (count == wanted && wanted < limit) {
+    if (draw.min_p > 0 || whole * draw.top_p > total) return draw_wide(row, most, draw);
+    total = whole;
   }
-  if (kept == found.count && found.count < draw.top_k) {
-    if (draw.min_p > 0) return -1;
-    const double held = total;
-    total = cumulate(row, Weigh(most, draw.temperature), scratch.cumulative);
-    if (total * draw.top_p > held) return -1;
+  if (draw.top_p < 1) {
+    // Those before which less than the nucleus lies; the first in any case.
+    const auto reached = std::lower_bound(cumulative.begin(), cumulative.end(), draw.top_p * total);
+    count = std::min<int64_t>(reached - cumulative.begin() + 1, count);
   }
-  double cumulative[MOST_CANDIDATES], sum = 0;
-  int64_t count = 0;
-  const double nucleus = draw.top_p * total;
-  while (count < kept && (draw.top_p >= 1 || sum < nucleus)) {
-    cumulative[count] = sum += weights[count];
-    ++count;
-  }
-  return found.ids[first_above(cumulative, count, draw.uniform * sum)];
+  return id_of(scratch.keys[first_above(cumulative.data(), count, draw.uniform * cumulative[count - 1])]);
 }
 
 }  // namespace

@@ -58,7 +58,9 @@ struct Weigh {
   F32 most, factor;
   Weigh(float most, double temperature)
       : most(broadcast(most)), factor(broadcast(static_cast<float>(1.4426950408889634 / temperature))) {}
-  F32 operator()(F32 logits) const { return exp2(mul(sub(logits, most), factor)); }
+  F32 octaves(F32 logits) const { return mul(sub(logits, most), factor); }
+  F32 operator()(F32 logits) const { return exp2(octaves(logits)); }
+  float operator()(float logit) const { return largest((*this)(broadcast(logit))); }
 };
 
 // The weight up to and with each group; returns the whole.

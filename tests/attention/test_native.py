@@ -43,7 +43,7 @@ class Case:
     @classmethod
     def draw(cls, rng: np.random.Generator, longest: int = 700) -> Case:
         kv_heads, group = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 5, 8]))
-        head_dim = int(rng.choice([16, 32, 48, 64, 80, 128, 256]))
+        head_dim = int(rng.choice([16, 32, 48, 64, 80, 128, 256], p=[0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1]))
         lengths = [int(rng.choice([1, 2, 17, 33, 64, 150, longest])) for _ in range(int(rng.integers(1, 6)))]
         return cls(
             AttentionSpec(2, kv_heads * group, kv_heads, head_dim, head_dim**-0.5),
@@ -187,9 +187,9 @@ def scheduled(case: Case, rng: np.random.Generator, isa: str, kv_dtype: torch.dt
 @kv_dtypes
 @every_isa
 def test_company_chunks_and_threads_change_no_bit(isa: str, kv_dtype: torch.dtype, rng: np.random.Generator) -> None:
-    for _ in range(3):
+    for _ in range(2):
         # Past two partitions, so that tiles are split as well.
-        case = Case.draw(rng, longest=1100)
+        case = Case.draw(rng, longest=1100 if isa in BEST else 600)
         inputs = [case.qkv(length) for length in case.lengths]
         alone = whole(case, rng, isa, kv_dtype, inputs)
         together = scheduled(case, rng, isa, kv_dtype, inputs)
@@ -199,8 +199,8 @@ def test_company_chunks_and_threads_change_no_bit(isa: str, kv_dtype: torch.dtyp
 
 @best_isa
 def test_more_heads_share_keys_than_a_tile_has_rows(isa: str, rng: np.random.Generator) -> None:
-    for heads in (49, 64, 100):
-        case = Case(AttentionSpec(2, heads, 1, 32, 0.2), 16, None, [int(rng.integers(1, 90)), 600])
+    for heads in (49, 100):
+        case = Case(AttentionSpec(2, heads, 1, 32, 0.2), 16, None, [int(rng.integers(1, 90)), 530])
         (want, got), _ = run_all(case, rng, isa, unrotated(800, 32, torch.bfloat16), None)
         torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
         inputs = [case.qkv(length) for length in case.lengths]

@@ -31,10 +31,14 @@ def rms_norm(
 
 
 def draw(native: _native.Kernels, logits: torch.Tensor, group: DrawGroup) -> torch.Tensor:
-    """Draw as `sampling.draw` does, from rows of logits [S, V] float32 that may hold NaN and infinities.
+    """Draw as `sampling.draw` and `sampling.wide` do, from rows of logits that may hold NaN and infinities.
+
+    Args:
+        logits: [S, V] float32.
+        group: which n of the rows, and how.
 
     Returns:
-        [n] int64 token ids; -1 where the filters leave more than the first 256 tokens and their order decides.
+        [n] int64 token ids.
     """
     assert logits.dtype == torch.float32 and logits.stride(1) == 1, "rows of float32 in one piece"
     numbers = (group.temperature, group.top_p, group.min_p, group.uniform)

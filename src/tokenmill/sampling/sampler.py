@@ -7,8 +7,6 @@ number. Knows nothing of requests, plans or steps.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,9 +27,6 @@ from tokenmill.sampling.wide import WideDraw, draw_wide
 if TYPE_CHECKING:
     from tokenmill import _native
 
-# From processed logits [S, V] and a group of their rows to the group's token ids.
-Draw = Callable[[Tensor, DrawGroup], Tensor]
-
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
@@ -50,7 +45,7 @@ class Sampler:
     """Samples on any device; keeps no state between steps.
 
     Args:
-        native: kernels that draw from logits on the CPU, where there are any.
+        native: kernels that draw on the CPU, where there are any.
     """
 
     def __init__(self, native: _native.Kernels | None = None) -> None:
@@ -72,21 +67,19 @@ class Sampler:
         token_ids = torch.empty(batch.size, dtype=torch.int64, device=logits.device)
         if batch.greedy is not None:
             token_ids[batch.greedy] = first_argmax(_rows(processed, batch.greedy))
-        for draw, group in self._draws(batch):
-            for part in group.parts(rows_at_once(logits)):
-                token_ids[part.indices] = draw(processed, part)
+        for draw, group in (
+            (_draw_plain, batch.plain),
+            (_draw_within_candidates if batch.filtered_within_candidates else _draw_filtered, batch.filtered),
+            (_draw_wide, batch.wide),
+        ):
+            if group is not None and self._native is not None:
+                token_ids[group.indices] = native_ops.draw(self._native, processed, group)
+            elif group is not None:
+                for part in group.parts(rows_at_once(logits)):
+                    token_ids[part.indices] = draw(finite(_rows(processed, part.indices)), part)
         if batch.logprobs is None:
             return SampledTokens(token_ids, None)
         return SampledTokens(token_ids, take_logprobs(logits, token_ids, batch.logprobs))
-
-    def _draws(self, batch: SamplingBatch) -> Iterator[tuple[Draw, DrawGroup]]:
-        """The groups that draw, each with how it does."""
-        plain, filtered = _draw_plain, _draw_within_candidates if batch.filtered_within_candidates else _draw_filtered
-        if self._native is not None:
-            plain = filtered = functools.partial(_draw_natively, self._native)
-        for draw, group in ((plain, batch.plain), (filtered, batch.filtered), (_draw_wide, batch.wide)):
-            if group is not None:
-                yield draw, group
 
 
 def process(logits: Tensor, batch: SamplingBatch, token_table: Tensor) -> Tensor:
@@ -111,43 +104,43 @@ def _ban(logits: Tensor, entries: LogitEntries) -> None:
     logits[entries.indices, entries.token_ids] = entries.values
 
 
-def _draw_natively(native: _native.Kernels, logits: Tensor, group: DrawGroup) -> Tensor:
-    token_ids = native_ops.draw(native, logits, group)
-    _complete(token_ids, token_ids < 0, logits, group)
-    return token_ids
-
-
 def _draw_plain(logits: Tensor, group: DrawGroup) -> Tensor:
-    return draw_plain(finite(_rows(logits, group.indices)), group.temperature, group.uniform)
+    return draw_plain(logits, group.temperature, group.uniform)
 
 
 def _draw_within_candidates(logits: Tensor, group: DrawGroup) -> Tensor:
-    return draw_filtered(finite(_rows(logits, group.indices)), group, within_candidates=True)[0]
+    return draw_filtered(logits, group, within_candidates=True)[0]
 
 
 def _draw_filtered(logits: Tensor, group: DrawGroup) -> Tensor:
-    token_ids, is_complete = draw_filtered(finite(_rows(logits, group.indices)), group, within_candidates=False)
-    _complete(token_ids, ~is_complete, logits, group)
+    token_ids, is_complete = draw_filtered(logits, group, within_candidates=False)
+    incomplete = (~is_complete).nonzero().squeeze(1)
+    if len(incomplete):
+        token_ids[incomplete] = _draw_members_wide(logits, group, incomplete.tolist())
     return token_ids
 
 
 def _draw_wide(logits: Tensor, group: DrawGroup) -> Tensor:
-    token_ids = torch.empty_like(group.indices)
-    _complete(token_ids, torch.ones_like(group.indices, dtype=torch.bool), logits, group)
-    return token_ids
+    return _draw_members_wide(logits, group, list(range(len(logits))))
 
 
-def _complete(token_ids: Tensor, is_missing: Tensor, logits: Tensor, group: DrawGroup) -> None:
-    """Draw the members of a group that need the long way, into their token_ids."""
-    for member in is_missing.nonzero().squeeze(1).tolist():
-        how = WideDraw(
-            temperature=float(group.temperature[member]),
-            top_k=int(group.top_k[member]),
-            top_p=float(group.top_p[member]),
-            min_p=float(group.min_p[member]),
-            uniform=float(group.uniform[member]),
-        )
-        token_ids[member] = draw_wide(finite(logits[group.indices[member]]), how)
+def _draw_members_wide(logits: Tensor, group: DrawGroup, members: list[int]) -> Tensor:
+    """Token ids of those members of a group, whose rows are `logits`, that need the long way."""
+    return torch.stack(
+        [
+            draw_wide(
+                logits[member],
+                WideDraw(
+                    temperature=float(group.temperature[member]),
+                    top_k=int(group.top_k[member]),
+                    top_p=float(group.top_p[member]),
+                    min_p=float(group.min_p[member]),
+                    uniform=float(group.uniform[member]),
+                ),
+            )
+            for member in members
+        ]
+    )
 
 
 def _rows(logits: Tensor, indices: Tensor) -> Tensor:
