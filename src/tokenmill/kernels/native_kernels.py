@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
 from tokenmill.kernels import native_ops
-from tokenmill.kernels.native_matrix import Format, PackedMatrix
+from tokenmill.kernels.formats import Formats
+from tokenmill.kernels.native_matrix import PackedMatrix
 from tokenmill.kernels.protocol import Matrix, MatrixRole
 from tokenmill.kernels.torch_kernels import TorchKernels
 
@@ -25,7 +25,7 @@ class NativeKernels(TorchKernels):
 
     name = "native"
 
-    def __init__(self, native: _native.Kernels, formats: Mapping[MatrixRole, Format]) -> None:
+    def __init__(self, native: _native.Kernels, formats: Formats) -> None:
         super().__init__(torch.bfloat16, "cpu")
         self.native = native
         self.formats = formats
