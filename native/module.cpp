@@ -6,7 +6,6 @@
 
 #include "dispatch.h"
 #include "kernels.h"
-#include "openmp_runtimes.h"
 
 namespace nb = nanobind;
 using namespace tokenmill;
@@ -30,5 +29,4 @@ NB_MODULE(_native, module) {
     for (const auto* table : available_tables()) names.emplace_back(table->name);
     return names;
   });
-  module.def("openmp_runtimes", openmp_runtimes);
 }

@@ -1,6 +1,7 @@
 // The linear layer over any format: tiles handed out to threads, and what becomes of their sums.
 #include "isa/linear.h"
 
+#include <mutex>
 #include <vector>
 
 #include "isa/math.h"
@@ -143,6 +144,7 @@ inline bool larger(const Best& one, const Best& other) {
 void argmax(const Packed& weights, const Rows& x, int64_t* ids, int threads) {
   const Best nothing = {-__builtin_inff(), weights.rows};
   std::vector<Best> best(x.count, nothing);
+  std::mutex merging;
   for_each_tile(weights, x, threads, [&](int64_t m, int64_t panel, int panels, const float* sums) {
     const int64_t first = panel * LANES, end = first + panels * LANES;
     Best own = nothing;
@@ -150,7 +152,7 @@ void argmax(const Packed& weights, const Rows& x, int64_t* ids, int threads) {
       const Best other = {sums[n - first], n};
       if (larger(other, own)) own = other;
     }
-#pragma omp critical(tokenmill_argmax)
+    const std::lock_guard<std::mutex> lock(merging);
     if (larger(own, best[m])) best[m] = own;
   });
   for (int64_t m = 0; m < x.count; ++m) ids[m] = best[m].id;

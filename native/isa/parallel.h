@@ -3,30 +3,20 @@
 
 #include <cstdint>
 
+#include "workers.h"
+
 namespace tokenmill::TM_ISA {
 
-// Calls work(i, next) once for every i in [0, count), on up to `threads` threads of the process's OpenMP pool, in no
-// order. `next` is what this thread will do afterwards, so that it can be fetched early; >= count: nothing.
+// Calls work(i, next) once for every i in [0, count), on up to `threads` threads, in no order. `next` is what this thread
+// will do afterwards, so that it can be fetched early; >= count: nothing.
 template <class Work>
 void parallel_chain(int64_t count, int threads, const Work& work) {
   if (threads <= 1 || count <= 1) {
     for (int64_t i = 0; i < count; ++i) work(i, i + 1);
     return;
   }
-  const int team = static_cast<int>(count < threads ? count : threads);
-  int64_t unclaimed = 0;
-  const auto claim = [&unclaimed] {
-    int64_t i;
-#pragma omp atomic capture relaxed
-    i = unclaimed++;
-    return i;
-  };
-#pragma omp parallel num_threads(team)
-  for (int64_t i = claim(); i < count;) {
-    const int64_t next = claim();
-    work(i, next);
-    i = next;
-  }
+  const auto do_piece = [](const void* it, int64_t i, int64_t next) { (*static_cast<const Work*>(it))(i, next); };
+  run_pieces(count, threads, do_piece, &work);
 }
 
 // The same where the next piece does not matter.

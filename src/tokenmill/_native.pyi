@@ -114,6 +114,3 @@ class Attention:
 
 def available_isas() -> list[str]:
     """Levels that are built and that this machine runs, lowest first."""
-
-def openmp_runtimes() -> list[str]:
-    """Paths of the OpenMP libraries in this process; more than one means more than one pool of threads."""

@@ -11,14 +11,6 @@ if TYPE_CHECKING:
 MODULE = "tokenmill._native"
 
 
-def shares_one_pool() -> bool:
-    """Native code and torch run on one pool of threads: this process holds one OpenMP runtime.
-
-    Two pools would wait for each other, spinning, on the same cores. Asked once both are loaded.
-    """
-    return len(importlib.import_module(MODULE).openmp_runtimes()) <= 1
-
-
 def load_kernels(threads: int, isa: str = "") -> Kernels | None:
     """The native kernels of this machine's best instruction set, or None where none were built or none fit it.
 
