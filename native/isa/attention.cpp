@@ -52,8 +52,12 @@ void store_tokens(const AttentionCall& call, const Pages& pages, const PageWrite
     };
     const auto position = [&](int i) { return call.step.first_position(write.request) + first + i; };
     prepare_heads(call, call.norms.k, count, key, position, keys);
-    for (int i = 0; i < count; ++i) {
-      store_token(pages, position(i), keys + i * shape.head_dim, key(i) + shape.kv_heads * shape.head_dim);
+    const auto value = [&](int i) { return key(i) + shape.kv_heads * shape.head_dim; };
+    for (int i = 0; i < count; ++i) store_key(pages, position(i), keys + i * shape.head_dim);
+    for (int i = 0; i < count;) {
+      const bool is_pair = position(i) % 2 == 0 && i + 1 < count;
+      store_values(pages, position(i), value(i), is_pair ? value(i + 1) : nullptr);
+      i += is_pair ? 2 : 1;
     }
   }
 }
@@ -95,6 +99,7 @@ class TileWork {
   alignas(64) float merged_values_[MOST_ROWS * MAX_HEAD_DIM];
   alignas(64) float weights_[MOST_ROWS * LANES];
   float largest_[MOST_ROWS];
+  Visible seen_[MOST_ROWS];  // positions that each row sees
   RowSums merged_[MOST_ROWS];
   // Of a span of int8 numbers: what they are in bf16, and their scales.
   alignas(64) uint16_t wide_keys_[SPAN_STRIPS][STRIP * MAX_HEAD_DIM];
@@ -103,9 +108,9 @@ class TileWork {
 
   int query(int row) const { return (tile_.first_row + row) / group_; }
   int position(int row) const { return call_.step.first_position(tile_.request) + query(row); }
-  // First position that a row sees.
-  int first_seen(int row) const {
-    return call_.window > 0 && position(row) >= call_.window ? position(row) - call_.window + 1 : 0;
+  // Of a span, what a row sees.
+  Visible visible(int row, int start) const {
+    return {std::max(seen_[row].first - start, 0), std::min(seen_[row].end - start, SPAN)};
   }
   int64_t out_row(int row) const {  // of [T * heads]
     const int64_t token = call_.step.query_starts[tile_.request] + query(row);
@@ -142,11 +147,15 @@ class TileWork {
       return call_.qkv + (out_row(row) + token * 2 * call_.shape.kv_heads) * head_dim_;
     };
     prepare_heads(call_, call_.norms.q, tile_.rows, source, [&](int row) { return position(row); }, q_);
+    for (int row = 0; row < tile_.rows; ++row) {
+      const int end = position(row) + 1;
+      seen_[row] = {call_.window > 0 ? std::max(end - call_.window, 0) : 0, end};
+    }
   }
 
   void sum_partition(int partition, float* values) {
-    const int first = std::max(partition * PARTITION, first_seen(0) / SPAN * SPAN);
-    const int end = std::min((partition + 1) * PARTITION, position(tile_.rows - 1) + 1);
+    const int first = std::max(partition * PARTITION, seen_[0].first / SPAN * SPAN);
+    const int end = std::min((partition + 1) * PARTITION, seen_[tile_.rows - 1].end);
     std::memset(values, 0, tile_.rows * head_dim_ * sizeof(float));
     std::memset(weights_, 0, sizeof(weights_[0]) * tile_.rows * LANES);
     std::fill_n(largest_, tile_.rows, LOWEST);
@@ -154,14 +163,11 @@ class TileWork {
   }
 
   void sum_span(int start, float* values) {
-    const Visible some{std::max(first_seen(0) - start, 0), std::min(position(tile_.rows - 1) + 1 - start, SPAN)};
-    const Span span = read_span(start, some);
+    const Span span = read_span(start, {visible(0, start).first, visible(tile_.rows - 1, start).end});
     for (int row = 0; row < tile_.rows; row += BAND) {
       const int rows = std::min(BAND, tile_.rows - row);
       Band band{q_ + row * head_dim_, largest_ + row, weights_ + row * LANES, values + row * head_dim_, {}};
-      for (int i = 0; i < rows; ++i) {
-        band.visible[i] = {std::max(first_seen(row + i) - start, 0), std::min(position(row + i) + 1 - start, SPAN)};
-      }
+      for (int i = 0; i < rows; ++i) band.visible[i] = visible(row + i, start);
       if (band.visible[rows - 1].end <= 0 || band.visible[0].first >= SPAN) continue;
       take_span(band, rows, head_dim_, call_.shape.scale * LOG2_E, span);
     }
@@ -175,7 +181,7 @@ class TileWork {
       span.key_scales = key_scales_;
       span.value_scales = value_scales_;
     }
-    const int last = position(tile_.rows - 1);
+    const int last = seen_[tile_.rows - 1].end - 1;
     for (int s = 0; s < SPAN_STRIPS; ++s) {
       const int visible_strip = std::min(std::max(s, visible.first / STRIP), (visible.end - 1) / STRIP);
       const int64_t strip = pages_.strip(start + visible_strip * STRIP);

@@ -17,6 +17,9 @@ constexpr int BAND = 4;
 constexpr int BAND = 1;
 #endif
 constexpr int SPAN_STRIPS = SPAN / STRIP;
+// Full bands are those of prompts, which find in the cache what the band before them has read.
+template <int M>
+constexpr bool READS_AHEAD = M < BAND || BAND == 1;
 // Smaller than every score, and finite: the difference of two is a number.
 constexpr float LOWEST = -1e30f;
 
@@ -65,7 +68,7 @@ void score(const uint16_t* q, int head_dim, const Span& span, float (*scores)[SP
     Pairs keys[S];
     repeat<S>([&](auto s) {
       keys[s] = load_pairs(span.keys[s] + d * STRIP);
-      prefetch(span.next_keys[s] + d * STRIP);
+      if (READS_AHEAD<M>) prefetch(span.next_keys[s] + d * STRIP);
     });
     repeat<M>([&](auto m) {
       const Pairs x = broadcast_pair(load_word(q + m * head_dim + d));
@@ -134,7 +137,7 @@ void add_values(const uint16_t (*weights)[SPAN], const F32* kept, const Span& sp
       Pairs both[V];
       repeat<V>([&](auto v) {
         both[v] = load_pairs(span.values[strip] + line + v * LANES * 2);
-        prefetch(span.next_values[strip] + line + v * LANES * 2);
+        if (READS_AHEAD<M>) prefetch(span.next_values[strip] + line + v * LANES * 2);
       });
       repeat<M>([&](auto m) {
         const Pairs weight = broadcast_pair(load_word(weights[m] + (strip * PAIRS + pair) * 2));
