@@ -16,7 +16,7 @@ constexpr int64_t ROWS_PER_PIECE = 20 * TALL_ROWS;
 
 // How the work is cut: a piece is a column of `width` panels by a band of rows, in tiles of `span` panels.
 //
-// What is best was measured (benchmarks/kernels.py). One row waits for memory: four panels at once keep the most reads on
+// What is best was measured (benchmarks/linears.py). One row waits for memory: four panels at once keep the most reads on
 // their way, but for int4, whose panels are too short for the hardware to look ahead. A few rows go from panel to panel
 // while the next one is fetched; many take two panels, whose numbers are used by twelve rows.
 struct Cut {

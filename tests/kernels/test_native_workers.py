@@ -62,6 +62,6 @@ print(time.perf_counter() - start)
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_threads_that_are_not_run_are_not_waited_for():
-    """Eight threads on one core do 2,000 small products in a fraction of a second, not in a turn of each thread each."""
+    """Eight threads on one core: 2,000 small products in a fraction of a second, not in a turn of each thread each."""
     done = subprocess.run([sys.executable, "-c", ONE_CORE], capture_output=True, text=True, check=True, timeout=120)
     assert float(done.stdout) < 10
