@@ -51,7 +51,7 @@ def results() -> dict:
             run["points"]["decode 8 at 2048"] = {"decode_tokens_per_second": 150.0, "prefill_tokens_per_second": 1.0}
     return {
         "date": "2026-01-01T00:00+00:00",
-        "machine": {"processor": "a CPU", "cpus": 2, "kernel": "6.1"},
+        "machine": {"processor": "a CPU", "cpus": 2, "kernel": "6.1", "load_average": 0.25},
         "threads": 2,
         "rounds": 3,
         "runs": runs,
