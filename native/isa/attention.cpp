@@ -186,26 +186,21 @@ class TileWork {
       const int visible_strip = std::min(std::max(s, visible.first / STRIP), (visible.end - 1) / STRIP);
       const int64_t strip = pages_.strip(start + visible_strip * STRIP);
       const int64_t next = pages_.strip(std::min(start + SPAN + s * STRIP, last));
-      read_strip(pages_.memory.keys, strip, next, wide_keys_[s], span.keys[s], span.next_keys[s]);
-      read_strip(pages_.memory.values, strip, next, wide_values_[s], span.values[s], span.next_values[s]);
+      span.keys[s] = read_strip(pages_.memory.keys, strip, wide_keys_[s], next);
+      span.values[s] = read_strip(pages_.memory.values, strip, wide_values_[s], next);
+      span.next_keys[s] = pages_.is_int8() ? span.keys[s] : static_cast<const uint16_t*>(pages_.memory.keys) + next;
       const Visible inside{visible.first - visible_strip * STRIP, visible.end - visible_strip * STRIP};
       if (inside.first > 0 || inside.end < STRIP) span.values[s] = without_hidden(span.values[s], inside, wide_values_[s]);
     }
     return span;
   }
 
-  // Where a strip is found as bf16: in place, or in `wide`. What is to be fetched meanwhile is another, or none.
-  void read_strip(const void* memory, int64_t strip, int64_t next, uint16_t* wide, const uint16_t*& found,
-                  const uint16_t*& fetched) const {
-    if (pages_.is_int8()) {
-      const auto* numbers = static_cast<const int8_t*>(memory);
-      widen(numbers + strip, pages_.strip_numbers(), wide, numbers + next);
-      found = fetched = wide;
-    } else {
-      const auto* numbers = static_cast<const uint16_t*>(memory);
-      found = numbers + strip;
-      fetched = numbers + next;
-    }
+  // A strip as bf16, in place or in `wide`; the numbers of the next one are fetched on the way into `wide`.
+  const uint16_t* read_strip(const void* memory, int64_t strip, uint16_t* wide, int64_t next) const {
+    if (!pages_.is_int8()) return static_cast<const uint16_t*>(memory) + strip;
+    const auto* numbers = static_cast<const int8_t*>(memory);
+    widen(numbers + strip, pages_.strip_numbers(), wide, numbers + next);
+    return wide;
   }
 
   // A strip of values with 0 for what is hidden: it may hold a NaN, which a weight of 0 does not hide.

@@ -35,9 +35,9 @@ struct Span {
   const uint16_t* values[SPAN_STRIPS];
   // int8: scales of the keys and of the values, 0 where nothing is visible; null for bf16.
   const float *key_scales, *value_scales;
-  // The span after this one, fetched while this one is summed.
+  // Keys of the span after this one: fetched while values are added, as the values are while keys are scored, from all
+  // strips at once. Half a span fits into the first-level cache beside the one in use.
   const uint16_t* next_keys[SPAN_STRIPS];
-  const uint16_t* next_values[SPAN_STRIPS];
 };
 
 // Running softmax of the rows of a band over a partition. Nothing summed yet: LOWEST, zeros.
@@ -48,6 +48,9 @@ struct Band {
   float* values;          // [rows][head_dim] weighted values
   Visible visible[BAND];  // to each row, of the span at hand; a row sees what those before it see, and later keys
 };
+
+// Into the first-level cache.
+inline void fetch(const void* from) { __builtin_prefetch(from, 0, 3); }
 
 // step(0), ..., step(N - 1) with constants, so that what they index stays in registers.
 template <class Step, int... I>
@@ -68,7 +71,7 @@ void score(const uint16_t* q, int head_dim, const Span& span, float (*scores)[SP
     Pairs keys[S];
     repeat<S>([&](auto s) {
       keys[s] = load_pairs(span.keys[s] + d * STRIP);
-      if (READS_AHEAD<M>) prefetch(span.next_keys[s] + d * STRIP);
+      if (READS_AHEAD<M>) fetch(span.values[s] + d * STRIP);
     });
     repeat<M>([&](auto m) {
       const Pairs x = broadcast_pair(load_word(q + m * head_dim + d));
@@ -137,7 +140,7 @@ void add_values(const uint16_t (*weights)[SPAN], const F32* kept, const Span& sp
       Pairs both[V];
       repeat<V>([&](auto v) {
         both[v] = load_pairs(span.values[strip] + line + v * LANES * 2);
-        if (READS_AHEAD<M>) prefetch(span.next_values[strip] + line + v * LANES * 2);
+        if (READS_AHEAD<M>) fetch(span.next_keys[v] + (first_dim / 2 + strip * PAIRS + pair) * 2 * STRIP);
       });
       repeat<M>([&](auto m) {
         const Pairs weight = broadcast_pair(load_word(weights[m] + (strip * PAIRS + pair) * 2));
