@@ -1,6 +1,6 @@
 """Offline throughput; the same as `tokenmill bench throughput`. The last line of stdout is one JSON document.
 
-python benchmarks/throughput.py --model folder --num-requests 64 --input-len 100:1024 --output-len 100:1024
+python benchmarks/throughput.py --model folder --num-prompts 64 --input-len 100:1024 --output-len 100:1024
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def test_ctrl_c_keeps_what_is_done(files, tiny_model, monkeypatch, capsys):
         (b"{}", "either prompt or messages"),
         (b'{"prompt": ""}', "empty"),
         (b'{"prompt": "a", "stream": true}', "stream"),
-        (b'{"prompt": "a", "response_format": {"type": "json_object"}}', "response_format"),
+        (b'{"prompt": "a", "suffix": "b"}', "suffix"),
         (b'{"prompt": "a", "n": true}', "int"),
         (b'{"prompt": "a", "temperature": 1e999}', ""),
         (b'{"custom_id": "a", "body": {"prompt": "a", "logprobs": 1}}', "logprobs"),
@@ -153,20 +153,6 @@ def test_a_line_overrides_the_defaults():
 
     job = read_job(3, b'{"prompt": "a", "temperature": 0, "stop": "x"}', {"temperature": 0.7, "top_k": 5})
     assert (job.params.temperature, job.params.top_k, job.params.stop) == (0, 5, ("x",))
-
-
-def test_bench_throughput_ends_with_one_json_line(tiny_model, capsys):
-    workload = ["--num-requests", "3", "--input-len", "2:5", "--output-len", "1:3", "--repeats", "2"]
-    flags = ["--model", str(tiny_model), "--num-pages", "96", "--max-num-seqs", "4"]
-    assert main(["bench", "throughput", *workload, *flags]) == 0
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert len(document["runs"]) == 2
-    for one in document["runs"]:
-        assert 3 <= one["output_tokens"] <= 9
-        assert one["steps"] >= 1
-        assert one["output_tokens_per_second"] == pytest.approx(one["output_tokens"] / one["seconds"])
-    assert document["workload"]["input_len"] == [2, 5]
-    assert document["engine"]["max_num_seqs"] == 4
 
 
 @pytest.mark.parametrize("wrong", [["--input-len", "5:2"], ["--output-len", "x"], ["--repeats", "0"]])
