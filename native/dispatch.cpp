@@ -1,5 +1,8 @@
 #include "dispatch.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <stdexcept>
 
 namespace tokenmill {
@@ -9,7 +12,17 @@ TM_DECLARE(avx2)
 TM_DECLARE(avx512)
 TM_DECLARE(avx512vnni)
 TM_DECLARE(avx512bf16)
+TM_DECLARE(amx)
 #undef TM_DECLARE
+
+#ifdef TM_HAS_amx
+// Linux saves the tile registers of a process, and of the threads that it starts, only once it has been asked to.
+static bool tiles_granted() {
+  constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+  static const bool granted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+  return granted;
+}
+#endif
 
 // __builtin_cpu_supports asks the operating system too: registers that it does not save count as missing.
 std::vector<const KernelTable*> available_tables() {
@@ -29,7 +42,13 @@ std::vector<const KernelTable*> available_tables() {
   if (vnni) found.push_back(&avx512vnni::table());
 #endif
 #ifdef TM_HAS_avx512bf16
-  if (vnni && __builtin_cpu_supports("avx512bf16")) found.push_back(&avx512bf16::table());
+  const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
+  if (bf16) found.push_back(&avx512bf16::table());
+#endif
+#ifdef TM_HAS_amx
+  const bool amx = bf16 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
+                   __builtin_cpu_supports("amx-bf16");
+  if (amx && tiles_granted()) found.push_back(&amx::table());
 #endif
   return found;
 }
