@@ -80,6 +80,7 @@ def _ready(model: Path, vocab_size: int) -> EngineReady:
         max_num_seqs=1024,
         max_num_batched_tokens=2048,
         num_threads=1,
+        threads_reason="stub",
         seconds={},
     )
 

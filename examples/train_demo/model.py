@@ -18,7 +18,7 @@ from torch import Tensor, nn
 class ModelShape:
     """The numbers that define a model; ``vocab_size`` must cover the tokenizer."""
 
-    vocab_size: int = 4096
+    vocab_size: int = 2560
     hidden_size: int = 256
     num_layers: int = 6
     num_heads: int = 4

@@ -24,9 +24,27 @@ from quick_eval import accuracies, heldout_rows
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
 from schedule import Phase, Schedule, read_schedule
+from tokenizers import Tokenizer
 
 HERE = Path(__file__).parent
 SHAPES = {"main": MAIN_SHAPE, "draft": DRAFT_SHAPE}
+
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def moved_rows(rows: torch.Tensor, old: Tokenizer, new: Tokenizer) -> torch.Tensor:
+    """The embedding ``[new vocabulary, hidden]`` from that of another tokenizer, ``rows`` ``[old vocabulary, hidden]``.
+
+    A token that both have keeps its row; another begins as the mean of the old tokens that spell it.
+    """
+    moved = rows.mean(0).repeat(new.get_vocab_size(), 1)
+    ids = old.get_vocab()
+    for token, index in new.get_vocab().items():
+        pieces = [ids[token]] if token in ids else old.encode(new.decode([index], skip_special_tokens=False)).ids
+        if pieces:
+            moved[index] = rows[pieces].mean(0)
+    return moved
 
 
 @dataclass
@@ -66,6 +84,8 @@ class Run:
     def start_from(self, folder: Path) -> None:
         """Begin a new run from exported weights (the optimizer's moments start at zero)."""
         weights = load_file(folder / "model.safetensors")
+        other = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        weights[EMBEDDING] = moved_rows(weights[EMBEDDING].float(), other, self.encoder.tokenizer)
         for name, master in self.optimizer.master.items():
             master.copy_(weights[name])
             self.optimizer.parameters[name].data.copy_(master)

@@ -273,6 +273,7 @@ class EngineReady(Message, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     num_threads: int
+    threads_reason: str
     seconds: dict[str, float]
 
 

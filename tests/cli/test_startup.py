@@ -30,6 +30,7 @@ READY = EngineReady(
     max_num_seqs=8,
     max_num_batched_tokens=2048,
     num_threads=2,
+    threads_reason="all cores that this process may use",
     seconds={},
 )
 SERVER = ServerConfig(served_model_name="tiny", port=8001)

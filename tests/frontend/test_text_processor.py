@@ -49,6 +49,7 @@ def ready(**changes) -> EngineReady:
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
         "num_threads": 1,
+        "threads_reason": "--num-threads",
         "seconds": {},
     }
     return EngineReady(**(fields | changes))

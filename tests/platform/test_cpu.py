@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tokenmill.platform.cpu import CpuPlatform
+from tokenmill.platform.memory import huge_pages
 from tokenmill.platform.select import select_platform
 
 GIB = 1 << 30
@@ -79,7 +80,11 @@ def test_an_overdrawn_limit_leaves_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_quota_of_one_core_allows_one_thread(cgroup: str, files: dict[str, str], tmp_path: Path) -> None:
-    assert machine(tmp_path, 8, cgroup, **files).num_threads() == 1
+    platform = machine(tmp_path, 8, cgroup, **files)
+    assert platform.num_threads() == 1
+    # Other limits may be as low on the machine of this test.
+    lowest_of_others = min(len(os.sched_getaffinity(0)), torch.get_num_threads())
+    assert platform.threads_reason() == "its CPU quota" or lowest_of_others == 1
 
 
 def test_without_a_quota_the_threads_are_the_cores_or_fewer(tmp_path: Path) -> None:
@@ -93,6 +98,15 @@ def test_omp_num_threads_is_honoured() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
+
+
+@pytest.mark.parametrize(
+    ("switch", "word"), [("always [madvise] never", "in huge"), ("always madvise [never]", "no huge")]
+)
+def test_it_says_whether_the_system_gives_huge_pages(switch: str, word: str, tmp_path: Path) -> None:
+    (tmp_path / "enabled").write_text(switch)
+    assert word in huge_pages(tmp_path / "enabled")
+    assert "no huge" in huge_pages(tmp_path / "missing")
 
 
 def test_this_machine_has_memory() -> None:

@@ -127,7 +127,7 @@ class StubEngine:
             kernels="none", kernels_reason="a stub",
             attention_backend="none", attention_reason="a stub", max_model_len=MAX_MODEL_LEN, vocab_size=512,
             page_size=16, num_pages=64, kv_bytes=1, weight_bytes=1, max_num_seqs=256, max_num_batched_tokens=2048,
-            num_threads=1, seconds={"loading weights": 0.0},
+            num_threads=1, threads_reason="stub", seconds={"loading weights": 0.0},
         )  # fmt: skip
 
     def send_stats(self) -> None:

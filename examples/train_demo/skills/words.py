@@ -46,21 +46,33 @@ JOBS = listed("baker nurse pilot teacher farmer painter singer builder driver do
 
 DAYS = listed("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 
-_ONSETS = listed("B D F G H J K L M N P R S T V W Z Br Dr Kl Tr Sh")
-_RIMES = listed("a e i o u an el in or us ara eli ino omi una ek il osh")
-_ENDS = listed("na ra lo vi ko ten lin dor mar sa ti bel")
+_ONSETS = listed(
+    "b c d f g h j k l m n p r s t v w x y z bl br ch cl cr dr fl fr gl gr kl kr ph pl pr qu sc sh sk sl sm sn sp st "
+    "sv sw th tr tw vl wh zw"
+)
+_VOWELS = listed("a a a e e e i i i o o o u u y ai au ea ee ia ie io oa ou ui")
+_CODAS = listed("b ck d f g k l ll m n n n ng p r r r s s sh st t th v x z nd rk lt")
+
+
+def _syllable(rng: random.Random, is_last: bool) -> str:
+    coda = rng.choice(_CODAS) if rng.random() < (0.5 if is_last else 0.25) else ""
+    return rng.choice(_ONSETS) + rng.choice(_VOWELS) + coda
 
 
 def made_up_name(rng: random.Random) -> str:
-    """An invented name, so that copying a name never depends on having seen it; some are of any letters."""
-    if rng.random() < 0.3:
+    """An invented name of millions, so that copying one never depends on having seen it; some are of any letters."""
+    if rng.random() < 0.25:
         letters = [
             rng.choice("bcdfghjklmnpqrstvwxyz" if (i + odd) % 2 else "aaeeiioouy")
             for odd in (rng.randrange(2),)
             for i in range(rng.randint(3, 7))
         ]
         return "".join(letters).capitalize()
-    return rng.choice(_ONSETS) + rng.choice(_RIMES) + rng.choice(_ENDS)
+    count = rng.choice((1, 2, 2, 2, 3, 3))
+    name = "".join(_syllable(rng, i == count - 1) for i in range(count))
+    if rng.random() < 0.15:
+        name = rng.choice("aeiou") + name
+    return name.capitalize()
 
 
 def person(rng: random.Random) -> str:

@@ -20,6 +20,7 @@ from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.kv_size import KVSize, decide_kv_size, kv_bytes_per_page
 from tokenmill.engine.parts import make_scheduler
 from tokenmill.engine.step_log import LogHeader, StepLog
+from tokenmill.engine.threads import choose_threads
 from tokenmill.errors import InvalidConfig
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.kernels.select import select_kernels
@@ -48,10 +49,6 @@ from tokenmill.weights.stored_formats import choose_formats
 Progress = Callable[[str, int, int], None]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-# The matrix products of a small model are too short to be worth sharing between threads. Measured for 11 MiB of weights
-# only (one thread won, by far on busy cores); where two threads begin to win has not been measured.
-ONE_THREAD_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +96,7 @@ def build_engine(
         architecture = read_architecture(folder)
     dtype = DTYPES[config.dtype]
     weight_bytes = architecture.num_parameters() * dtype.itemsize
-    is_small = weight_bytes < ONE_THREAD_BYTES
-    num_threads = platform.set_num_threads(config.num_threads or (1 if is_small else None))
+    num_threads, threads_reason = choose_threads(config, platform, weight_bytes)
     check(config, platform, dtype)
     if platform.is_accelerator:
         kernels, kernels_reason = gpu_kernels(config, platform, dtype)
@@ -167,6 +163,7 @@ def build_engine(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_threads=num_threads,
+        threads_reason=threads_reason,
         seconds=phases.seconds,
     )
     return BuiltEngine(engine, ready)

@@ -39,9 +39,17 @@ class CpuPlatform:
 
         torch's own number is a further limit: it follows OMP_NUM_THREADS, and counts physical cores where it can.
         """
+        return min(self._thread_limits())[0]
+
+    def threads_reason(self) -> str:
+        """Which of the limits on `num_threads()` it is."""
+        return min(self._thread_limits())[1]
+
+    def _thread_limits(self) -> list[tuple[int, str]]:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        quotas = [int(quota) for quota in self._cpu_quotas()]
-        return max(1, min([cores, torch.get_num_threads(), *quotas]))
+        by_torch = "OMP_NUM_THREADS" if "OMP_NUM_THREADS" in os.environ else "one for each physical core"
+        limits = [(cores, "all cores that this process may use"), (torch.get_num_threads(), by_torch)]
+        return limits + [(max(1, int(quota)), "its CPU quota") for quota in self._cpu_quotas()]
 
     def set_num_threads(self, wanted: int | None = None) -> int:
         """Tell torch how many threads to use, `num_threads()` if it is left to us; returns the number."""

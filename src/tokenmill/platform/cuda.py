@@ -115,6 +115,10 @@ class CudaPlatform:
         """The host only launches: one thread."""
         return 1
 
+    def threads_reason(self) -> str:
+        """See `num_threads`."""
+        return "the host only launches"
+
     def set_num_threads(self, wanted: int | None = None) -> int:
         """See `Platform.set_num_threads`."""
         return self._host.set_num_threads(wanted or self.num_threads())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
 HUGE_PAGE = 2 << 20
+HUGE_PAGE_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
@@ -26,3 +28,12 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: str | torch.device) 
     if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.from_numpy(np.frombuffer(memory, np.uint8)).view(dtype).view(*shape)
+
+
+def huge_pages(switch: Path = HUGE_PAGE_SWITCH) -> str:
+    """Whether this system gives large tensors huge pages, in words for the start-up screen."""
+    try:
+        words = switch.read_text()
+    except OSError:
+        words = "[never]"
+    return "no huge pages: the system has them off" if "[never]" in words else "weights and KV in huge pages"

@@ -69,6 +69,9 @@ class Platform(Protocol):
     def num_threads(self) -> int:
         """Host threads that a step should use."""
 
+    def threads_reason(self) -> str:
+        """Why it is that many."""
+
     def set_num_threads(self, wanted: int | None = None) -> int:
         """Tell torch how many threads to use, `num_threads()` if it is left to us; returns the number."""
 
