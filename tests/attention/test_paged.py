@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 
 import numpy as np
@@ -12,7 +13,7 @@ from tests.attention.test_backends import POISONS, Case, fill, random_case
 from tests.kernels.gpu import DEVICE
 from tests.paging import PagedRequests
 from tokenmill.attention.batch import ForwardBatch
-from tokenmill.attention.flash import FlashAttender
+from tokenmill.attention.flash import FlashAttender, find_flash
 from tokenmill.attention.flashinfer import FlashInferAttender
 from tokenmill.attention.paged import PagedAttention
 from tokenmill.attention.paged_memory import PagedMemory
@@ -49,7 +50,10 @@ def attention_over_pages(q, keys, values, page_table, query_starts, context_lens
 
 
 def stand_in_for_torch(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, **options):
-    """`varlen_attn` with a table of pages; checks what the library would."""
+    """`varlen_attn` with a table of pages; checks what the library would, its names among it."""
+    real = find_flash()
+    if real is not None:
+        inspect.signature(real).bind(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, **options)
     assert cu_seq_k is None
     assert max_q == (cu_seq_q[1:] - cu_seq_q[:-1]).max()
     assert max_k == options["seqused_k"].max()

@@ -69,7 +69,7 @@ def _names(
         if part == "flash":
             obstacle = flash_obstacle(spec, page_size, dtype, platform.device)
         elif part == "flashinfer" and find_flashinfer() is None:
-            obstacle = "flashinfer is not installed (pip install flashinfer-python)"
+            obstacle = "flashinfer is not installed (pip install tokenmill[flashinfer])"
         if obstacle is not None:
             raise InvalidConfig(f"--attention-backend {part}: {obstacle}")
     return (names[0], names[-1]), "asked for"
