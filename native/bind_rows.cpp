@@ -27,12 +27,20 @@ static void draw(const Kernels& self, Address logits, int64_t stride, int64_t si
   self.table.draw(call, self.threads);
 }
 
+static void ban(const Kernels& self, Address logits, int64_t stride, int64_t size, int64_t count, Address rows,
+                Address bits) {
+  const BanCall call{at<float>(logits), stride, size, count, at<const int64_t>(rows), at<const uint32_t>(bits)};
+  self.table.ban(call, self.threads);
+}
+
 void bind_rows(KernelsClass& kernels) {
   kernels.def("rms_norm", rms_norm, nb::arg("x"), nb::arg("x_stride"), nb::arg("update"), nb::arg("update_stride"),
               nb::arg("weight"), nb::arg("eps"), nb::arg("out"), nb::arg("count"), nb::arg("size"), Unlocked());
   kernels.def("draw", draw, nb::arg("logits"), nb::arg("stride"), nb::arg("size"), nb::arg("count"), nb::arg("rows"),
               nb::arg("top_k"), nb::arg("temperature"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("uniform"),
               nb::arg("ids"), Unlocked());
+  kernels.def("ban", ban, nb::arg("logits"), nb::arg("stride"), nb::arg("size"), nb::arg("count"), nb::arg("rows"),
+              nb::arg("bits"), Unlocked());
 }
 
 }  // namespace tokenmill

@@ -53,6 +53,7 @@ struct KernelTable {
   // Root mean square norm: rounded before the product with the weight, and after it.
   void (*rms_norm)(const NormCall& call, int threads);
   void (*draw)(const DrawCall& call, int threads);
+  void (*ban)(const BanCall& call, int threads);
 };
 
 }  // namespace tokenmill

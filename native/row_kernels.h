@@ -29,4 +29,13 @@ struct DrawCall {
   int64_t* ids;  // [count], the tokens
 };
 
+// Leaves rows of float32 logits only the tokens whose bit is set; the others become -inf, in place.
+struct BanCall {
+  float* logits;  // [...][size]
+  int64_t stride, size;
+  int64_t count;
+  const int64_t* rows;   // [count] of the logits, none twice
+  const uint32_t* bits;  // [count][ceil(size / 32)], the lowest bit of a word first
+};
+
 }  // namespace tokenmill

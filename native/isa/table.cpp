@@ -1,6 +1,7 @@
 #include "kernel_table.h"
 
 #include "isa/attention.h"
+#include "isa/ban.h"
 #include "isa/linear.h"
 #include "isa/draw.h"
 #include "isa/norm.h"
@@ -21,6 +22,7 @@ const KernelTable& table() {
       .attention = attention,
       .rms_norm = rms_norm,
       .draw = draw,
+      .ban = ban,
   };
   return kernels;
 }

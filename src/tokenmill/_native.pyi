@@ -66,6 +66,7 @@ class Kernels:
         uniform: Address,
         ids: Address,
     ) -> None: ...
+    def ban(self, logits: Address, stride: int, size: int, count: int, rows: Address, bits: Address) -> None: ...
 
 class Packed:
     """The shape of a packed matrix and where its bytes are; see native/packed.h.

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kernels.native import every_isa, kernels
 from tokenmill.sampling.allowed import AllowedTokens, ban_others, clear_bits_by_numpy, clear_bits_by_torch
 from tokenmill.sampling.grammar_rows import GrammarRows, GrammarStep
 from tokenmill.sampling_params import Grammar, SamplingParams
@@ -159,3 +160,17 @@ def test_masks_are_applied_as_bits(vocab_size: int) -> None:
     whole = logits[:3].clone()
     ban_others(whole, AllowedTokens(torch.tensor([0, 1, 2]), bits))
     assert torch.equal(whole, logits[:3].masked_fill(expected, -torch.inf))
+
+
+@every_isa
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 1000, 4099])
+def test_native_masks_ban_what_the_reference_bans(isa, vocab_size, rng):
+    logits = torch.from_numpy(rng.normal(size=(6, vocab_size + 5)).astype(np.float32))[:, :vocab_size]
+    logits[1, ::3], logits[2, ::2] = torch.nan, torch.inf
+    bits = rng.integers(-(2**31), 2**31, size=(3, -(-vocab_size // 32)), dtype=np.int32)
+    bits[0], bits[1] = 0, -1
+    allowed = AllowedTokens(torch.tensor([4, 1, 2]), torch.from_numpy(bits))
+    expected, banned = logits.clone(), logits.clone(memory_format=torch.preserve_format)
+    ban_others(expected, allowed)
+    ban_others(banned, allowed, kernels(isa, 2))
+    torch.testing.assert_close(banned, expected, rtol=0, atol=0, equal_nan=True)

@@ -179,7 +179,7 @@ def test_nan_does_not_win_a_draw_while_a_number_is_left(rng):
     assert (sampled.token_ids == 17).all()
 
 
-def test_only_greedy_rows_take_the_short_way_and_the_logits_are_not_changed(rng):
+def test_only_greedy_rows_take_the_short_way_and_logprobs_are_of_the_logits_as_they_came(rng):
     logits = torch.randn(8, 5001)
     before = logits.clone()
     batch = batch_of([SamplingParams(temperature=0.0)] * 8, 5001)
@@ -187,10 +187,11 @@ def test_only_greedy_rows_take_the_short_way_and_the_logits_are_not_changed(rng)
     sampled = Sampler().sample(logits, batch, torch.zeros((8, 1), dtype=torch.int32))
     assert torch.equal(sampled.token_ids, logits.argmax(-1))
     assert sampled.logprobs is None
-    rich = [SamplingParams(temperature=0.0, logit_bias={1: 100.0}, repetition_penalty=1.5)] * 8
+    rich = [SamplingParams(temperature=0.0, logit_bias={1: 100.0}, repetition_penalty=1.5, logprobs=0)] * 8
     sampled = Sampler().sample(logits, batch_of(rich, 5001), torch.zeros((8, 1), dtype=torch.int32))
     assert (sampled.token_ids == 1).all()
-    assert torch.equal(logits, before)
+    assert sampled.logprobs is not None
+    torch.testing.assert_close(sampled.logprobs.logprobs, before.double().log_softmax(-1)[:, 1], check_dtype=False)
 
 
 def test_stop_ids_are_masked_until_min_tokens_are_out(rng):
@@ -200,7 +201,7 @@ def test_stop_ids_are_masked_until_min_tokens_are_out(rng):
         table.set(new_row(row, params, num_prompt=10, stop_ids=(4,) if row == 0 else ()))
     logits, token_table = torch.zeros((2, 50)), torch.zeros((2, 30), dtype=torch.int32)
     picked = [
-        Sampler().sample(logits, table.batch(np.arange(2), np.full(2, at)), token_table).token_ids.tolist()
+        Sampler().sample(logits.clone(), table.batch(np.arange(2), np.full(2, at)), token_table).token_ids.tolist()
         for at in range(10, 15)
     ]
     assert picked == [[5, 4], [5, 4], [5, 4], [4, 4], [4, 4]]

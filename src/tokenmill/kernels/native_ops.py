@@ -30,6 +30,21 @@ def rms_norm(
     return out
 
 
+def ban(native: _native.Kernels, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    """Set the logits of all tokens whose bit is clear to -inf, in place, as `sampling.allowed` does.
+
+    Args:
+        logits: [S, V] float32.
+        rows: [n] int64, rows of the logits, none twice.
+        bits: [n, ceil(V / 32)] int32.
+    """
+    assert logits.dtype == torch.float32 and logits.stride(1) == 1, "rows of float32 in one piece"
+    assert rows.dtype == torch.int64 and rows.is_contiguous(), "rows are int64"
+    count, size = len(rows), logits.shape[1]
+    assert bits.dtype == torch.int32 and bits.is_contiguous() and bits.shape == (count, -(-size // 32)), "a bit a token"
+    native.ban(logits.data_ptr(), logits.stride(0), size, count, rows.data_ptr(), bits.data_ptr())
+
+
 def draw(native: _native.Kernels, logits: torch.Tensor, group: DrawGroup) -> torch.Tensor:
     """Draw as `sampling.draw` and `sampling.wide` do, from rows of logits that may hold NaN and infinities.
 

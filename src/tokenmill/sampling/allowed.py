@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from tokenmill.kernels import native_ops
+
+if TYPE_CHECKING:
+    from tokenmill import _native
 
 # Tokens in a word of a mask.
 WORD_BITS = 32
@@ -25,8 +31,11 @@ class AllowedTokens:
     bits: Tensor
 
 
-def ban_others(logits: Tensor, allowed: AllowedTokens) -> None:
-    """Set the logits of all other tokens of those rows to -inf, in place. Logits: [S, V]."""
+def ban_others(logits: Tensor, allowed: AllowedTokens, native: _native.Kernels | None = None) -> None:
+    """Set the logits of all other tokens of those rows to -inf, in place. Logits: [S, V] float32."""
+    if native is not None:
+        native_ops.ban(native, logits, allowed.indices, allowed.bits)
+        return
     clear_bits = clear_bits_by_numpy if logits.device.type == "cpu" else clear_bits_by_torch
     is_banned = clear_bits(allowed.bits, logits.shape[1])
     if len(allowed.indices) == len(logits):  # all rows, in their order

@@ -45,7 +45,7 @@ class GrammarStep:
         if not usable:
             return None
         indices = np.array([index for index, _ in usable], dtype=np.int64)
-        bits = np.stack([mask for _, mask in usable])
+        bits = np.concatenate([mask for _, mask in usable]).reshape(len(usable), -1)
         return AllowedTokens(torch.from_numpy(indices).to(device), torch.from_numpy(bits).to(device))
 
     def take(self, token_ids: IntArray) -> dict[int, str]:

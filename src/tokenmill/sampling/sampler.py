@@ -58,12 +58,12 @@ class Sampler:
         the largest, as argmax does, and drawing rows never take one while another token is left.
 
         Args:
-            logits: [S, V] float32; not changed.
+            logits: [S, V] float32; overwritten.
             token_table: [max_rows, max_len] integers on the device, prompt and output ids of each row of the table.
         """
         if batch.only_argmax:
             return SampledTokens(first_argmax(logits), None)
-        processed = process(logits, batch, token_table)
+        processed = process(logits, batch, token_table, self._native)
         token_ids = torch.empty(batch.size, dtype=torch.int64, device=logits.device)
         if batch.greedy is not None:
             token_ids[batch.greedy] = first_argmax(_rows(processed, batch.greedy))
@@ -82,11 +82,14 @@ class Sampler:
         return SampledTokens(token_ids, take_logprobs(logits, token_ids, batch.logprobs))
 
 
-def process(logits: Tensor, batch: SamplingBatch, token_table: Tensor) -> Tensor:
-    """The logits that tokens are drawn from: a copy, with everything before the temperature applied; or themselves."""
+def process(logits: Tensor, batch: SamplingBatch, token_table: Tensor, native: _native.Kernels | None = None) -> Tensor:
+    """The logits that tokens are drawn from, with everything before the temperature applied.
+
+    In place; a copy only where log probabilities are still to be taken from the logits as they came.
+    """
     if all(part is None for part in (batch.bias, batch.penalties, batch.banned, batch.allowed, batch.rules)):
         return logits
-    processed = logits.clone()
+    processed = logits if batch.logprobs is None else logits.clone()
     if batch.bias is not None:
         processed[batch.bias.indices, batch.bias.token_ids] += batch.bias.values
     if batch.penalties is not None:
@@ -94,9 +97,9 @@ def process(logits: Tensor, batch: SamplingBatch, token_table: Tensor) -> Tensor
     if batch.banned is not None:
         _ban(processed, batch.banned)
     if batch.allowed is not None:
-        ban_others(processed, batch.allowed)
+        ban_others(processed, batch.allowed, native)
     if batch.rules is not None:
-        apply_rules(processed, batch.rules, token_table)
+        apply_rules(processed, batch.rules, token_table, native)
     return processed
 
 

@@ -6,6 +6,7 @@ One entry per row, always written whole, so that a reused row keeps nothing of i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from tokenmill.sampling.allowed import WORD_BITS, AllowedTokens, ban_others
 from tokenmill.scheduler.plan import NewRow
+
+if TYPE_CHECKING:
+    from tokenmill import _native
 
 IntArray = npt.NDArray[np.integer]
 # Stands before a bad word that is shorter than the longest.
@@ -108,7 +112,7 @@ class TokenRuleTable:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
 
 
-def apply_rules(logits: Tensor, rules: TokenRules, token_table: Tensor) -> None:
+def apply_rules(logits: Tensor, rules: TokenRules, token_table: Tensor, native: _native.Kernels | None = None) -> None:
     """Set the logits of tokens that a rule excludes to -inf, in place.
 
     Args:
@@ -116,7 +120,7 @@ def apply_rules(logits: Tensor, rules: TokenRules, token_table: Tensor) -> None:
         token_table: [max_rows, max_len] integers, prompt and output ids of each row.
     """
     if rules.allowed is not None:
-        ban_others(logits, rules.allowed)
+        ban_others(logits, rules.allowed, native)
     words = rules.bad_words
     if words is None:
         return
