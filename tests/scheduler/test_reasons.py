@@ -59,6 +59,15 @@ def test_the_reasons_name_pages_and_budget() -> None:
     harness.drain()
 
 
+def test_one_page_is_a_page() -> None:
+    harness = Harness(num_pages=4, budget=32)
+    harness.add(list(range(15)), max_tokens=1)
+    late = harness.add([40], max_tokens=2)
+    harness.step()
+    assert harness.scheduler.explain(late) == "needs 1 page, 0 are free or evictable"
+    harness.drain()
+
+
 def test_pages_that_the_cache_has_already_are_not_called_needed() -> None:
     harness = Harness(num_pages=8)
     prompt = list(range(8))

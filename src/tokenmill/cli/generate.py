@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Answer every line of the input and return 0; lines that cannot be answered get an error line.
+    """Answer every line of the input; lines that cannot be answered get an error line.
+
+    Returns:
+        0, or 1 where a line got an error.
 
     Raises:
         InvalidConfig: a flag or a file that cannot be used.
@@ -49,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
         journal.sort()
     errors = f", {journal.num_errors} of them errors" if journal.num_errors else ""
     print(f"{namespace.output}: {num_lines} lines{errors}", file=sys.stderr)
-    return 0
+    return 1 if journal.num_errors else 0
 
 
 def make_parser() -> Parser:

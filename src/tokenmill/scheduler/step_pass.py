@@ -99,7 +99,7 @@ class StepPass:
             enough_pages = False
             missing = self._kv.num_missing_pages(request, end) + self._claimed_pages - self._kv.num_available
             if self._books.num_returning_pages() >= missing:
-                request.wait_reason = f"waits for {missing} pages that launched steps still use"
+                request.wait_reason = f"waits for {_pages(missing)} that launched steps still use"
                 self._claimed_pages += self._kv.num_missing_pages(request, end)
                 return False
             if not self._books.preempt_idle() and self._books.preempt_last() is request:
@@ -129,7 +129,7 @@ class StepPass:
         hold = self._tokens_to_hold(request, match.num_tokens + num_tokens)
         if not self._kv.acquire(request, match, hold, self.builder.step, self._claimed_pages):
             needed = self._kv.num_pages_for(hold) - len(match.pages)
-            return f"needs {needed} pages, {self._kv.num_available} are free or evictable"
+            return self._short_of(_pages(needed))
         self._books.start(request)
         request.num_computed_tokens = match.num_tokens
         if not request.num_preemptions:
@@ -151,10 +151,14 @@ class StepPass:
         new_pages = self._kv.allocate(request, hold, self._claimed_pages)
         if new_pages is None:
             needed = self._kv.num_pages_for(hold) - first_page
-            return f"needs {needed} more pages, {self._kv.num_available} are free or evictable"
+            return self._short_of(_pages(needed, "more "))
         self._books.start(request)
         self._launch_row(request, num_tokens, first_page, new_pages)
         return ""
+
+    def _short_of(self, needed: str) -> str:
+        verb = "is" if self._kv.num_available == 1 else "are"
+        return f"needs {needed}, {self._kv.num_available} {verb} free or evictable"
 
     def _launch_row(self, request: Request, num_tokens: int, first_page: int, new_pages: list[int]) -> None:
         self.builder.add_row(request, request_seed(request, self._config.seed))
@@ -165,3 +169,7 @@ class StepPass:
         threshold = self._config.long_prefill_token_threshold
         capped = min(remaining, threshold) if threshold and self._config.enable_chunked_prefill else remaining
         return min(capped, self.builder.budget)
+
+
+def _pages(count: int, more: str = "") -> str:
+    return f"{count} {more}page{'' if count == 1 else 's'}"
