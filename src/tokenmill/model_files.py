@@ -32,6 +32,16 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         raise InvalidCheckpoint(f"{path} is not a JSON object: {error}") from error
 
 
+def check_tokenizer(folder: Path) -> None:
+    """See that there is a tokenizer before anything expensive starts; whether it is a good one shows when it is loaded.
+
+    Raises:
+        InvalidCheckpoint: there is none.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise InvalidCheckpoint(f"{folder} has no tokenizer.json")
+
+
 def eos_token_ids(folder: Path) -> frozenset[int]:
     """The ids that end a text: those of generation_config.json, else of config.json (an int or a list in both).
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tokenmill import LLM, SamplingParams
-from tokenmill.errors import InvalidConfig, InvalidRequest
+from tokenmill.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
@@ -28,6 +28,14 @@ def nothing_is_left(llm: LLM) -> None:
     yield
     assert llm.stats().num_rows_used == 0
     assert llm.stats().num_pages_pinned == 0
+
+
+def test_a_missing_tokenizer_is_noticed_before_the_weights_are_read(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(InvalidCheckpoint, match=r"has no tokenizer\.json"):
+        LLM(folder, dtype="float32")
 
 
 def test_results_come_in_order_with_their_own_parameters(llm: LLM) -> None:
