@@ -3,6 +3,7 @@ import pytest
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.seeding import rng  # noqa: F401 - a fixture
 from tests.server.running_server import start_server
+from tests.threats.bystander import Bystander
 from tokenmill.config import EngineConfig
 
 KEYS = ("key-of-one-tenant", "key-of-another")
@@ -20,3 +21,13 @@ def guarded_server(stub_folder):
     with start_server(EngineConfig(model=str(stub_folder)), api_key=KEYS) as server:
         server.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
         yield server
+
+
+@pytest.fixture(autouse=True)
+def bystander(request):
+    """Every attack on the guarded server has a bystander who must not notice."""
+    if "guarded_server" not in request.fixturenames:
+        yield None
+        return
+    with Bystander(request.getfixturevalue("guarded_server").url, KEYS[1]) as found:
+        yield found
