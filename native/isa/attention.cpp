@@ -6,6 +6,7 @@
 #include "isa/heads.h"
 #include "isa/kv_strips.h"
 #include "isa/parallel.h"
+#include "isa/tile_band.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -62,18 +63,39 @@ void store_tokens(const AttentionCall& call, const Pages& pages, const PageWrite
   }
 }
 
-// A tile at one KV head.
+// Where work with a tile at one KV head begins to read the cache.
+struct FirstStrips {
+  Pages pages;
+  int start, last;  // positions: of the first span, and the last of all
+
+  FirstStrips(const AttentionCall& call, const QueryTile& tile, int head)
+      : pages{call.shape, call.memory, call.step.page_table + tile.request * call.step.page_stride, head} {
+    const int group = call.shape.group(), first = call.step.first_position(tile.request);
+    const int seen = call.window > 0 ? std::max(first + tile.first_row / group + 1 - call.window, 0) : 0;
+    start = std::max(tile.first_partition * PARTITION, seen / SPAN * SPAN);
+    last = first + (tile.first_row + tile.rows - 1) / group;
+  }
+
+  // Of the strip at `offset` positions after the first, or of the last one.
+  int64_t strip(int offset) const { return pages.strip(std::min(start + offset, last)); }
+};
+
+// A tile at one KV head; `next` is what this thread will read afterwards.
 class TileWork {
  public:
-  TileWork(const AttentionCall& call, const QueryTile& tile, int head)
+  TileWork(const AttentionCall& call, const QueryTile& tile, int head, const FirstStrips& next)
       : call_(call),
         tile_(tile),
         pages_{call.shape, call.memory, call.step.page_table + tile.request * call.step.page_stride, head},
+        next_(next),
         group_(call.shape.group()),
         head_dim_(call.shape.head_dim),
         head_(head) {}
 
   void run() {
+#if defined(__AMX_BF16__)
+    const TileRegisters registers(shapes_for(tile_.rows));
+#endif
     if (tile_.stores_its_own) store_tokens(call_, pages_, {tile_.request, 0, 1});
     sum_partitions();
     // A token that another row must not see weighs 0 there; times a NaN or an infinity, that is no number.
@@ -92,6 +114,7 @@ class TileWork {
   const AttentionCall& call_;
   const QueryTile& tile_;
   const Pages pages_;
+  const FirstStrips& next_;
   const int group_, head_dim_, head_;
 
   alignas(64) uint16_t q_[MOST_ROWS * MAX_HEAD_DIM];
@@ -101,9 +124,10 @@ class TileWork {
   float largest_[MOST_ROWS];
   Visible seen_[MOST_ROWS];  // positions that each row sees
   RowSums merged_[MOST_ROWS];
-  // Of a span of int8 numbers: what they are in bf16, and their scales.
-  alignas(64) uint16_t wide_keys_[SPAN_STRIPS][STRIP * MAX_HEAD_DIM];
-  alignas(64) uint16_t wide_values_[SPAN_STRIPS][STRIP * MAX_HEAD_DIM];
+  // Strips of a span where they cannot be read in place: what int8 numbers are in bf16, values that lie apart or hold
+  // hidden ones. And the scales.
+  alignas(64) uint16_t wide_keys_[SPAN * MAX_HEAD_DIM];
+  alignas(64) uint16_t wide_values_[SPAN * MAX_HEAD_DIM];
   alignas(64) float key_scales_[SPAN], value_scales_[SPAN];
 
   int query(int row) const { return (tile_.first_row + row) / group_; }
@@ -135,7 +159,7 @@ class TileWork {
     QueryTile one = tile_;
     one.first_row += row;
     one.rows = 1;
-    TileWork work(call_, one, head_);
+    TileWork work(call_, one, head_, next_);
     work.sum_partitions();
     merged_[row].weight = work.merged_[0].weight;
     std::memcpy(merged_[row].values, work.merged_[0].values, head_dim_ * sizeof(float));
@@ -164,17 +188,21 @@ class TileWork {
 
   void sum_span(int start, float* values) {
     const Span span = read_span(start, {visible(0, start).first, visible(tile_.rows - 1, start).end});
-    for (int row = 0; row < tile_.rows; row += BAND) {
-      const int rows = std::min(BAND, tile_.rows - row);
+    const bool on_tiles = goes_by_tiles(head_dim_);
+    const int height = on_tiles ? MOST_BAND : BAND;
+    for (int row = 0; row < tile_.rows; row += height) {
+      const int rows = std::min(height, tile_.rows - row);
       Band band{q_ + row * head_dim_, largest_ + row, weights_ + row * LANES, values + row * head_dim_, {}};
       for (int i = 0; i < rows; ++i) band.visible[i] = visible(row + i, start);
       if (band.visible[rows - 1].end <= 0 || band.visible[0].first >= SPAN) continue;
-      take_span(band, rows, head_dim_, call_.shape.scale * LOG2_E, span);
+      const float scale = call_.shape.scale * LOG2_E;
+      on_tiles ? take_span_on_tiles(band, rows, head_dim_, scale, span) : take_span(band, rows, head_dim_, scale, span);
     }
   }
 
   Span read_span(int start, const Visible& visible) {
     Span span{};
+    span.reads_ahead = tile_.rows <= MOST_BAND && !pages_.is_int8();
     if (pages_.is_int8()) {
       read_scales(pages_.memory.key_scales, start, visible, key_scales_);
       read_scales(pages_.memory.value_scales, start, visible, value_scales_);
@@ -182,17 +210,39 @@ class TileWork {
       span.value_scales = value_scales_;
     }
     const int last = seen_[tile_.rows - 1].end - 1;
+    const bool is_last = start + SPAN > std::min(last, tile_.end_partition * PARTITION - 1);
     for (int s = 0; s < SPAN_STRIPS; ++s) {
       const int visible_strip = std::min(std::max(s, visible.first / STRIP), (visible.end - 1) / STRIP);
       const int64_t strip = pages_.strip(start + visible_strip * STRIP);
-      const int64_t next = pages_.strip(std::min(start + SPAN + s * STRIP, last));
-      span.keys[s] = read_strip(pages_.memory.keys, strip, wide_keys_[s], next);
-      span.values[s] = read_strip(pages_.memory.values, strip, wide_values_[s], next);
-      span.next_keys[s] = pages_.is_int8() ? span.keys[s] : static_cast<const uint16_t*>(pages_.memory.keys) + next;
+      const int64_t next = is_last ? next_.strip(s * STRIP) : pages_.strip(std::min(start + SPAN + s * STRIP, last));
+      uint16_t *wide_keys = wide_keys_ + s * pages_.strip_numbers(), *wide_values = wide_values_ + s * pages_.strip_numbers();
+      span.keys[s] = read_strip(pages_.memory.keys, strip, wide_keys, next);
+      span.values[s] = read_strip(pages_.memory.values, strip, wide_values, next);
+      if (!pages_.is_int8()) {
+        span.next_keys[s] = static_cast<const uint16_t*>(pages_.memory.keys) + next;
+        span.next_values[s] = static_cast<const uint16_t*>(pages_.memory.values) + next;
+      } else {  // They are fetched already.
+        span.next_keys[s] = span.keys[s];
+        span.next_values[s] = span.values[s];
+      }
       const Visible inside{visible.first - visible_strip * STRIP, visible.end - visible_strip * STRIP};
-      if (inside.first > 0 || inside.end < STRIP) span.values[s] = without_hidden(span.values[s], inside, wide_values_[s]);
+      if (inside.first > 0 || inside.end < STRIP) span.values[s] = without_hidden(span.values[s], inside, wide_values);
     }
+    if (goes_by_tiles(head_dim_)) join_values(span, visible);
     return span;
+  }
+
+  // Each two strips in one piece, where any of their values is visible.
+  void join_values(Span& span, const Visible& visible) {
+    const int64_t numbers = pages_.strip_numbers();
+    for (int s = visible.first / (2 * STRIP) * 2; s * STRIP < visible.end; s += 2) {
+      if (span.values[s + 1] == span.values[s] + numbers) continue;
+      for (int i = s; i < s + 2; ++i) {
+        uint16_t* copy = wide_values_ + i * numbers;
+        if (span.values[i] != copy) copy_numbers(span.values[i], numbers, copy, span.next_values[i]);
+        span.values[i] = copy;
+      }
+    }
   }
 
   // A strip as bf16, in place or in `wide`; the numbers of the next one are fetched on the way into `wide`.
@@ -225,7 +275,10 @@ class TileWork {
   void write_out(int row) {
     uint16_t* out = call_.out + out_row(row) * head_dim_;
     const F32 factor = broadcast(1.0f / merged_[row].weight);
-    for (int d = 0; d < head_dim_; d += LANES) store_bf16(out + d, mul(load(merged_[row].values + d), factor));
+    for (int d = 0; d < head_dim_; d += LANES) {
+      // Without the sign of a zero, which may come of tokens that are not seen.
+      store_bf16(out + d, add(mul(load(merged_[row].values + d), factor), zero()));
+    }
   }
 
   // Where the sums of a row over one partition of a split tile lie.
@@ -267,8 +320,13 @@ void attention(const AttentionCall& call, int threads) {
     const int32_t* page_table = call.step.page_table + write.request * call.step.page_stride;
     for (int head = 0; head < heads; ++head) store_tokens(call, {call.shape, call.memory, page_table, head}, write);
   });
-  parallel_for(static_cast<int64_t>(plan.tiles.size()) * heads, threads, [&](int64_t i) {
-    TileWork(call, plan.tiles[i / heads], static_cast<int>(i % heads)).run();
+  const int64_t pieces = static_cast<int64_t>(plan.tiles.size()) * heads;
+  parallel_chain(pieces, threads, [&](int64_t i, int64_t next) {
+    const auto tile = [&](int64_t piece) -> const QueryTile& { return plan.tiles[piece / heads]; };
+    const auto head = [&](int64_t piece) { return static_cast<int>(piece % heads); };
+    if (next >= pieces) next = i;
+    const FirstStrips first(call, tile(next), head(next));
+    TileWork(call, tile(i), head(i), first).run();
   });
 }
 

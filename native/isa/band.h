@@ -16,6 +16,7 @@ constexpr int BAND = 4;
 #else
 constexpr int BAND = 1;
 #endif
+constexpr int MOST_BAND = 16;  // and on tiles
 constexpr int SPAN_STRIPS = SPAN / STRIP;
 // Full bands are those of prompts, which find in the cache what the band before them has read.
 template <int M>
@@ -38,6 +39,8 @@ struct Span {
   // Keys of the span after this one: fetched while values are added, as the values are while keys are scored, from all
   // strips at once. Half a span fits into the first-level cache beside the one in use.
   const uint16_t* next_keys[SPAN_STRIPS];
+  const uint16_t* next_values[SPAN_STRIPS];
+  bool reads_ahead;  // on tiles: whether to fetch the keys
 };
 
 // Running softmax of the rows of a band over a partition. Nothing summed yet: LOWEST, zeros.
@@ -46,7 +49,7 @@ struct Band {
   float* largest;         // [rows] scores so far, in units of ln 2
   float* weights;         // [rows][LANES] lanes of the sum of weights
   float* values;          // [rows][head_dim] weighted values
-  Visible visible[BAND];  // to each row, of the span at hand; a row sees what those before it see, and later keys
+  Visible visible[MOST_BAND];  // to each row, of the span at hand; a row sees what those before it see, and later keys
 };
 
 // Into the first-level cache.

@@ -57,6 +57,14 @@ inline void widen(const int8_t* numbers, int64_t count, uint16_t* wide, const in
   }
 }
 
+// bf16 numbers, a multiple of 32, into another place; fetches as many from `ahead`.
+inline void copy_numbers(const uint16_t* numbers, int64_t count, uint16_t* copy, const uint16_t* ahead) {
+  for (int64_t i = 0; i < count; i += 32) {
+    std::memcpy(copy + i, numbers + i, 32 * sizeof(uint16_t));
+    prefetch(ahead + i);
+  }
+}
+
 // Pairs of numbers, each into the next row of 16 tokens: one store each, which is faster than a scatter.
 __attribute__((optimize("no-tree-vectorize"))) inline void store_pairs(const uint16_t* key, int size, uint16_t* place) {
   for (int d = 0; d < size; d += 2) std::memcpy(place + d * STRIP, key + d, 2 * sizeof(uint16_t));
