@@ -1,6 +1,7 @@
 #include "isa/attention.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "isa/band.h"
 #include "isa/heads.h"
@@ -94,7 +95,8 @@ class TileWork {
 
   void run() {
 #if defined(__AMX_BF16__)
-    const TileRegisters registers(shapes_for(tile_.rows));
+    std::optional<TileRegisters> registers;
+    if (goes_by_tiles(head_dim_) && tile_.rows > FEW_ROWS) registers.emplace(shapes_for(tile_.rows));
 #endif
     if (tile_.stores_its_own) store_tokens(call_, pages_, {tile_.request, 0, 1});
     sum_partitions();
@@ -228,7 +230,8 @@ class TileWork {
       const Visible inside{visible.first - visible_strip * STRIP, visible.end - visible_strip * STRIP};
       if (inside.first > 0 || inside.end < STRIP) span.values[s] = without_hidden(span.values[s], inside, wide_values);
     }
-    if (goes_by_tiles(head_dim_)) join_values(span, visible);
+    span.lies_apart = tile_.rows <= FEW_ROWS;
+    if (goes_by_tiles(head_dim_) && !span.lies_apart) join_values(span, visible);
     return span;
   }
 

@@ -17,6 +17,7 @@ constexpr int BAND = 4;
 constexpr int BAND = 1;
 #endif
 constexpr int MOST_BAND = 16;  // and on tiles
+constexpr int GROUP = 32;      // keys, or dimensions, whose products one instruction of tiles sums
 constexpr int SPAN_STRIPS = SPAN / STRIP;
 // Full bands are those of prompts, which find in the cache what the band before them has read.
 template <int M>
@@ -40,7 +41,9 @@ struct Span {
   // strips at once. Half a span fits into the first-level cache beside the one in use.
   const uint16_t* next_keys[SPAN_STRIPS];
   const uint16_t* next_values[SPAN_STRIPS];
-  bool reads_ahead;  // on tiles: whether to fetch the keys
+  // Of bands that go by tiles: whether they fetch the next keys, and whether the values are left where they are, for the
+  // few rows that have no use for tiles.
+  bool reads_ahead, lies_apart;
 };
 
 // Running softmax of the rows of a band over a partition. Nothing summed yet: LOWEST, zeros.

@@ -3,13 +3,15 @@
 
 #include "isa/amx.h"
 #include "isa/band.h"
+#include "isa/few_rows.h"
 
 namespace tokenmill::TM_ISA {
 
-// Whether heads of this size go by tiles: all of them, decodes too, so that a row takes one course in every company.
+// Whether heads of this size go by tiles, or by the same sums in registers: a row takes one course in every company.
 #if defined(__AMX_BF16__)
 inline bool goes_by_tiles(int head_dim) { return head_dim % (TILE_BYTES / 2) == 0; }
 #else
+constexpr int FEW_ROWS = 0;
 constexpr bool goes_by_tiles(int) { return false; }
 inline void take_span_on_tiles(const Band&, int, int, float, const Span&) {}
 #endif
@@ -19,7 +21,6 @@ inline void take_span_on_tiles(const Band&, int, int, float, const Span&) {}
 // A sum of weights keeps the scale of its first keys until one weighs 2^8 times as much as any of those: a float32 has
 // room for that, and what was summed is seldom scaled anew.
 constexpr float HEADROOM = 8;
-constexpr int GROUP = TILE_BYTES / 2;  // keys that one instruction sums
 
 // Registers 0 to 3 are sums, 4 holds rows of q or of weights, the others keys or values.
 inline TileShapes shapes_for(int rows) {
@@ -113,17 +114,25 @@ void add_values_on_tiles(const Band& band, const uint16_t (*weights)[SPAN], cons
   repeat<V>([&](auto v) { store_tile<v>(values + v * LANES, sums_stride); });
 }
 
-// One span for the rows of a band, of which the last sees S strips. The values of each two strips lie in one piece.
+// One span for M <= FEW_ROWS rows, of which the last sees S strips.
+template <int S, int M>
+void sum_few(const Band& band, int head_dim, const F32* factors, const Span& span) {
+  alignas(64) float scores[M][SPAN];
+  alignas(64) uint16_t weights[M][SPAN];
+  score_few<M, S>(band, head_dim, span, scores);
+  for (int row = 0; row < M; ++row) soften_on_tiles<S>(band, row, head_dim, scores[row], factors, span, weights[row]);
+  const Visible some{band.visible[0].first, band.visible[M - 1].end};
+  int d = 0;
+  for (; d + 4 * LANES <= head_dim; d += 4 * LANES) add_few_values<M, 4>(band, weights, span, some, head_dim, d);
+  if (d < head_dim) add_few_values<M, 2>(band, weights, span, some, head_dim, d);
+}
+
+// The same for up to 16 rows, where the values of each two strips lie in one piece.
 template <int S>
-void take_strips_on_tiles(const Band& band, int rows, int head_dim, float scale, const Span& span) {
+void sum_tiles(const Band& band, int rows, int head_dim, const F32* factors, const Span& span) {
   alignas(64) float scores[TILE_ROWS][SPAN];
   alignas(64) uint16_t weights[TILE_ROWS][SPAN];
   score_on_tiles<S>(band, head_dim, span, scores);
-  F32 factors[S];
-  repeat<S>([&](auto s) {
-    factors[s] = broadcast(scale);
-    if (span.key_scales) factors[s] = mul(factors[s], load(span.key_scales + s * STRIP));
-  });
   for (int row = 0; row < rows; ++row) {
     soften_on_tiles<S>(band, row, head_dim, scores[row], factors, span, weights[row]);
   }
@@ -131,6 +140,17 @@ void take_strips_on_tiles(const Band& band, int rows, int head_dim, float scale,
   int d = 0;
   for (; d + 4 * LANES <= head_dim; d += 4 * LANES) add_values_on_tiles<4>(band, weights, span, some, head_dim, d);
   if (d < head_dim) add_values_on_tiles<2>(band, weights, span, some, head_dim, d);
+}
+
+template <int S>
+void take_strips_on_tiles(const Band& band, int rows, int head_dim, float scale, const Span& span) {
+  F32 factors[S];
+  repeat<S>([&](auto s) {
+    factors[s] = broadcast(scale);
+    if (span.key_scales) factors[s] = mul(factors[s], load(span.key_scales + s * STRIP));
+  });
+  if (!span.lies_apart) return sum_tiles<S>(band, rows, head_dim, factors, span);
+  rows == 1 ? sum_few<S, 1>(band, head_dim, factors, span) : sum_few<S, 2>(band, head_dim, factors, span);
 }
 
 inline void take_span_on_tiles(const Band& band, int rows, int head_dim, float scale, const Span& span) {

@@ -197,6 +197,22 @@ def test_company_chunks_and_threads_change_no_bit(isa: str, kv_dtype: torch.dtyp
             assert torch.equal(want, got), f"request {request} of {case}"
 
 
+@every_isa
+@pytest.mark.parametrize("head_dim", [64, 96])
+def test_numbers_of_any_size_have_one_course(isa: str, head_dim: int, rng: np.random.Generator) -> None:
+    """Prompts and decodes may go by different instructions, which must agree on denormals and on rounding."""
+    heads = int(rng.integers(1, 4))
+    case = Case(AttentionSpec(2, 2 * heads, 2, head_dim, 0.3), 16, None, [int(rng.integers(65, 130))])
+    qkv = case.qkv(case.lengths[0]).float()
+    qkv = (qkv * torch.exp2(torch.from_numpy(rng.integers(-140, 3, qkv.shape)).float())).bfloat16()
+    (want,) = whole(case, rng, isa, torch.bfloat16, [qkv])
+    requests = case.requests(rng)
+    native = case.native(requests.num_pages, isa)
+    rotary = angles(1500, head_dim)
+    steps = [run(native, requests.batch([(0, 1)]), token, rotary) for token in qkv.split(1)]
+    assert torch.equal(torch.cat(steps, 1).view(torch.int16), want.view(torch.int16))
+
+
 @best_isa
 def test_more_heads_share_keys_than_a_tile_has_rows(isa: str, rng: np.random.Generator) -> None:
     for heads in (49, 100):
