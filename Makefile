@@ -16,7 +16,7 @@ NATIVE_STAMP := $(VENV)/.native-$(shell cat pyproject.toml $(filter %.txt %.h %.
 DEV_STAMP := $(VENV)/.dev-$(shell cat $(DEV_PINS) | cksum | cut -d' ' -f1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help serve test lint format lines bench gpu clean
+.PHONY: help serve test clients lint format lines bench gpu clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -29,6 +29,11 @@ serve: $(NATIVE_STAMP) ## serve a model: make serve [MODEL=folder-or-hub-id] [PO
 test: lint ## lint and all tests; ARGS are passed to pytest
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+clients: $(DEV_STAMP) $(NATIVE_STAMP) ## clients that need other pins than ours, in an environment of their own
+	@$(BIN)/python -m venv $(VENV)/clients
+	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/clients.txt
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients $(ARGS)
 
 lint: $(DEV_STAMP) $(NATIVE_STAMP) ## ruff, mypy --strict, import contracts, line budget
 	@$(BIN)/ruff check .
