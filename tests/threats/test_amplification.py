@@ -96,6 +96,8 @@ LIMITS = {
     "stop": ({"stop": ["a"] * 4}, {"stop": ["a"] * 5}),
     "stop_token_ids": ({"stop_token_ids": [1] * 128}, {"stop_token_ids": [1] * 129}),
     "logprobs": ({"logprobs": 20}, {"logprobs": 21}),
+    "bad_words": ({"bad_words": ["xy"] * 128}, {"bad_words": ["xy"] * 129}),
+    "allowed_token_ids": ({"allowed_token_ids": [1] * 4096}, {"allowed_token_ids": [1] * 4097}),
     "logit_bias": (
         {"logit_bias": {str(i): 1 for i in range(512)}},
         {"logit_bias": {str(i).zfill(9): 1 for i in range(1025)}},
