@@ -1,6 +1,6 @@
 // A matrix of weights W [rows, depth] in panels of 16 output rows, in the form that the linear kernels read.
 //
-//   bf16         [depth/2][16][2] of bf16
+//   bf16         [depth/2][16][2] of bf16, for a multiple of 32 inputs
 //   int8         [depth/4][16][4] of w / scale + 128, then the float32 scale of each row
 //   int4         for each stretch of 64 inputs: [8][16][4] bytes, whose low halves are inputs 0..31 and high halves
 //                inputs 32..63 of w / scale + 8, then the float16 scales [2][16] of its two groups of 32
@@ -16,7 +16,7 @@ namespace tokenmill {
 
 constexpr int64_t PANEL_ROWS = 16;
 constexpr int64_t STRETCH = 64;  // integers are stored for a multiple of this depth
-constexpr int64_t GROUP = 32;    // inputs that share a scale in int4
+constexpr int64_t GROUP = 32;    // inputs that share a scale in int4; bf16 is stored for a multiple
 
 enum class Format : int { bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3 };
 
@@ -38,7 +38,7 @@ struct Packed {
     return numbers / 2 + (format == Format::int4 ? halves : 2 * halves);
   }
   int64_t panel_bytes() const {
-    if (format == Format::bf16) return (depth + 1) / 2 * PANEL_ROWS * 2 * 2;
+    if (format == Format::bf16) return (depth + GROUP - 1) / GROUP * GROUP * PANEL_ROWS * 2;
     return stretches() * stretch_bytes() + (format == Format::int8 ? PANEL_ROWS * 4 : 0);
   }
   int64_t num_bytes() const { return panels() * panel_bytes(); }

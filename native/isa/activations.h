@@ -12,7 +12,7 @@ struct Activations {
   int64_t stride;        // bytes from row to row
   const float* scales;   // [groups][count]: x is about the integer times this; NaN where x has one that is not finite
   const int32_t* sums;   // [groups][count] of the integers
-  int64_t count;         // rows
+  int64_t count;         // of integers: rows up to a multiple of 16, those behind the last are zeros
   std::unique_ptr<uint8_t[]> memory;  // what the others point into
 };
 

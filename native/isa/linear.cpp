@@ -1,11 +1,14 @@
 // The linear layer over any format: tiles handed out to threads, and what becomes of their sums.
 #include "isa/linear.h"
 
+#include <atomic>
+#include <memory>
 #include <mutex>
 #include <vector>
 
 #include "isa/math.h"
 #include "isa/parallel.h"
+#include "isa/slabs.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -13,6 +16,7 @@ namespace {
 
 // Rows of x that one piece of work takes: few enough to stay in the cache beside the panels.
 constexpr int64_t ROWS_PER_PIECE = 20 * TALL_ROWS;
+constexpr int64_t FEW_INTEGER_ROWS = 8;
 
 // How the work is cut: a piece is a column of `width` panels by a band of rows, in tiles of `span` panels.
 //
@@ -24,7 +28,7 @@ struct Cut {
 
   Cut(const Packed& weights, int64_t rows) {
     const bool is_int4 = weights.format == Format::int4 || weights.format == Format::int4_offset;
-    const int64_t few = weights.format == Format::bf16 || TALL_ROWS < 8 ? TALL_ROWS : 8;
+    const int64_t few = weights.format == Format::bf16 || TALL_ROWS < FEW_INTEGER_ROWS ? TALL_ROWS : FEW_INTEGER_ROWS;
     width = rows <= few ? WIDE_PANELS : TALL_PANELS;
     span = rows > few ? TALL_PANELS : rows > 1 || is_int4 ? 1 : WIDE_PANELS;
     columns = ceil_div(weights.panels(), width);
@@ -58,10 +62,20 @@ inline int64_t panel_ahead(const Cut& cut, const Piece& piece, int64_t p, int64_
   return piece.stays || tile >= cut.width ? -1 : piece.next_panel + tile;
 }
 
+#if defined(__AMX_TILE__)
+
+// Integers of a few rows are left to the tiles of vectors, which have the same bits: a tile register would be mostly empty.
+inline bool takes_slabs(const Packed& weights, int64_t rows) { return weights.format == Format::bf16 || rows > FEW_INTEGER_ROWS; }
+
+#endif
+
 // Calls finish(m, panel, panels, sums) for all rows, and panels by two or four (a last one may be alone).
 template <class Finish>
 void for_each_tile(const Packed& weights, const Rows& x, int threads, const Finish& finish) {
   if (x.count == 0) return;
+#if defined(__AMX_TILE__)
+  if (takes_slabs(weights, x.count)) return for_each_slab(weights, x, threads, finish);
+#endif
   const Cut cut(weights, x.count);
   const Activations activations = prepare(weights, x, threads);
   const auto run = tile_function(weights.format);
@@ -139,13 +153,28 @@ inline bool larger(const Best& one, const Best& other) {
   return is_nan || one.value == other.value ? one.id < other.id : one.value > other.value;
 }
 
+// Whether all of some sums are numbers smaller than `least`.
+inline bool are_smaller(const float* sums, int panels, float least) {
+  F32 most = load(sums), not_finite = sub(most, most);
+  for (int p = 1; p < panels; ++p) {
+    const F32 more = load(sums + p * LANES);
+    most = max(most, more);
+    not_finite = add(not_finite, sub(more, more));
+  }
+  return sum(not_finite) == 0 && largest(most) < least;
+}
+
 }  // namespace
 
 void argmax(const Packed& weights, const Rows& x, int64_t* ids, int threads) {
   const Best nothing = {-__builtin_inff(), weights.rows};
   std::vector<Best> best(x.count, nothing);
+  // No more than the best value: most sums are passed over without the lock.
+  const std::unique_ptr<std::atomic<float>[]> least(new std::atomic<float>[x.count]);
+  for (int64_t m = 0; m < x.count; ++m) least[m] = nothing.value;
   std::mutex merging;
   for_each_tile(weights, x, threads, [&](int64_t m, int64_t panel, int panels, const float* sums) {
+    if (are_smaller(sums, panels, least[m].load(std::memory_order_relaxed))) return;
     const int64_t first = panel * LANES, end = first + panels * LANES;
     Best own = nothing;
     for (int64_t n = first; n < (end < weights.rows ? end : weights.rows); ++n) {
@@ -153,7 +182,10 @@ void argmax(const Packed& weights, const Rows& x, int64_t* ids, int threads) {
       if (larger(other, own)) own = other;
     }
     const std::lock_guard<std::mutex> lock(merging);
-    if (larger(own, best[m])) best[m] = own;
+    if (!larger(own, best[m])) return;
+    best[m] = own;
+    // Beside a NaN only another one counts: those are never passed over.
+    least[m].store(own.value == own.value ? own.value : __builtin_inff(), std::memory_order_relaxed);
   });
   for (int64_t m = 0; m < x.count; ++m) ids[m] = best[m].id;
 }

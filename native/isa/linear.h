@@ -19,7 +19,7 @@ constexpr int TALL_ROWS = 2;
 constexpr int TALL_PANELS = 2, WIDE_PANELS = 4;
 
 // Before a loop over a tile: only where all of them are unrolled do the sums stay in registers.
-#define TM_UNROLL _Pragma("GCC unroll 12")
+#define TM_UNROLL _Pragma("GCC unroll 16")
 
 // A tile of sums: `rows` rows of x by `panels` panels, complete over the depth.
 struct Tile {

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.kernels.native import BEST, every_isa, kernels
+from tests.kernels.native import BEST, ISAS, every_isa, kernels
 from tokenmill.kernels import reference
 from tokenmill.kernels.formats import Format
 from tokenmill.kernels.native_matrix import PackedMatrix
@@ -113,10 +113,19 @@ def test_a_token_has_the_same_bits_in_any_batch_and_with_any_threads(isa, format
     expected = torch.cat([alone.logits(row[None]) for row in x])
     for threads in (1, 2, 3):
         matrix = packed(isa, weight, threads, format=format)
-        for rows in (2, 4, 6, 7, 8, 9, 12, 16, 32, 100, 512):
+        for rows in (2, 4, 6, 7, 8, 9, 12, 16, 17, 32, 33, 100, 300, 512):
             start = int(rng.integers(0, 513 - rows))
             assert torch.equal(matrix.logits(x[start : start + rows]), expected[start : start + rows])
         assert torch.equal(matrix.multiply(x[:7], bias)[3:4], alone.multiply(x[3:4], bias))
+
+
+@every_integer_format
+def test_integers_have_the_same_bits_on_every_level(format, rng):
+    """A level may leave few rows to another one's kernels."""
+    for in_size in (64, 190, 640):
+        x, weight = drawn(90, in_size), drawn(70, in_size)
+        first, *others = (packed(isa, weight, format=format).logits(x) for isa in ISAS)
+        assert all(torch.equal(found, first) for found in others)
 
 
 @every_isa

@@ -1,0 +1,67 @@
+// Sums of all rows of a piece of work by its panels, made at once where there are tile registers (tile_registers.h).
+//
+// A tile register holds a panel's numbers for 64 bytes of the depth, so that a slab of a few hundred rows reads them from
+// the cache many times. Every sum runs over the depth in the same steps, however many rows there are.
+#pragma once
+
+#if defined(__AMX_TILE__)
+
+#include "isa/linear.h"
+#include "isa/tile_registers.h"
+
+namespace tokenmill::TM_ISA {
+
+constexpr int SLAB_PANELS = 2, SLAB_ROWS = 256;  // the most that a slab has
+
+// Memory that is read into the cache while sums are made.
+class Ahead {
+ public:
+  Ahead(const uint8_t* from, int64_t bytes) : from_(from), left_((bytes + 63) / 64) {}
+
+  // Evenly in so many steps.
+  void spread(int64_t steps) { per_step_ = (left_ + steps - 1) / steps; }
+  void step() {
+    const int64_t lines = per_step_ < left_ ? per_step_ : left_;
+    for (int64_t i = 0; i < lines; ++i) prefetch(from_ + i * 64);
+    from_ += lines * 64;
+    left_ -= lines;
+  }
+
+ private:
+  const uint8_t* from_;
+  int64_t left_, per_step_ = 0;  // lines of the cache
+};
+
+struct Slab {
+  const Packed& weights;
+  int64_t panel;  // the first
+  int panels;     // 1..SLAB_PANELS
+  const Activations& x;
+  int64_t row;    // the first
+  int rows;       // 1..SLAB_ROWS
+  float* sums;    // [rows rounded up to 32][SLAB_PANELS * LANES], aligned
+  Ahead ahead;
+  TileRegisters& registers;
+  // Takes the sums of some rows, from `first` of the slab on, that are complete. A slab's rows end up in as many places of
+  // memory: written a few at a time they get there while the next ones are multiplied.
+  void (*take)(const void* taker, int first, int rows);
+  const void* taker;
+
+  void finish(int first, int count) const { take(taker, first, count); }
+};
+
+constexpr int64_t SUMS_STRIDE = SLAB_PANELS * LANES;
+
+void slab_bf16(const Slab& slab);
+void slab_int8(const Slab& slab);
+void slab_int4(const Slab& slab);
+void slab_int4_offset(const Slab& slab);
+
+// Steps of the depth: what a tile register holds of it.
+inline int64_t count_steps(const Packed& weights) {
+  return weights.format == Format::bf16 ? weights.panel_bytes() / TILE_BYTES : weights.stretches();
+}
+
+}  // namespace tokenmill::TM_ISA
+
+#endif
