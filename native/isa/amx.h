@@ -32,12 +32,12 @@ class TileShapes {
 static_assert(sizeof(TileShapes) == 64, "what the processor reads");
 
 // The registers of this thread, while this lives. Released, they cost a switch to another thread nothing.
-class TileRegisters {
+class ConfiguredTiles {
  public:
-  explicit TileRegisters(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
-  ~TileRegisters() { asm volatile("tilerelease"); }
-  TileRegisters(const TileRegisters&) = delete;
-  TileRegisters& operator=(const TileRegisters&) = delete;
+  explicit ConfiguredTiles(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
+  ~ConfiguredTiles() { asm volatile("tilerelease"); }
+  ConfiguredTiles(const ConfiguredTiles&) = delete;
+  ConfiguredTiles& operator=(const ConfiguredTiles&) = delete;
 };
 
 // As text, for the numbers of registers may then be template parameters, and because GCC 12 moves stores past its own

@@ -95,7 +95,7 @@ class TileWork {
 
   void run() {
 #if defined(__AMX_BF16__)
-    std::optional<TileRegisters> registers;
+    std::optional<ConfiguredTiles> registers;
     if (goes_by_tiles(head_dim_) && tile_.rows > FEW_ROWS) registers.emplace(shapes_for(tile_.rows));
 #endif
     if (tile_.stores_its_own) store_tokens(call_, pages_, {tile_.request, 0, 1});
