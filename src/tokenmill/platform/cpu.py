@@ -47,8 +47,8 @@ class CpuPlatform:
 
     def _thread_limits(self) -> list[tuple[int, str]]:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        by_torch = "OMP_NUM_THREADS" if "OMP_NUM_THREADS" in os.environ else "one for each physical core"
-        limits = [(cores, "all cores that this process may use"), (torch.get_num_threads(), by_torch)]
+        by_torch = torch.get_num_threads(), "as torch counts cores, or OMP_NUM_THREADS says"
+        limits = [(cores, "all cores that this process may use"), by_torch]
         return limits + [(max(1, int(quota)), "its CPU quota") for quota in self._cpu_quotas()]
 
     def set_num_threads(self, wanted: int | None = None) -> int:
