@@ -52,7 +52,7 @@ def test_both_models_share_the_tokenizer():
 
 def test_vocabulary_fills_the_embedding(tokenizer):
     config = json.loads((demo_model_path() / "config.json").read_text())
-    assert tokenizer.get_vocab_size() == config["vocab_size"] == 4096
+    assert tokenizer.get_vocab_size() == config["vocab_size"] == 2560
 
 
 def test_digits_are_always_single_tokens(tokenizer):
@@ -65,9 +65,10 @@ def test_capital_letters_of_a_run_are_single_tokens(tokenizer):
     assert tokenizer.encode("QXBTR").tokens == list("QXBTR")
 
 
-def test_a_name_has_the_same_tokens_wherever_it_stands(tokenizer):
-    alone = tokenizer.encode("Mirakeli").ids
-    for text in ("I am Mirakeli.", '"Mirakeli"', "(Mirakeli)", "x\nMirakeli"):
+@pytest.mark.parametrize("word", ["Mirakeli", "compass", "xyruped"])
+def test_a_word_has_the_same_tokens_wherever_it_stands(tokenizer, word):
+    alone = tokenizer.encode(word).ids
+    for text in (f"I am {word}.", f'"{word}"', f"({word})", f"x\n{word}"):
         ids = tokenizer.encode(text).ids
         assert any(ids[i : i + len(alone)] == alone for i in range(len(ids)))
 

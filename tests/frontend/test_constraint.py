@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,10 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def backend() -> LLTokenizer:
-    return LLTokenizer(Path(demo_model_path() / "tokenizer.json").read_text(), n_vocab=4096, eos_token=[4087])
+    folder = demo_model_path()
+    config = json.loads((folder / "config.json").read_text())
+    text = (folder / "tokenizer.json").read_text()
+    return LLTokenizer(text, n_vocab=config["vocab_size"], eos_token=[config["eos_token_id"]])
 
 
 def accepts(backend: LLTokenizer, tokenizer: Tokenizer, grammar: str, text: str) -> bool:
