@@ -31,6 +31,7 @@ from tokenmill.messages import (
     TokenOutput,
     ToWorker,
 )
+from tokenmill.model_files import check_tokenizer
 from tokenmill.request import FinishReason
 from tokenmill.request_output import CompletionOutput, RequestOutput
 from tokenmill.sampling_params import SamplingParams
@@ -61,6 +62,7 @@ class LLM:
         config = EngineConfig(model=str(model) or str(demo_model_path()), **engine_options).resolve()
         if config.kv_events() is not None:
             raise InvalidConfig("kv_events_config needs a server: LLM opens no sockets")
+        check_tokenizer(config.model, config.tokenizer)
         built = build_engine(config)
         self.info = built.ready
         self._engine = built.engine

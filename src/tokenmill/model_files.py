@@ -32,13 +32,16 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         raise InvalidCheckpoint(f"{path} is not a JSON object: {error}") from error
 
 
-def check_tokenizer(folder: Path) -> None:
-    """See that there is a tokenizer before anything expensive starts; whether it is a good one shows when it is loaded.
+def check_tokenizer(model: str, tokenizer: str | None) -> None:
+    """See that a folder has a tokenizer before anything expensive starts; whether it is a good one shows when it loads.
+
+    What is still to be downloaded passes: that comes with its tokenizer.
 
     Raises:
         InvalidCheckpoint: there is none.
     """
-    if not (folder / "tokenizer.json").is_file():
+    folder = Path(tokenizer or model)
+    if folder.is_dir() and not (folder / "tokenizer.json").is_file():
         raise InvalidCheckpoint(f"{folder} has no tokenizer.json")
 
 

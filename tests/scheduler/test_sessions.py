@@ -118,7 +118,7 @@ def test_a_session_that_lacks_pages_for_its_input_says_so_and_waits() -> None:
     harness.step()
     assert harness.extend(session, [7] * 10, max_tokens=2)
     harness.step()
-    assert harness.scheduler.explain(session) == "needs 3 more pages, 1 are free or evictable"
+    assert harness.scheduler.explain(session) == "needs 3 more pages, 1 is free or evictable"
     harness.drain()
 
 

@@ -19,7 +19,7 @@ from tokenmill.errors import InvalidConfig
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.kv.events import KVEventLog
 from tokenmill.messages import AddRequest, EngineReady
-from tokenmill.model_files import check_tokenizer, eos_token_ids
+from tokenmill.model_files import eos_token_ids
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
 from tokenmill.platform.protocol import Platform
@@ -96,7 +96,6 @@ def load(config: EngineConfig, platform: Platform, phases: Phases) -> LoadedMode
     """Find a model, choose kernels and threads for it, and read its weights into their forms."""
     with phases.phase("finding the model") as progress:
         folder = fetch(config.model, config.revision, config.download_dir, progress)
-        check_tokenizer(Path(config.tokenizer or folder))
         architecture = read_architecture(folder)
     dtype = DTYPES[config.dtype]
     weight_bytes = architecture.num_parameters() * dtype.itemsize

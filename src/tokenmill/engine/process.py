@@ -31,6 +31,7 @@ from tokenmill.messages import (
     ToEngine,
     TokenOutput,
 )
+from tokenmill.model_files import check_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +140,7 @@ def serve(folder: Path) -> int:
     sockets = EngineSockets(folder)
     try:
         config = LaunchFile.read(folder).engine
+        check_tokenizer(config.model, config.tokenizer)
         # Here and not above: torch takes a second to load, and the start-up screen should say so.
         sockets.send_to_api(EngineProgress("loading torch", 0, 0))
         from tokenmill.engine.build import build_engine
