@@ -1,7 +1,6 @@
 #include "isa/attention.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "isa/band.h"
 #include "isa/heads.h"
@@ -95,8 +94,8 @@ class TileWork {
 
   void run() {
 #if defined(__AMX_BF16__)
-    std::optional<ConfiguredTiles> registers;
-    if (goes_by_tiles(head_dim_) && tile_.rows > FEW_ROWS) registers.emplace(shapes_for(tile_.rows));
+    TileRegisters registers;
+    if (goes_by_tiles(head_dim_) && tile_.rows > FEW_ROWS) registers.shape(shapes_for(tile_.rows));
 #endif
     if (tile_.stores_its_own) store_tokens(call_, pages_, {tile_.request, 0, 1});
     sum_partitions();

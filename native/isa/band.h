@@ -17,7 +17,7 @@ constexpr int BAND = 4;
 constexpr int BAND = 1;
 #endif
 constexpr int MOST_BAND = 16;  // and on tiles
-constexpr int GROUP = 32;      // keys, or dimensions, whose products one instruction of tiles sums
+constexpr int PRODUCTS = 32;   // keys, or dimensions, whose products one instruction of tiles sums
 constexpr int SPAN_STRIPS = SPAN / STRIP;
 // Full bands are those of prompts, which find in the cache what the band before them has read.
 template <int M>

@@ -42,10 +42,10 @@ inline void add_products(Halves& sums, const Halves& a, const Halves& b) {
 template <int M, int S>
 void score_few(const Band& band, int head_dim, const Span& span, float (*scores)[SPAN]) {
   const WithoutDenormals here;
-  for (int first = 0; first < head_dim; first += GROUP) {
+  for (int first = 0; first < head_dim; first += PRODUCTS) {
     Halves sums[M][S];
     repeat<M>([&](auto m) { repeat<S>([&](auto s) { sums[m][s] = {zero(), zero()}; }); });
-    for (int d = first; d < first + GROUP; d += 2) {
+    for (int d = first; d < first + PRODUCTS; d += 2) {
       Halves q[M];
       repeat<M>([&](auto m) { q[m] = broadcast_halves(band.q + m * head_dim + d); });
       repeat<S>([&](auto s) {
@@ -68,10 +68,10 @@ template <int M, int V>
 void add_few_values(const Band& band, const uint16_t (*weights)[SPAN], const Span& span, const Visible& visible,
                     int head_dim, int first_dim) {
   const WithoutDenormals here;
-  for (int group = visible.first / GROUP; group * GROUP < visible.end; ++group) {
+  for (int group = visible.first / PRODUCTS; group * PRODUCTS < visible.end; ++group) {
     Halves sums[M][V];
     repeat<M>([&](auto m) { repeat<V>([&](auto v) { sums[m][v] = {zero(), zero()}; }); });
-    for (int pair = group * GROUP / 2; pair < (group + 1) * GROUP / 2; ++pair) {
+    for (int pair = group * PRODUCTS / 2; pair < (group + 1) * PRODUCTS / 2; ++pair) {
       const uint16_t* strip = span.values[pair / (STRIP / 2)] + (pair % (STRIP / 2) * head_dim + first_dim) * 2;
       Halves weight[M];
       repeat<M>([&](auto m) { weight[m] = broadcast_halves(weights[m] + pair * 2); });

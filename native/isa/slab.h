@@ -52,6 +52,18 @@ struct Slab {
 
 constexpr int64_t SUMS_STRIDE = SLAB_PANELS * LANES;
 
+// Registers 0 and 1 hold sums of `upper` rows of x, 2 and 3 of `lower` ones, 4 and 5 those rows of x, over `line` bytes of
+// the depth at a time, 6 and 7 weights as a panel holds them.
+inline TileShapes square_shapes(int upper, int lower, int64_t line = TILE_LINE) {
+  const int below = lower ? lower : upper;
+  return TileShapes()
+      .set(0, 2, upper, TILE_LINE)
+      .set(2, 4, below, TILE_LINE)
+      .set(4, 5, upper, line)
+      .set(5, 6, below, line)
+      .set(6, 8, static_cast<int>(line / 4), TILE_LINE);
+}
+
 void slab_bf16(const Slab& slab);
 void slab_int8(const Slab& slab);
 void slab_int4(const Slab& slab);

@@ -46,7 +46,7 @@ struct Int4Slab {
   // The sums of 16 rows over a group, into memory.
   template <int Register>
   void multiply(const uint8_t* x, int64_t group, int32_t* sums) const {
-    clear_tile<Register>();
+    zero_tile<Register>();
     load_tile<4>(x + group * GROUP, slab.x.stride);
     load_tile<6>(numbers + group * GROUP_BYTES, TILE_LINE);
     Product::template add<Register, 4, 6>();
@@ -97,7 +97,7 @@ struct Int4Slab {
 
 template <bool Offset>
 void slab_of_groups(const Slab& slab) {
-  slab.registers.shape(TILE_ROWS, TILE_ROWS, GROUP);
+  slab.registers.shape(square_shapes(TILE_ROWS, TILE_ROWS, GROUP));
   const int64_t groups = slab.weights.stretches() * 2;
   uint8_t* numbers = panel_memory(groups * GROUP_BYTES);
   Ahead ahead = slab.ahead;

@@ -24,10 +24,10 @@ template <class Product, int Halves, int Panels, bool Streams>
 void add_square(const Square& square, Ahead& ahead) {
   constexpr int64_t STRIDE = SUMS_STRIDE * 4, LOWER = TILE_ROWS * STRIDE, RIGHT = LANES * 4;
   auto* sums = reinterpret_cast<uint8_t*>(square.sums);
-  clear_tile<0>();
-  if constexpr (Panels > 1) clear_tile<1>();
-  if constexpr (Halves > 1) clear_tile<2>();
-  if constexpr (Halves > 1 && Panels > 1) clear_tile<3>();
+  zero_tile<0>();
+  if constexpr (Panels > 1) zero_tile<1>();
+  if constexpr (Halves > 1) zero_tile<2>();
+  if constexpr (Halves > 1 && Panels > 1) zero_tile<3>();
   const uint8_t *x = square.x, *w = square.w;
   for (int64_t step = 0; step < square.steps; ++step, x += TILE_LINE, w += TILE_BYTES) {
     if constexpr (Streams) {
@@ -88,7 +88,7 @@ void add_slab(const Slab& slab, const Scale& scale) {
   for (int row = 0; row < slab.rows; row += HEIGHT) {
     const int left = slab.rows - row, rows = left < HEIGHT ? left : HEIGHT;
     const int upper = rows < TILE_ROWS ? rows : TILE_ROWS;
-    IsPadded ? slab.registers.shape(TILE_ROWS, TILE_ROWS) : slab.registers.shape(upper, rows - upper);
+    slab.registers.shape(IsPadded ? square_shapes(TILE_ROWS, TILE_ROWS) : square_shapes(upper, rows - upper));
     const Square square = {x + row * slab.x.stride, slab.x.stride, w, panel_bytes, steps, slab.sums + row * SUMS_STRIDE};
     add_rows<Product>(slab, square, rows, ahead);
     scale(row, rows);

@@ -1,15 +1,15 @@
 // The inner loops of attention on tiles: up to 16 rows against one span of keys. What band.h does in registers.
 #pragma once
 
-#include "isa/amx.h"
 #include "isa/band.h"
 #include "isa/few_rows.h"
+#include "isa/tile_registers.h"
 
 namespace tokenmill::TM_ISA {
 
 // Whether heads of this size go by tiles, or by the same sums in registers: a row takes one course in every company.
 #if defined(__AMX_BF16__)
-inline bool goes_by_tiles(int head_dim) { return head_dim % (TILE_BYTES / 2) == 0; }
+inline bool goes_by_tiles(int head_dim) { return head_dim % (TILE_LINE / 2) == 0; }
 #else
 constexpr int FEW_ROWS = 0;
 constexpr bool goes_by_tiles(int) { return false; }
@@ -24,20 +24,20 @@ constexpr float HEADROOM = 8;
 
 // Registers 0 to 3 are sums, 4 holds rows of q or of weights, the others keys or values.
 inline TileShapes shapes_for(int rows) {
-  return TileShapes().set(0, 5, rows < TILE_ROWS ? rows : TILE_ROWS, TILE_BYTES).set(5, 8, TILE_ROWS, TILE_BYTES);
+  return TileShapes().set(0, 5, rows < TILE_ROWS ? rows : TILE_ROWS, TILE_LINE).set(5, 8, TILE_ROWS, TILE_LINE);
 }
 
 // scores[m][key] = q[m] . key for S strips.
 template <int S>
 void score_on_tiles(const Band& band, int head_dim, const Span& span, float (*scores)[SPAN]) {
   repeat<S>([](auto s) { zero_tile<s>(); });
-  for (int d = 0; d < head_dim; d += TILE_BYTES / 2) {
+  for (int d = 0; d < head_dim; d += TILE_LINE / 2) {
     load_tile<4>(band.q + d, head_dim * sizeof(uint16_t));
     repeat<S>([&](auto s) {
-      load_tile<5 + s % 3>(span.keys[s] + d * STRIP, TILE_BYTES);
-      dot_bf16<s, 4, 5 + s % 3>();
+      load_tile<5 + s % 3>(span.keys[s] + d * STRIP, TILE_LINE);
+      Bf16Product::add<s, 4, 5 + s % 3>();
       if (span.reads_ahead) {
-        for (int i = 0; i < TILE_ROWS; ++i) prefetch(span.next_keys[s] + d * STRIP + i * (TILE_BYTES / 2));
+        for (int i = 0; i < TILE_ROWS; ++i) prefetch(span.next_keys[s] + d * STRIP + i * (TILE_LINE / 2));
       }
     });
   }
@@ -93,7 +93,7 @@ void soften_on_tiles(const Band& band, int row, int head_dim, const float* score
   store(band.weights + row * LANES, sums);
   repeat<(S + 1) / 2>([&](auto i) {
     const __m512bh both = _mm512_cvtne2ps_pbh(w[2 * i + 1], w[2 * i]);
-    _mm512_storeu_si512(weights + i * GROUP, reinterpret_cast<__m512i>(both));
+    _mm512_storeu_si512(weights + i * PRODUCTS, reinterpret_cast<__m512i>(both));
   });
 }
 
@@ -104,11 +104,11 @@ void add_values_on_tiles(const Band& band, const uint16_t (*weights)[SPAN], cons
   const int64_t sums_stride = head_dim * sizeof(float), pairs_stride = head_dim * 2 * sizeof(uint16_t);
   float* values = band.values + first_dim;
   repeat<V>([&](auto v) { load_tile<v>(values + v * LANES, sums_stride); });
-  for (int group = visible.first / GROUP; group * GROUP < visible.end; ++group) {
-    load_tile<4>(weights[0] + group * GROUP, SPAN * sizeof(uint16_t));
+  for (int group = visible.first / PRODUCTS; group * PRODUCTS < visible.end; ++group) {
+    load_tile<4>(weights[0] + group * PRODUCTS, SPAN * sizeof(uint16_t));
     repeat<V>([&](auto v) {
       load_tile<5 + v % 3>(span.values[2 * group] + (first_dim + v * LANES) * 2, pairs_stride);
-      dot_bf16<v, 4, 5 + v % 3>();
+      Bf16Product::add<v, 4, 5 + v % 3>();
     });
   }
   repeat<V>([&](auto v) { store_tile<v>(values + v * LANES, sums_stride); });

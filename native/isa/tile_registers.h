@@ -1,12 +1,13 @@
-// The tile registers of AMX: 16 rows of 64 bytes each, which one instruction multiplies and sums.
+// The tile registers of AMX: eight, of up to 16 rows of 64 bytes each, which one instruction multiplies and sums.
 //
-// Registers 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 weights as a panel holds them. The instructions are written as
-// text: GCC's intrinsics neither take a template's number for a register nor say which memory they read.
+// The instructions are written as text: GCC's intrinsics neither take a template's number for a register nor say which
+// memory they read, and GCC 12 moves stores past its own load of what they store.
 #pragma once
 
 #if defined(__AMX_TILE__)
 
 #include <cstdint>
+#include <cstring>
 
 #include "isa/simd.h"
 
@@ -15,50 +16,55 @@ namespace tokenmill::TM_ISA {
 constexpr int TILE_ROWS = 16;
 constexpr int64_t TILE_LINE = 64, TILE_BYTES = TILE_ROWS * TILE_LINE;
 
-// The shapes of a thread's registers while it does a piece of work. Released at the end: what is in use is saved and
-// restored whenever the system takes the thread off its core.
+// How many rows, and bytes of each, every register has; as the processor reads it.
+class TileShapes {
+ public:
+  // Registers first <= i < end.
+  TileShapes& set(int first, int end, int rows, int64_t line) {
+    for (int i = first; i < end; ++i) {
+      rows_[i] = static_cast<uint8_t>(rows);
+      lines_[i] = static_cast<uint16_t>(line);
+    }
+    return *this;
+  }
+  bool operator==(const TileShapes& other) const { return std::memcmp(this, &other, sizeof(other)) == 0; }
+
+ private:
+  uint8_t palette_ = 1, start_row_ = 0, reserved_[14] = {};
+  uint16_t lines_[16] = {};
+  uint8_t rows_[16] = {};
+};
+static_assert(sizeof(TileShapes) == 64, "what the processor reads");
+
+// The registers of a thread while it does a piece of work. Released at the end: what is in use is saved and restored
+// whenever the system takes the thread off its core.
 class TileRegisters {
  public:
   TileRegisters() = default;
   TileRegisters(const TileRegisters&) = delete;
   TileRegisters& operator=(const TileRegisters&) = delete;
   ~TileRegisters() {
-    if (upper_) asm volatile("tilerelease" ::: "memory");
+    if (is_configured_) asm volatile("tilerelease" ::: "memory");
   }
 
-  // Sums of `upper` rows of x in registers 0 and 1 and of `lower` in 2 and 3, over `line` bytes of a row at a time. What
-  // the registers held is gone if the shape is a new one.
-  void shape(int upper, int lower, int line = TILE_LINE) {
-    if (upper == upper_ && lower == lower_ && line == line_) return;
-    upper_ = upper, lower_ = lower, line_ = line;
-    Shapes shapes = {};
-    shapes.palette = 1;
-    for (int i : {0, 1, 4}) shapes.set(i, upper, TILE_LINE);
-    for (int i : {2, 3, 5}) shapes.set(i, lower ? lower : upper, TILE_LINE);
-    for (int i : {4, 5}) shapes.line_bytes[i] = static_cast<uint16_t>(line);
-    for (int i : {6, 7}) shapes.set(i, line / 4, TILE_LINE);
-    asm volatile("ldtilecfg %0" ::"m"(shapes));
+  // What the registers held is gone if the shapes are new ones.
+  void shape(const TileShapes& shapes) {
+    if (is_configured_ && shapes == shapes_) return;
+    shapes_ = shapes;
+    is_configured_ = true;
+    asm volatile("ldtilecfg %0" ::"m"(shapes_));
   }
 
  private:
-  // As the processor reads it.
-  struct alignas(64) Shapes {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t line_bytes[16];
-    uint8_t rows[16];
-
-    void set(int i, int count, int64_t line) {
-      rows[i] = static_cast<uint8_t>(count);
-      line_bytes[i] = static_cast<uint16_t>(line);
-    }
-  };
-  int upper_ = 0, lower_ = 0, line_ = 0;
+  TileShapes shapes_;
+  bool is_configured_ = false;
 };
 
 template <int Register>
-inline void clear_tile() {
+inline void zero_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(Register));
 }
+// `stride` is the distance of rows in bytes.
 template <int Register>
 inline void load_tile(const void* from, int64_t stride) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(Register), "r"(from), "r"(stride) : "memory");
@@ -68,8 +74,10 @@ inline void store_tile(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(Register), "r"(to), "r"(stride) : "memory");
 }
 
-// Products that are added to Sums. Of bf16 the even and the odd numbers of a line are summed apart, each product by a
-// fused multiply-add from zero on, then both sums and the former one are added up; what is subnormal counts as zero.
+// Products Sums[m][n] += sum over k of X[m][k] * W[k][n], where a row of W holds pairs, or fours, of k.
+//
+// Of bf16 those of the even k are summed apart from those of the odd ones, each by a fused multiply-add in order from zero
+// on; then both are added to one another and to Sums. What is subnormal counts as zero.
 struct Bf16Product {
   template <int Sums, int X, int W>
   static void add() {
@@ -93,4 +101,4 @@ struct SignedProduct {
 
 }  // namespace tokenmill::TM_ISA
 
-#endif
+#endif  // __AMX_TILE__
