@@ -10,8 +10,9 @@ Knows nothing of ids, vocabularies or special tokens.
 from __future__ import annotations
 
 import codecs
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from tokenmill.errors import InvalidCheckpoint
@@ -55,12 +56,11 @@ class ByteLevel:
     """GPT-2's byte level: each character of a token stands for a byte; the bytes of all tokens are one UTF-8 text."""
 
     def __init__(self) -> None:
-        self._bytes = byte_of_character()
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, pieces: list[str]) -> list[str]:
         """Decode to the last whole character."""
-        return [self._utf8.decode(b"".join(byte_level_bytes(piece, self._bytes) for piece in pieces))]
+        return [self._utf8.decode(b"".join(byte_level_bytes(piece) for piece in pieces))]
 
     def finish(self) -> list[str]:
         """A character that never became whole is U+FFFD."""
@@ -174,16 +174,18 @@ def _strip_start(piece: str, content: str, count: int) -> str:
     return piece
 
 
-def byte_of_character() -> dict[str, int]:
+@functools.cache
+def byte_of_character() -> Mapping[str, int]:
     """GPT-2's table: printable Latin-1 characters stand for themselves, the other bytes for U+0100 and up, in order."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def byte_level_bytes(piece: str, table: dict[str, int]) -> bytes:
+@functools.lru_cache(maxsize=1 << 15)
+def byte_level_bytes(piece: str) -> bytes:
     """The bytes a byte-level token stands for; a token with a character outside the table stands for its own UTF-8."""
     try:
-        return bytes([table[character] for character in piece])
+        return bytes([byte_of_character()[character] for character in piece])
     except KeyError:
         return piece.encode("utf-8")

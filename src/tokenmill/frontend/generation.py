@@ -25,7 +25,7 @@ class Generation:
         self._index = {request_id: i for i, request_id in enumerate(ids)}
         self._waiting: dict[str, list[TextOutput]] = {}
         self._failure: Exception | None = None
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # an asyncio.Event would make one too, and keep a queue
         self._close = close
         self.open_ids = set(ids)
 
@@ -51,8 +51,8 @@ class Generation:
                 raise self._failure
             if not self.open_ids:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         request_id = next(iter(self._waiting))
         return self._index[request_id], merge(self._waiting.pop(request_id))
 
@@ -64,12 +64,16 @@ class Generation:
             waiting[:] = [merge(waiting)]
         if output.finish_reason is not None:
             self.open_ids.discard(output.id)
-        self._news.set()
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """Let the reader have this error, after what is already waiting for it."""
         self._failure = self._failure or error
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 def merge(outputs: Sequence[TextOutput]) -> TextOutput:

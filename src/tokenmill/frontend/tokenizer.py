@@ -14,7 +14,7 @@ import msgspec
 import tokenizers
 
 from tokenmill.errors import InvalidCheckpoint
-from tokenmill.frontend.decoders import ByteLevel, Stage, build_stages, byte_level_bytes, byte_of_character
+from tokenmill.frontend.decoders import ByteLevel, Stage, build_stages, byte_level_bytes
 from tokenmill.model_files import read_json
 
 
@@ -45,7 +45,7 @@ class Tokenizer:
         self._source = source
         self._config = config or {}
         self._special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-        self._byte_level = byte_of_character() if any(isinstance(s, ByteLevel) for s in self.stages()) else None
+        self._is_byte_level = any(isinstance(stage, ByteLevel) for stage in self.stages())
         self.bos_token = _token_text(self._config.get("bos_token"))
         self.eos_token = _token_text(self._config.get("eos_token"))
         self._bos_change = self._find_bos_change()
@@ -128,8 +128,8 @@ class Tokenizer:
             return b""
         if token in self._special:
             return str(token).encode()
-        if self._byte_level is not None:
-            return byte_level_bytes(token, self._byte_level)
+        if self._is_byte_level:
+            return byte_level_bytes(token)
         if len(token) == 6 and token.startswith("<0x"):
             return bytes([int(token[3:5], 16)])
         return str(token).replace("▁", " ").encode()

@@ -14,13 +14,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenmill.server.errors import HeadersTooLarge, Unauthorized, error_response
 
 MAX_HEADER_BYTES = 32 * 1024
+SEND_BODY = "send_body"
 OPEN_ROUTES = frozenset({"/health", "/ping", "/version"})
 
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestIdMiddleware:
-    """Gives every request an id: the client's `X-Request-Id`, or a random one. The reply carries it."""
+    """Gives every request an id: the client's `X-Request-Id`, or a random one. The reply carries it.
+
+    Its `state` also holds the way out for the parts of a body, past all that only looks at how a reply starts: a token
+    of a stream should not go through five coroutines.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -31,7 +36,8 @@ class RequestIdMiddleware:
             return await self._app(scope, receive, send)
         label = Headers(scope=scope).get("x-request-id", "")
         request_id = label if _LABEL.fullmatch(label) else secrets.token_hex(12)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"], state[SEND_BODY] = request_id, send
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -41,7 +47,10 @@ class RequestIdMiddleware:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
             response = error_response(HeadersTooLarge(f"the headers are larger than {MAX_HEADER_BYTES} bytes"))
             return await response(scope, receive, send_with_id)
-        return await self._app(scope, receive, send_with_id)
+        try:
+            return await self._app(scope, receive, send_with_id)
+        finally:
+            del state[SEND_BODY]  # it knows the scope: together they would wait for the garbage collector
 
 
 class ApiKeyMiddleware:

@@ -20,6 +20,7 @@ from tokenmill.messages import GenerateText, TextOutput
 from tokenmill.request import FinishReason
 from tokenmill.server.context import ServerContext
 from tokenmill.server.errors import RequestTimedOut, error_response
+from tokenmill.server.middleware import SEND_BODY
 from tokenmill.server.reply_format import ReplyWriter, StreamPlan, UsageCounter
 
 _logger = logging.getLogger(__name__)
@@ -89,7 +90,10 @@ class GenerationReply(Response):
                 asyncio.timeout(self._plan.timeout),
                 self._client.generate(self._prompts, self._label) as generation,
             ):
-                await (self._stream(generation, send) if self._plan.stream else self._whole(generation, send))
+                if self._plan.stream:
+                    await self._stream(generation, send, scope.get("state", {}).get(SEND_BODY, send))
+                else:
+                    await self._whole(generation, send)
             self._outcome = "done"
         except TimeoutError:
             error = RequestTimedOut(f"the request's timeout of {self._plan.timeout:g} seconds has passed")
@@ -111,15 +115,16 @@ class GenerationReply(Response):
         await self._start(send, headers)
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _stream(self, generation: Generation, send: Send) -> None:
+    async def _stream(self, generation: Generation, send: Send, send_body: Send) -> None:
         # The headers leave with the first delta: until then a refusal can still have its proper status.
         async for index, output in generation:
             check_output(output)
             self._usage.add(index, output)
             events = self._writer.events(index, output, self._usage)
             if events:
-                await self._start(send, _STREAM_HEADERS)
-                await send({"type": "http.response.body", "body": events, "more_body": True})
+                if not self._started:
+                    await self._start(send, _STREAM_HEADERS)
+                await send_body({"type": "http.response.body", "body": events, "more_body": True})
         await _end_stream(send, self._writer.end(self._usage))
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
