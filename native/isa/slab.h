@@ -2,6 +2,10 @@
 //
 // A tile register holds a panel's numbers for 64 bytes of the depth, so that a slab of a few hundred rows reads them from
 // the cache many times. Every sum runs over the depth in the same steps, however many rows there are.
+//
+// A slab goes from strip of rows to strip, and in each from pair of panels to pair. So the results of a row leave as one
+// run: rows that lie a power of two apart fall on the same few places of the caches, where single lines of many rows
+// drive one another out.
 #pragma once
 
 #if defined(__AMX_TILE__)
@@ -11,7 +15,8 @@
 
 namespace tokenmill::TM_ISA {
 
-constexpr int SLAB_PANELS = 2, SLAB_ROWS = 256;  // the most that a slab has
+constexpr int SLAB_PANELS = 8, SLAB_ROWS = 256;  // the most that a slab has
+constexpr int SLAB_STRIP = 2 * TILE_ROWS;        // rows whose sums are made before they are taken
 
 // Memory that is read into the cache while sums are made.
 class Ahead {
@@ -39,11 +44,10 @@ struct Slab {
   const Activations& x;
   int64_t row;    // the first
   int rows;       // 1..SLAB_ROWS
-  float* sums;    // [rows rounded up to 32][SLAB_PANELS * LANES], aligned
+  float* sums;    // [SLAB_STRIP][SLAB_PANELS * LANES] of the strip at hand, aligned
   Ahead ahead;
   TileRegisters& registers;
-  // Takes the sums of some rows, from `first` of the slab on, that are complete. A slab's rows end up in as many places of
-  // memory: written a few at a time they get there while the next ones are multiplied.
+  // Takes the sums of a strip, from row `first` of the slab on, that are complete.
   void (*take)(const void* taker, int first, int rows);
   const void* taker;
 

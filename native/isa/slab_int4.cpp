@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t GROUP_BYTES = GROUP * LANES;  // of a group of a panel, a byte for each number: half a tile register
 constexpr int RING = 4;                         // tile registers of sums that are on their way through memory
 
-// A thread's memory for the numbers of a panel as bytes; it is kept, as it is needed again at once.
+// A thread's memory for the numbers of some panels as bytes; it is kept, as it is needed again at once.
 uint8_t* panel_memory(int64_t bytes) {
   thread_local std::unique_ptr<uint8_t[]> memory;
   thread_local int64_t size = 0;
@@ -99,18 +99,19 @@ template <bool Offset>
 void slab_of_groups(const Slab& slab) {
   slab.registers.shape(square_shapes(TILE_ROWS, TILE_ROWS, GROUP));
   const int64_t groups = slab.weights.stretches() * 2;
-  uint8_t* numbers = panel_memory(groups * GROUP_BYTES);
+  const int64_t numbers_size = groups * GROUP_BYTES;
+  uint8_t* numbers = panel_memory(slab.panels * numbers_size);
   Ahead ahead = slab.ahead;
   ahead.spread((slab.rows + TILE_ROWS - 1) / TILE_ROWS * slab.panels * slab.weights.stretches());
-  for (int p = 0; p < slab.panels; ++p) {
-    const uint8_t* panel = slab.weights.data + (slab.panel + p) * slab.weights.panel_bytes();
-    unpack<Offset>(slab.weights, panel, numbers);
-    const Int4Slab<Offset> int4 = {slab, panel, numbers};
-    for (int row = 0; row < slab.rows; row += TILE_ROWS) {
-      int4.add_rows(slab.row + row, slab.sums + row * SUMS_STRIDE + p * LANES, ahead);
-      const int left = slab.rows - row;
-      if (p + 1 == slab.panels) slab.finish(row, left < TILE_ROWS ? left : TILE_ROWS);
+  const auto panel = [&](int p) { return slab.weights.data + (slab.panel + p) * slab.weights.panel_bytes(); };
+  for (int p = 0; p < slab.panels; ++p) unpack<Offset>(slab.weights, panel(p), numbers + p * numbers_size);
+  for (int row = 0; row < slab.rows; row += TILE_ROWS) {
+    for (int p = 0; p < slab.panels; ++p) {
+      const Int4Slab<Offset> int4 = {slab, panel(p), numbers + p * numbers_size};
+      int4.add_rows(slab.row + row, slab.sums + p * LANES, ahead);
     }
+    const int left = slab.rows - row;
+    slab.finish(row, left < TILE_ROWS ? left : TILE_ROWS);
   }
 }
 

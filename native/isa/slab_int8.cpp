@@ -13,7 +13,7 @@ void slab_int8(const Slab& slab) {
     for (int p = 0; p < slab.panels; ++p) {
       const F32 scales = load(reinterpret_cast<const float*>(end + p * panel_bytes) - LANES);
       for (int m = first; m < first + rows; ++m) {
-        float* sums = slab.sums + m * SUMS_STRIDE + p * LANES;
+        float* sums = slab.sums + (m - first) * SUMS_STRIDE + p * LANES;
         const I32 centred = _mm512_add_epi32(load_bytes(sums), start_centred(slab.x.sums[slab.row + m]));
         store(sums, mul(to_float(centred), mul(scales, broadcast(slab.x.scales[slab.row + m]))));
       }

@@ -57,40 +57,40 @@ void add_square(const Square& square, Ahead& ahead) {
   if constexpr (Halves > 1 && Panels > 1) store_tile<3>(sums + LOWER + RIGHT, STRIDE);
 }
 
-// A square of a slab, of `rows` rows.
+// A strip of a slab, of `rows` rows; `square` is its first.
 template <class Product>
-void add_rows(const Slab& slab, const Square& square, int rows, Ahead& ahead) {
-  const bool is_low = rows <= TILE_ROWS;
-  if (slab.rows <= 2 * TILE_ROWS) {
-    for (int p = 0; p < slab.panels; ++p) {
-      Square one = square;
-      one.w += p * square.panel_bytes;
-      one.sums += p * LANES;
-      is_low ? add_square<Product, 1, 1, true>(one, ahead) : add_square<Product, 2, 1, true>(one, ahead);
+void add_strip(const Slab& slab, Square square, int rows, Ahead& ahead) {
+  const bool is_low = rows <= TILE_ROWS, streams = slab.rows <= SLAB_STRIP;
+  for (int p = 0; p < slab.panels;) {
+    const int panels = streams || p + 1 == slab.panels ? 1 : 2;
+    if (streams) {
+      is_low ? add_square<Product, 1, 1, true>(square, ahead) : add_square<Product, 2, 1, true>(square, ahead);
+    } else if (panels == 1) {
+      is_low ? add_square<Product, 1, 1, false>(square, ahead) : add_square<Product, 2, 1, false>(square, ahead);
+    } else {
+      is_low ? add_square<Product, 1, 2, false>(square, ahead) : add_square<Product, 2, 2, false>(square, ahead);
     }
-  } else if (slab.panels == 1) {
-    is_low ? add_square<Product, 1, 1, false>(square, ahead) : add_square<Product, 2, 1, false>(square, ahead);
-  } else {
-    is_low ? add_square<Product, 1, 2, false>(square, ahead) : add_square<Product, 2, 2, false>(square, ahead);
+    p += panels;
+    square.w += panels * square.panel_bytes;
+    square.sums += panels * LANES;
   }
 }
 
-// All sums of a slab; `scale(row, rows)` makes results of those that are complete. Where x is padded the registers are
+// All sums of a slab; `scale(row, rows)` makes results of a strip's that are complete. Where x is padded the registers are
 // read in full, else as far as x has rows.
 template <class Product, bool IsPadded, class Scale>
 void add_slab(const Slab& slab, const Scale& scale) {
-  constexpr int HEIGHT = 2 * TILE_ROWS;
   const int64_t panel_bytes = slab.weights.panel_bytes(), steps = count_steps(slab.weights);
   const uint8_t* w = slab.weights.data + slab.panel * panel_bytes;
   const uint8_t* x = slab.x.data + slab.row * slab.x.stride;
   Ahead ahead = slab.ahead;
-  ahead.spread((slab.rows + HEIGHT - 1) / HEIGHT * steps);
-  for (int row = 0; row < slab.rows; row += HEIGHT) {
-    const int left = slab.rows - row, rows = left < HEIGHT ? left : HEIGHT;
+  ahead.spread((slab.rows + SLAB_STRIP - 1) / SLAB_STRIP * ((slab.panels + 1) / 2) * steps);
+  for (int row = 0; row < slab.rows; row += SLAB_STRIP) {
+    const int left = slab.rows - row, rows = left < SLAB_STRIP ? left : SLAB_STRIP;
     const int upper = rows < TILE_ROWS ? rows : TILE_ROWS;
     slab.registers.shape(IsPadded ? square_shapes(TILE_ROWS, TILE_ROWS) : square_shapes(upper, rows - upper));
-    const Square square = {x + row * slab.x.stride, slab.x.stride, w, panel_bytes, steps, slab.sums + row * SUMS_STRIDE};
-    add_rows<Product>(slab, square, rows, ahead);
+    const Square square = {x + row * slab.x.stride, slab.x.stride, w, panel_bytes, steps, slab.sums};
+    add_strip<Product>(slab, square, rows, ahead);
     scale(row, rows);
     slab.finish(row, rows);
   }

@@ -21,29 +21,38 @@ inline auto slab_function(Format format) -> void (*)(const Slab&) {
 
 // Rows of a slab: as many as the second-level cache holds beside the panels, the same in all, whole squares of registers.
 inline int64_t slab_rows(const Packed& weights, int64_t rows) {
-  constexpr int64_t CACHE = 1 << 20, UNIT = 2 * TILE_ROWS;
+  constexpr int64_t CACHE = 1 << 20, UNIT = SLAB_STRIP;
   const int64_t fit = CACHE / (count_steps(weights) * TILE_LINE), most = fit < UNIT ? UNIT : fit > SLAB_ROWS ? SLAB_ROWS : fit;
   return ceil_div(ceil_div(rows, ceil_div(rows, most)), UNIT) * UNIT;
 }
 
-// Calls finish(m, panel, panels, sums) for all rows, and panels by SLAB_PANELS (a last one may be alone).
+// Panels of a slab: of a few rows as many as there are pieces of work for, else what half of a second-level cache holds
+// beside the rows.
+inline int64_t slab_panels(const Packed& weights, int64_t rows) {
+  constexpr int64_t CACHE = 384 << 10, PAIR = 2;
+  if (rows <= SLAB_STRIP) return PAIR;
+  const int64_t fit = CACHE / weights.panel_bytes() / PAIR * PAIR;
+  return fit < PAIR ? PAIR : fit > SLAB_PANELS ? SLAB_PANELS : fit;
+}
+
+// Calls finish(m, panel, panels, sums) for all rows, and panels by an even number (a last one may be alone).
 template <class Finish>
 void for_each_slab(const Packed& weights, const Rows& x, int threads, const Finish& finish) {
   const Activations activations = prepare(weights, x, threads);
   const auto run = slab_function(weights.format);
   const int64_t height = slab_rows(weights, x.count), bands = ceil_div(x.count, height);
-  const int64_t all = weights.panels(), columns = ceil_div(all, SLAB_PANELS);
-  const auto panels_of = [&](int64_t column) { return column < columns - 1 ? SLAB_PANELS : all - column * SLAB_PANELS; };
+  const int64_t all = weights.panels(), width = slab_panels(weights, x.count), columns = ceil_div(all, width);
+  const auto panels_of = [&](int64_t column) { return column < columns - 1 ? width : all - column * width; };
   parallel_chain(columns * bands, threads, [&](int64_t i, int64_t next) {
-    const int64_t column = i / bands, next_column = next / bands, panel = column * SLAB_PANELS, panels = panels_of(column);
+    const int64_t column = i / bands, next_column = next / bands, panel = column * width, panels = panels_of(column);
     const int64_t top = i % bands * height, rows = x.count - top < height ? x.count - top : height;
     const bool fetches = next_column != column && next_column < columns;
-    const Ahead ahead(weights.data + next_column * SLAB_PANELS * weights.panel_bytes(),
+    const Ahead ahead(weights.data + next_column * width * weights.panel_bytes(),
                       fetches ? panels_of(next_column) * weights.panel_bytes() : 0);
     TileRegisters registers;
-    alignas(64) float sums[SLAB_ROWS * SUMS_STRIDE];
+    alignas(64) float sums[SLAB_STRIP * SUMS_STRIDE];
     const auto take = [&](int first, int count) {
-      for (int m = first; m < first + count; ++m) finish(top + m, panel, static_cast<int>(panels), sums + m * SUMS_STRIDE);
+      for (int m = first; m < first + count; ++m) finish(top + m, panel, static_cast<int>(panels), sums + (m - first) * SUMS_STRIDE);
     };
     const auto call = [](const void* taker, int first, int count) {
       (*static_cast<decltype(take)*>(taker))(first, count);
