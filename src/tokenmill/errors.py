@@ -16,15 +16,26 @@ class TokenMillError(Exception):
 
 
 class InvalidRequest(TokenMillError, ValueError):
-    """A request that can never be served as it is; `param` names the field at fault (None: the request as a whole)."""
+    """A request that can never be served as it is; `param` names the field at fault (None: the request as a whole).
+
+    Attributes:
+        code: OpenAI's word for the mistake, where it has one that programs look for.
+    """
 
     status = 400
     type = "invalid_request_error"
+    code: str | None = None
     exit_code = 2
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt leaves no room in the context."""
+
+    code = "context_length_exceeded"
 
 
 class InvalidConfig(TokenMillError, ValueError):

@@ -191,6 +191,7 @@ class TextOutput(msgspec.Struct, array_like=True):
     The first one carries the `prompt`, where that is wanted; `embedding` is a vector of float32, little-endian.
 
     `is_thinking`: its prompt has begun the thinking, see `GenerateText.reasoning`; the same in all of a request's.
+    `num_reasoning_tokens`: how many of the request's tokens so far are thinking.
 
     `token_bytes` spells the tokens that `logprobs` names: token id -> its bytes, perhaps a part of a character only.
     """
@@ -209,6 +210,7 @@ class TextOutput(msgspec.Struct, array_like=True):
     embedding: bytes | None = None
     scheduled_at: float = 0.0
     is_thinking: bool = False
+    num_reasoning_tokens: int = 0
 
 
 class TextOutputs(Message):
@@ -224,6 +226,7 @@ class RequestRejected(Message, kw_only=True):
     status: int
     error: str
     param: str | None = None
+    code: str | None = None
 
 
 class Encoded(Message):

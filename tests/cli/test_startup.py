@@ -1,4 +1,5 @@
 import io
+import json
 import re
 import shlex
 import time
@@ -165,3 +166,29 @@ def test_byte_sizes(size, text):
 def test_room_is_counted_in_whole_tenths_and_never_rounded_up(num_pages, text):
     lines = [line for _, line in facts(msgspec.structs.replace(READY, num_pages=num_pages), SERVER)]
     assert any(line.startswith(text) for line in lines)
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_as_json_every_line_of_a_start_is_an_object(stream):
+    server = ServerConfig(served_model_name="tiny", port=8001, log_format="json")
+    lines = [json.loads(line) for line in start(stream(), server).splitlines()]
+    assert [(line["event"], line["message"]) for line in lines if line["event"] != "ready"] == [
+        ("start", "loading torch"),
+        ("start", "loading weights"),
+        ("output", "a child says [x]"),
+        ("start", "warming up"),
+        ("error", "it ended"),
+    ]
+    (ready,) = (line for line in lines if line["event"] == "ready")
+    assert ready["engine"]["num_pages"] == 48
+    assert ready["url"] == "http://127.0.0.1:8001"
+
+
+def test_as_json_an_object_of_the_server_stays_what_it_is():
+    stream = io.StringIO()
+    with open_screen(stream, ServerConfig(log_format="json", host="0.0.0.0")) as screen:
+        screen.on_line('{"time":1.5,"event":"request","message":"x"}')
+        screen.on_ready(READY)
+    first, *_, last = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert first == {"time": 1.5, "event": "request", "message": "x"}
+    assert last["event"] == "warning", "open to all"

@@ -124,6 +124,10 @@ def test_thinking_comes_apart_and_the_schema_holds_after_it(client: openai.OpenA
         if choice.finish_reason == "stop":
             assert json.loads(choice.message.content or "") in ("left", "right")
         assert "<think>" not in (choice.message.content or "")
+    assert reply.usage is not None
+    details = reply.usage.completion_tokens_details
+    assert details is not None
+    assert 0 < (details.reasoning_tokens or 0) < reply.usage.completion_tokens
     streamed: dict[int, tuple[str, str]] = {}
     for chunk in client.chat.completions.create(**fields, stream=True):
         for part in chunk.choices:

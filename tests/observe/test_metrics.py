@@ -60,8 +60,8 @@ def stats(**changes) -> EngineStats:
 def finished(reason=FinishReason.STOP, **changes) -> FinishedRequest:
     """Arrived at 10, first run at 12, first token at 15, last at 24, gone at 25."""
     fields = {
-        "label": "cmpl-1", "arrived": 10.0, "scheduled": 12.0, "first_output": 15.0, "last_output": 24.0, "ended": 25.0,
-        "num_prompt_tokens": 10, "num_cached_tokens": 4, "num_output_tokens": 19,
+        "label": "cmpl-1", "trace": "", "arrived": 10.0, "scheduled": 12.0, "first_output": 15.0, "last_output": 24.0,
+        "ended": 25.0, "num_prompt_tokens": 10, "num_cached_tokens": 4, "num_output_tokens": 19,
     }  # fmt: skip
     return FinishedRequest(reason=reason, **(fields | changes))
 
@@ -279,6 +279,36 @@ def test_a_collector_gets_a_span_for_each_request(collector):
     assert values["gen_ai.usage.completion_tokens"] == "19", "OTLP's JSON writes integers as strings"
     assert values["gen_ai.latency.time_in_queue"] == 2.0
     assert (first["status"], second["status"]) == ({}, {"code": 2})
+
+
+def spans_of(collector, requests):
+    """What the collector gets for these finished requests."""
+    url, received = collector
+
+    async def run():
+        exporter = TraceExporter(url, "mill")
+        for request in requests:
+            exporter.add(request)
+        task = asyncio.ensure_future(exporter.run())
+        while not received:
+            await asyncio.sleep(0.02)
+        task.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    return received[0][2]["resourceSpans"][0]["scopeSpans"][0]["spans"]
+
+
+def test_a_request_of_a_trace_is_a_part_of_it(collector):
+    trace, parent = "ab" * 16, "cd" * 8
+    sampled, other, broken = (f"00-{trace}-{parent}-{flags}" for flags in ("01", "00", "xx"))
+    spans = spans_of(collector, [finished(trace=one, label=one) for one in (sampled, other, broken)])
+    first, last = spans
+    assert (first["traceId"], first["parentSpanId"]) == (trace, parent)
+    assert last["traceId"] != trace, "what is no traceparent begins a trace of its own"
+    assert "parentSpanId" not in last
+    values = {entry["key"]: next(iter(entry["value"].values())) for entry in first["attributes"]}
+    phases = ("prefill", "decode", "inference")
+    assert [values[f"gen_ai.latency.time_in_model_{phase}"] for phase in phases] == [3.0, 9.0, 12.0]
 
 
 def test_a_collector_that_is_away_costs_nothing_but_its_spans():

@@ -144,6 +144,8 @@ def test_paused_requests_go_on_with_the_same_tokens(server):
         late = start(client, max_tokens=4, request_id="late")
         await asyncio.sleep(0.5)
         assert (await client.get("/v1/requests/cmpl-p")).json()["requests"][0] == before
+        (state,) = (await client.get("/v1/requests/cmpl-late")).json()["requests"]
+        assert (state["status"], state["wait_reason"]) == ("waiting", "the engine is paused")
         assert (await client.get("/health")).status_code == 200, "paused is not stuck"
         assert (await client.get("/load")).json()["server_load"] == 2
         await client.post("/resume")

@@ -120,6 +120,13 @@ def test_the_documentation_shows_every_field_of_a_body():
     assert "//" not in page.text.replace("</", "").replace("/>", ""), "nothing is fetched from elsewhere"
 
 
+def test_what_watches_a_server_may_ask_with_its_own_methods():
+    for method, path in (("HEAD", "/health"), ("HEAD", "/ping"), ("HEAD", "/version"), ("POST", "/ping")):
+        reply = request(make_app(), method, path)
+        assert (reply.status_code, reply.headers.get("x-request-id") is not None) == (200, True), (method, path)
+        assert request(make_app(trouble="it hangs"), method, path).status_code == (200 if path == "/version" else 503)
+
+
 def test_health_is_503_in_trouble():
     assert request(make_app(), "GET", "/health").status_code == 200
     reply = request(make_app(trouble="the engine hangs"), "GET", "/health")

@@ -83,10 +83,11 @@ def test_logit_bias_and_stop_token_ids_reach_the_sampler(server):
     assert (choice["token_ids"], choice["stop_reason"], choice["text"]) == ([70], 70, "")
 
 
-def test_a_prompt_over_the_context_is_refused(server):
+def test_a_prompt_over_the_context_is_refused_by_the_code_that_clients_look_for(server):
     reply = server.post("/v1/completions", {"prompt": [5] * 512})
     assert reply.status_code == 400
     assert "maximum context length is 512 tokens" in reply.json()["error"]["message"]
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
     assert server.post("/v1/completions", {"prompt": [5] * 511}).json()["usage"]["completion_tokens"] == 1
 
 

@@ -81,6 +81,26 @@ def test_a_stop_sequence_is_named(client):
     assert message.content[0].text.endswith("hello ")
 
 
+def test_an_answer_that_the_client_has_begun_is_gone_on_with(server, client):
+    begun = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "well then"}]
+    open_ended = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
+    tokens = server.post("/tokenize", open_ended).json()["tokens"]
+    prompt = server.post("/detokenize", {"tokens": tokens}).json()["prompt"]
+    assert prompt.rstrip().endswith("well then")
+    blocks = [begun[0], {"role": "assistant", "content": [{"type": "text", "text": "well then"}]}]
+    for messages in (begun, blocks):
+        message = ask(client, messages=messages, max_tokens=len(tokens))
+        assert prompt.startswith(message.content[0].text)
+        assert client.messages.count_tokens(model="echo", messages=messages).input_tokens == len(tokens)
+
+
+def test_the_clients_find_the_id_of_their_request(client):
+    assert ask(client)._request_id
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        ask(client, max_tokens=-1)
+    assert refused.value.request_id
+
+
 def test_system_blocks_and_results_of_tools_reach_the_model(server, client):
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},

@@ -8,7 +8,15 @@ import pytest
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.server.running_server import start_server
 from tokenmill.config import EngineConfig
+from tokenmill.frontend.answer import AnswerParser
+from tokenmill.frontend.reasoning.splitter import ReasoningSplitter
+from tokenmill.frontend.reasoning.styles import STYLES
+from tokenmill.messages import TextOutput
+from tokenmill.request import FinishReason
+from tokenmill.server.answer_reader import AnswerReader
+from tokenmill.server.reply_format import UsageCounter
 from tokenmill.server.response_store import ResponseStore, StoredResponse
+from tokenmill.server.responses_format import ResponseWriter
 
 TOOLS = [
     {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
@@ -70,6 +78,40 @@ def test_a_stream_brings_the_same_response(responses):
     final = events[-1].response
     assert text == final.output_text == create(responses).output_text
     assert responses.retrieve(final.id).output_text == text, "stored as well"
+
+
+def test_what_was_cut_off_is_told_in_its_item(responses):
+    cut = create(responses)
+    assert cut.output[-1].status == "incomplete"
+    *_, done, end = create(responses, stream=True)
+    assert (done.type, done.item.status) == ("response.output_item.done", "incomplete")
+    assert done.item == end.response.output[-1]
+    assert responses.retrieve(cut.id).output == cut.output
+
+
+@pytest.mark.parametrize(("reason", "status"), [(FinishReason.STOP, "completed"), (FinishReason.LENGTH, "incomplete")])
+def test_only_the_last_item_can_be_incomplete(reason, status):
+    kept = []
+    splitter = ReasoningSplitter(STYLES["qwen3"], has_begun=False)
+    writer = ResponseWriter({}, AnswerReader(lambda _: AnswerParser(splitter)), kept.append)
+    output = TextOutput("x", "<think>so</think>well", [1, 2, 3, 4], 5, 0, reason, num_reasoning_tokens=3)
+    usage = UsageCounter(1)
+    usage.add(0, output)
+    writer.document({0: output}, usage)
+    (response,) = kept
+    items = [(item["type"], item["status"], item["content"][0]["text"]) for item in response["output"]]
+    assert items == [("reasoning", "completed", "so"), ("message", status, "well")]
+    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
+
+
+def test_the_events_of_a_stored_response_are_gone_and_that_is_said(responses):
+    stored = create(responses)
+    with pytest.raises(openai.BadRequestError) as refused:
+        responses.retrieve(stored.id, stream=True)
+    assert refused.value.param == "stream"
+    with pytest.raises(openai.BadRequestError):
+        responses.retrieve(stored.id, include=["message.output_text.logprobs"])
+    assert responses.retrieve(stored.id, stream=False).id == stored.id
 
 
 def test_a_call_is_an_item_of_its_own_also_in_a_stream(responses):
@@ -170,7 +212,7 @@ def test_what_is_deleted_or_not_stored_is_gone(responses):
         {"tool_choice": {"type": "file_search"}, "tools": TOOLS},
         {"text": {"format": {"type": "json_schema", "name": "x"}}},
         {"truncation": "auto"},
-        {"include": ["reasoning.encrypted_content"]},
+        {"include": ["message.output_text.logprobs"]},
         {"conversation": "x"},
         {"background": True, "stream": True},
         {"temperature": 3},

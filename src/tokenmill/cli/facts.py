@@ -30,9 +30,15 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         ("API", f"{url}/v1"),
         ("reference", f"{url}/docs"),
     ]
-    if not server.api_key and server.uds is None and server.host not in LOOPBACK:
-        lines.append(("open to all", f"whoever reaches {server.host} may use it: there is no --api-key"))
-    return lines
+    warning = open_to_all(server)
+    return lines if warning is None else [*lines, ("open to all", warning)]
+
+
+def open_to_all(server: ServerConfig) -> str | None:
+    """A warning where anybody who reaches this machine may use the server."""
+    if server.api_key or server.uds is not None or server.host in LOOPBACK:
+        return None
+    return f"whoever reaches {server.host} may use it: there is no --api-key"
 
 
 def model_name(ready: EngineReady, server: ServerConfig) -> str:

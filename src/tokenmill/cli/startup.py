@@ -1,6 +1,7 @@
 """The start of a server as one screen: phases with bars and seconds, then what was started and how to talk to it.
 
-On a terminal the phases move in place; elsewhere each is one plain line, so that logs stay readable.
+On a terminal the phases move in place; elsewhere each is one plain line, so that logs stay readable. With
+`--log-format json` see `JsonScreen`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Protocol
 
 from tokenmill.cli.facts import bytes_text, chat_command, curl_command, facts, model_name
+from tokenmill.cli.json_screen import JsonScreen
 from tokenmill.config import ServerConfig
 from tokenmill.messages import EngineProgress, EngineReady
 
@@ -44,7 +46,9 @@ class Screen(Protocol):
 
 
 def open_screen(stream: IO[str], server: ServerConfig) -> Screen:
-    """A screen that suits the stream."""
+    """A screen that suits the stream, or whoever reads its lines."""
+    if server.log_format == "json":
+        return JsonScreen(stream, server)
     return TerminalScreen(stream, server) if stream.isatty() else PlainScreen(stream, server)
 
 

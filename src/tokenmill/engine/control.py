@@ -51,11 +51,10 @@ def _drain(engine: Engine, publish: Callable[[list[TokenOutput]], None]) -> None
 
 
 def _state(engine: Engine, request: Request) -> RequestState:
-    wait_reason = engine.scheduler.explain(request.id)
     return RequestState(
         id=request.id,
         status=request.status.value,
-        wait_reason=wait_reason or ("the engine is paused" if engine.is_paused else ""),
+        wait_reason="the engine is paused" if engine.is_paused else engine.scheduler.explain(request.id),
         priority=request.priority,
         num_prompt_tokens=request.num_prompt_tokens,
         num_output_tokens=request.num_output_tokens,

@@ -43,10 +43,12 @@ class FinishedRequest:
 
     Attributes:
         label: what its client knows its call by.
+        trace: the `traceparent` that its client sent; empty: none.
         scheduled: when it was first part of a step.
     """
 
     label: str
+    trace: str
     reason: FinishReason
     arrived: float
     scheduled: float
@@ -77,9 +79,10 @@ class RequestObserver(Protocol):
 class RejectedRequest(InvalidRequest):
     """A text worker's refusal, with the status it chose."""
 
-    def __init__(self, message: str, param: str | None, status: int) -> None:
+    def __init__(self, message: str, param: str | None, status: int, code: str | None = None) -> None:
         super().__init__(message, param)
         self.status = status
+        self.code = code
         if status >= 500:
             self.type = TokenMillError.type
 
@@ -129,11 +132,12 @@ class EngineClient:
         # The reply to a decode of nothing shows that a worker has loaded: messages are handled in order.
         await asyncio.gather(*(self._call(DecodeTokens(_new_id(), []), worker) for worker in range(len(self._workers))))
 
-    def generate(self, prompts: Sequence[GenerateText], label: str = "") -> Generation:
+    def generate(self, prompts: Sequence[GenerateText], label: str = "", trace: str = "") -> Generation:
         """Start `params.n` requests for each prompt; indices run over the prompts, then over n.
 
         Args:
             label: what clients know the call by; see `find`.
+            trace: the `traceparent` header of the call, for who observes.
 
         Raises:
             EngineDead: the engine is gone.
@@ -145,7 +149,7 @@ class EngineClient:
         worker = next(self._turn)
         prompts = [msgspec.structs.replace(p, ids=[_new_id() for _ in range(p.params.n)]) for p in prompts]
         ids = [request_id for prompt in prompts for request_id in prompt.ids]
-        generation = Generation(ids, lambda generation: self._leave(generation, worker), label)
+        generation = Generation(ids, lambda generation: self._leave(generation, worker), label, trace)
         try:
             for prompt in prompts:
                 self._send(worker, prompt)
@@ -276,7 +280,7 @@ class EngineClient:
         request.generation.deliver(output)
 
     def _reject(self, message: RequestRejected) -> None:
-        error = RejectedRequest(message.error, message.param, message.status)
+        error = RejectedRequest(message.error, message.param, message.status, message.code)
         for request_id in message.ids:
             request = self._open.get(request_id)
             if request is not None:
@@ -302,6 +306,7 @@ class EngineClient:
             self._observer.finished(
                 FinishedRequest(
                     label=request.generation.label,
+                    trace=request.generation.trace,
                     reason=reason,
                     arrived=request.arrived,
                     scheduled=request.scheduled,

@@ -19,9 +19,12 @@ class Generation:
     Deltas that come while nobody reads are merged, so a slow reader costs no more memory than its text.
     """
 
-    def __init__(self, ids: Sequence[str], close: Callable[[Generation], None], label: str = "") -> None:
-        """`close` is called once, when the reader leaves; `label` is the name that its client knows."""
+    def __init__(
+        self, ids: Sequence[str], close: Callable[[Generation], None], label: str = "", trace: str = ""
+    ) -> None:
+        """`close` is called once, when the reader leaves; `label` and `trace`: see `EngineClient.generate`."""
         self.label = label
+        self.trace = trace
         self._index = {request_id: i for i, request_id in enumerate(ids)}
         self._waiting: dict[str, list[TextOutput]] = {}
         self._failure: Exception | None = None

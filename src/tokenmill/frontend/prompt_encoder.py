@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenmill.errors import InvalidRequest
+from tokenmill.errors import InvalidRequest, PromptTooLong
 from tokenmill.frontend.chat_template import ChatTemplate
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.messages import EncodeText, GenerateText
@@ -105,8 +105,8 @@ class PromptEncoder:
             template_kwargs=kwargs,
         )
 
-    def _too_long(self, size: str, param: str) -> InvalidRequest:
-        return InvalidRequest(
+    def _too_long(self, size: str, param: str) -> PromptTooLong:
+        return PromptTooLong(
             f"This model's maximum context length is {self.max_model_len} tokens. However, your {param} resulted in "
             f"{size}, which leaves no room for output. Please reduce the length of the {param}.",
             param,

@@ -24,6 +24,7 @@ from tokenmill.frontend.constraint import GrammarBuilder, Thinking
 from tokenmill.frontend.detokenizer import IncrementalDetokenizer
 from tokenmill.frontend.prompt_encoder import PromptEncoder
 from tokenmill.frontend.prompt_reporter import PromptReporter, spellings
+from tokenmill.frontend.reasoning.counter import ThoughtCounter
 from tokenmill.frontend.reasoning.styles import STYLES
 from tokenmill.frontend.stop_strings import StopStrings
 from tokenmill.frontend.tokenizer import Tokenizer
@@ -75,6 +76,7 @@ class _OpenRequest:
     num_output_tokens: int = 0
     reporter: PromptReporter | None = None
     is_thinking: bool = False
+    thoughts: ThoughtCounter | None = None
 
 
 class TextProcessor:
@@ -166,7 +168,9 @@ class TextProcessor:
         for i, request_id in enumerate(message.ids):
             params = _params_of_continuation(constrained, i)
             self.expect(request_id, params, len(prompt))
-            self._open[request_id].is_thinking = thinking is not None and thinking.has_begun
+            if thinking is not None:
+                self._open[request_id].is_thinking = thinking.has_begun
+                self._open[request_id].thoughts = ThoughtCounter(STYLES[message.reasoning], thinking.has_begun)
             if message.wants_prompt:
                 text = message.text if message.text is not None else self.tokenizer.decode(prompt)
                 has_logprobs = params.prompt_logprobs is not None
@@ -240,6 +244,8 @@ class TextProcessor:
     def _text_output(self, request: _OpenRequest, output: TokenOutput, prompt: PromptReport | None) -> TextOutput:
         request.num_output_tokens += len(output.token_ids)
         text, stop_string = self._new_text(request, output)
+        if request.thoughts is not None:
+            request.thoughts.take(text, len(output.token_ids))
         finish_reason, stop_reason = output.finish_reason, output.stop_reason
         if stop_string is not None:
             finish_reason, stop_reason = FinishReason.STOP, stop_string
@@ -260,6 +266,7 @@ class TextProcessor:
             embedding=output.embedding,
             scheduled_at=output.scheduled_at,
             is_thinking=request.is_thinking,
+            num_reasoning_tokens=0 if request.thoughts is None else request.thoughts.num_tokens,
         )
 
     def _new_text(self, request: _OpenRequest, output: TokenOutput) -> tuple[str, str | None]:
@@ -317,4 +324,4 @@ def _refusal(request: _OpenRequest, output: TokenOutput) -> RequestRejected:
 
 
 def _rejection(ids: list[str], error: InvalidRequest) -> RequestRejected:
-    return RequestRejected(ids=ids, status=error.status, error=str(error), param=error.param)
+    return RequestRejected(ids=ids, status=error.status, error=str(error), param=error.param, code=error.code)

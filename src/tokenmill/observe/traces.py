@@ -1,12 +1,14 @@
 """Spans of finished requests for an OpenTelemetry collector: OTLP over HTTP in its JSON form, with vLLM's attributes.
 
-Sent in batches beside the server's work; what a collector that is away does not take is dropped.
+A request that brings a `traceparent` (W3C) is a child of that span. Sent in batches beside the server's work; what a
+collector that is away does not take is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections import deque
@@ -26,6 +28,10 @@ MAX_WAITING = 4096
 _MAX_BATCH = 512
 _SPAN_KIND_SERVER = 2
 _STATUS_ERROR = 2
+_TRACE_PARENT = re.compile(
+    r"00-(?P<trace>(?!0{32})[0-9a-f]{32})-(?P<parent>(?!0{16})[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})"
+)
+_SAMPLED = 1
 
 
 class TraceExporter:
@@ -38,8 +44,10 @@ class TraceExporter:
         self._is_away = False
 
     def add(self, request: FinishedRequest) -> None:
-        """A request has ended."""
-        self._waiting.append(request)
+        """A request has ended. One of a trace that its client does not sample is none of the collector's business."""
+        parent = _TRACE_PARENT.fullmatch(request.trace)
+        if parent is None or int(parent["flags"], 16) & _SAMPLED:
+            self._waiting.append(request)
 
     async def run(self) -> None:
         """Send until cancelled."""
@@ -85,8 +93,14 @@ def _span(request: FinishedRequest, offset: float, model_name: str) -> dict[str,
         values["gen_ai.latency.time_to_first_token"] = request.first_output - request.arrived
     if request.scheduled:
         values["gen_ai.latency.time_in_queue"] = request.scheduled - request.arrived
+    if request.scheduled and request.first_output:
+        values["gen_ai.latency.time_in_model_prefill"] = request.first_output - request.scheduled
+        values["gen_ai.latency.time_in_model_decode"] = request.last_output - request.first_output
+        values["gen_ai.latency.time_in_model_inference"] = request.last_output - request.scheduled
+    parent = _TRACE_PARENT.fullmatch(request.trace)
     return {
-        "traceId": secrets.token_hex(16),
+        "traceId": secrets.token_hex(16) if parent is None else parent["trace"],
+        **({} if parent is None else {"parentSpanId": parent["parent"]}),
         "spanId": secrets.token_hex(8),
         "name": "llm_request",
         "kind": _SPAN_KIND_SERVER,

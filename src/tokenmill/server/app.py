@@ -104,5 +104,9 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/metrics", info.metrics),
     ):
         app.add_api_route(path, get, methods=["GET"], response_model=None)
+    # Load balancers ask with HEAD, and one platform pings with POST.
+    for path, look in (("/health", info.health), ("/ping", info.ping), ("/version", info.version)):
+        app.add_api_route(path, look, methods=["HEAD"], response_model=None, include_in_schema=False)
+    app.add_api_route("/ping", info.ping, methods=["POST"], response_model=None)
     app.add_api_route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"], response_model=None)
     app.add_api_route("/docs", docs, methods=["GET"], response_model=None, include_in_schema=False)

@@ -69,6 +69,9 @@ def chat_body(body: PromptBody) -> ChatBody:
     if body.system is not None:
         system = _text(body.system, "system", "system")
         messages.insert(0, {"role": "system", "content": system})
+    # Anthropic's way to begin the answer for the model: it goes on from there.
+    last = messages[-1] if messages else {}
+    continues = last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
     thinking = None if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
     choice = body.tool_choice
     chat = ChatBody(
@@ -78,6 +81,7 @@ def chat_body(body: PromptBody) -> ChatBody:
         tool_choice=None if choice is None else _tool_choice(choice),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         chat_template_kwargs=thinking,
+        continue_final_message=continues or None,
     )
     if isinstance(body, MessagesBody):
         return msgspec.structs.replace(

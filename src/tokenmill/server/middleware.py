@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenmill.server.errors import HeadersTooLarge, Unauthorized, error_response
+from tokenmill.server.errors import ANTHROPIC_PATH, HeadersTooLarge, Unauthorized, error_response
 
 MAX_HEADER_BYTES = 32 * 1024
 SEND_BODY = "send_body"
@@ -41,7 +41,10 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                if scope["path"].startswith(ANTHROPIC_PATH):
+                    headers["request-id"] = request_id  # where Anthropic's clients look for it
             await send(message)
 
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:

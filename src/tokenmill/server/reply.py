@@ -88,7 +88,7 @@ class GenerationReply(Response):
         try:
             async with (
                 asyncio.timeout(self._plan.timeout),
-                self._client.generate(self._prompts, self._label) as generation,
+                self._client.generate(self._prompts, self._label, trace_parent(scope)) as generation,
             ):
                 if self._plan.stream:
                     await self._stream(generation, send, scope.get("state", {}).get(SEND_BODY, send))
@@ -138,6 +138,11 @@ class GenerationReply(Response):
             await error_response(error, scope["path"])(scope, receive, send)
             return
         await _end_stream(send, self._writer.failure(error))
+
+
+def trace_parent(scope: Scope) -> str:
+    """The W3C `traceparent` header of a request; empty without one."""
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), "")
 
 
 def check_output(output: TextOutput) -> None:

@@ -25,6 +25,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """OpenAI's `completion_tokens_details`."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """OpenAI's `usage`."""
 
@@ -32,6 +38,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class UsageCounter:
@@ -41,10 +48,13 @@ class UsageCounter:
         self._n = n
         self._prompt: dict[int, tuple[int, int]] = {}
         self._completion_tokens = 0
+        self._reasoning: dict[int, int] = {}
 
     def add(self, index: int, output: TextOutput) -> None:
         """Take in a delta of choice `index`."""
         self._completion_tokens += len(output.token_ids)
+        if output.num_reasoning_tokens:
+            self._reasoning[index] = output.num_reasoning_tokens
         if index % self._n == 0:
             # The last output of a request that was aborted knows neither.
             prompt_tokens, cached_tokens = self._prompt.get(index, (0, 0))
@@ -58,7 +68,13 @@ class UsageCounter:
         prompt_tokens = sum(num_tokens for num_tokens, _ in self._prompt.values())
         cached_tokens = sum(num_cached for _, num_cached in self._prompt.values())
         total = prompt_tokens + self._completion_tokens
-        return Usage(prompt_tokens, self._completion_tokens, total, PromptTokensDetails(cached_tokens))
+        return Usage(
+            prompt_tokens,
+            self._completion_tokens,
+            total,
+            PromptTokensDetails(cached_tokens),
+            CompletionTokensDetails(sum(self._reasoning.values())),
+        )
 
 
 class StreamPlan(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from tokenmill.errors import InvalidRequest, TokenMillError
 from tokenmill.frontend.generation import merge
 from tokenmill.messages import GenerateText, TextOutput
-from tokenmill.server.body import read_body
+from tokenmill.server.body import read_body, read_query
 from tokenmill.server.chat import ChatRoute
 from tokenmill.server.context import ServerContext
 from tokenmill.server.errors import RequestNotFound
@@ -27,6 +27,12 @@ from tokenmill.server.responses_body import ResponsesBody, chat_body, messages_o
 from tokenmill.server.responses_format import ResponseWriter
 
 _logger = logging.getLogger(__name__)
+
+
+class RetrieveQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """How a stored response is wanted: `stream` only because clients may say that they do not want it."""
+
+    stream: bool = False
 
 
 class ResponsesRoutes:
@@ -66,6 +72,8 @@ class ResponsesRoutes:
 
     async def get(self, request: Request) -> Response:
         """A response that was stored."""
+        if read_query(request, RetrieveQuery).stream:
+            raise InvalidRequest("stream: events are not stored; ask without stream", "stream")
         return json_response(self._stored(request).response)
 
     async def cancel(self, request: Request) -> Response:

@@ -68,6 +68,9 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: Label | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
 
+    # Accepted without effect: agents ask for it in every request, and the thinking is shown as it is.
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+
     # Accepted without effect: they concern OpenAI's own bookkeeping.
     user: str | None = None
     service_tier: str | None = None

@@ -51,7 +51,7 @@ class ResponseWriter:
     def end(self, usage: UsageCounter) -> bytes:
         """See `ReplyWriter`."""
         assert self._last is not None, "a stream ends after its last output"
-        events = list(self._changes(self._parts.finish()))
+        events = list(self._changes(self._parts.finish(), _status_at_end(self._last)))
         response = self._complete(self._last, usage)
         kind = "response.completed" if response["status"] == "completed" else "response.incomplete"
         return b"".join([*events, self._event(kind, {"response": response})])
@@ -78,13 +78,18 @@ class ResponseWriter:
             "status": status,
             "incomplete_details": details,
             "completed_at": time.time() if status == "completed" else None,
-            "output": [_item(part, "completed") for part in self._parts.parts],
+            "output": self._items(_status_at_end(output)),
             "usage": _usage(usage),
         }
         self._keep(response)
         return response
 
-    def _changes(self, changes: Iterator[Change]) -> Iterator[bytes]:
+    def _items(self, status: str) -> list[dict[str, Any]]:
+        """All of them; `status` is that of the last one, which an answer that is cut off leaves incomplete."""
+        *whole, last = self._parts.parts
+        return [*(_item(part, "completed") for part in whole), _item(last, status)]
+
+    def _changes(self, changes: Iterator[Change], status: str = "completed") -> Iterator[bytes]:
         for change in changes:
             match change:
                 case PartBegins(part):
@@ -95,9 +100,9 @@ class ResponseWriter:
                 case PartGrows(part, delta):
                     yield self._event(*_growth(part, delta))
                 case PartEnds(part):
-                    yield from self._end(part)
+                    yield from self._end(part, status)
 
-    def _end(self, part: Part) -> Iterator[bytes]:
+    def _end(self, part: Part, status: str) -> Iterator[bytes]:
         if part.kind is PartKind.CALL:
             fields = _place(part) | {"item_id": _item_id(part), "arguments": part.text, "name": part.name}
             yield self._event("response.function_call_arguments.done", fields)
@@ -106,7 +111,7 @@ class ResponseWriter:
             yield self._event(done, _content_place(part) | {"text": part.text, "logprobs": []})
         if part.kind is PartKind.TEXT:
             yield self._event("response.content_part.done", _content_place(part) | {"part": _text_part(part.text)})
-        yield self._event("response.output_item.done", _place(part) | {"item": _item(part, "completed")})
+        yield self._event("response.output_item.done", _place(part) | {"item": _item(part, status)})
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
         data = {"type": kind, "sequence_number": self._num_events} | fields
@@ -118,6 +123,11 @@ def failed(head: dict[str, Any], error: Exception) -> dict[str, Any]:
     """The response object of an answer that could not be given."""
     told = error_body(error).error
     return head | {"status": "failed", "output": [], "error": {"code": "server_error", "message": told.message}}
+
+
+def _status_at_end(output: TextOutput) -> str:
+    """Of the item with which an answer ends."""
+    return "completed" if output.finish_reason is FinishReason.STOP else "incomplete"
 
 
 def _growth(part: Part, delta: str) -> tuple[str, dict[str, Any]]:
@@ -148,7 +158,7 @@ def _item(part: Part, status: str) -> dict[str, Any]:
             content = [{"type": "reasoning_text", "text": part.text}] if part.text else []
             return item | {"type": "reasoning", "summary": [], "content": content}
         case PartKind.TEXT:
-            content = [_text_part(part.text)] if status == "completed" else []
+            content = [_text_part(part.text)] if status != "in_progress" else []
             return item | {"type": "message", "role": "assistant", "content": content}
 
 
@@ -162,6 +172,6 @@ def _usage(counter: UsageCounter) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
         "total_tokens": usage.total_tokens,
     }

@@ -7,17 +7,32 @@ from tokenmill.frontend.tool_parsers.scanners import MAX_GAP, MarkerFinder
 
 
 class ReasoningSplitter:
-    """For one answer. White space around the marks belongs to neither part."""
+    """For one answer. White space around the marks belongs to neither part.
+
+    Attributes:
+        has_thought: there is thinking, or there was.
+    """
 
     def __init__(self, style: ReasoningStyle, has_begun: bool) -> None:
         """`has_begun`: the prompt has begun the thinking. The mark may be repeated all the same."""
         self._style = style
         self._has_begun = has_begun
         self._state = "beginning"
+        self.has_thought = False
         self._end = MarkerFinder(style.end)
         self._held = ""
         self._space: list[str] = []
         self._drops_space = False
+
+    @property
+    def is_thinking(self) -> bool:
+        """The text so far ends within the thinking."""
+        return self._state == "thinking"
+
+    @property
+    def is_answering(self) -> bool:
+        """The thinking is over, or there is none."""
+        return self._state == "answer"
 
     def feed(self, text: str) -> tuple[str, str]:
         """Take in a delta; returns thinking and answer that may be shown now."""
@@ -50,12 +65,13 @@ class ReasoningSplitter:
         self._held = ""
         is_near = len(text) - len(rest) <= MAX_GAP
         if is_near and rest.startswith(self._style.begin):
-            self._state, self._drops_space = "thinking", True
+            self._state, self._drops_space, self.has_thought = "thinking", True, True
             return rest[len(self._style.begin) :]
         if is_near and self._style.begin.startswith(rest):
             self._held = text
             return ""
         self._state, self._drops_space = ("thinking", True) if self._has_begun else ("answer", False)
+        self.has_thought = self._has_begun
         return text
 
     def _trim(self, text: str) -> str:
