@@ -61,54 +61,125 @@ struct Memory {
   explicit Memory(int64_t bytes) : all(new uint8_t[bytes + 64]), aligned(all.get() + (-reinterpret_cast<uintptr_t>(all.get()) & 63)) {}
 };
 
-Activations quantize_rows(const Packed& weights, const Rows& x, int threads) {
-  const int64_t depth = weights.stretches() * STRETCH, count = round_up(x.count, LANES);
-  const bool is_whole = weights.format == Format::int8;
-  const int64_t groups = is_whole ? 1 : depth / GROUP, numbers = count * depth, words = round_up(count * groups * 4, 64);
-  Memory memory(numbers + 2 * words);
-  uint8_t* data = memory.aligned;
-  auto* scales = reinterpret_cast<float*>(data + numbers);
-  auto* sums = reinterpret_cast<int32_t*>(data + numbers + words);
-  const auto quantize_some = [&](int64_t i) {
-    LongRows rows(x, weights.depth, depth);
-    for (int64_t m = i * LANES; m < (i + 1) * LANES; ++m) {
-      auto* to = reinterpret_cast<int8_t*>(data + m * depth);
-      if (m >= x.count) {
-        std::memset(to, 0, depth);
-        for (int64_t g = 0; g < groups; ++g) scales[g * count + m] = 0, sums[g * count + m] = 0;
-      } else if (const uint16_t* row = rows[m]; is_whole) {
-        scales[m] = quantize(row, depth, to, &sums[m]);
-      } else {
-        for (int64_t g = 0; g < groups; ++g) {
-          scales[g * count + m] = quantize(row + g * GROUP, GROUP, to + g * GROUP, &sums[g * count + m]);
-        }
-      }
-    }
-  };
-  // Waking a thread costs as much as some ten thousand numbers.
-  parallel_for(count / LANES, numbers < 1 << 15 ? 1 : threads, quantize_some);
-  return {data, depth, scales, sums, count, std::move(memory.all)};
-}
+// Integers row by row: prepare() has them in rows, prepare_strips() in strips.
+class Quantizer {
+ public:
+  Quantizer(const Packed& weights, const Rows& x)
+      : weights_(weights),
+        x_(x),
+        depth_(weights.stretches() * STRETCH),
+        count_(round_up(x.count, LANES)),
+        groups_(weights.format == Format::int8 ? 1 : depth_ / GROUP),
+        words_(round_up(count_ * groups_ * 4, 64)),
+        memory_(rows_bytes() + 2 * words_) {}
 
-#if defined(__AMX_TILE__)
-// A tile register takes 32 numbers of a row at a time.
-Activations lengthen_rows(const Packed& weights, const Rows& x) {
-  const int64_t size = round_up(weights.depth, GROUP);
-  Memory memory(x.count * size * 2);
-  LongRows rows(x, weights.depth, size);
-  for (int64_t m = 0; m < x.count; ++m) std::memcpy(memory.aligned + m * size * 2, rows[m], size * 2);
-  return {memory.aligned, size * 2, nullptr, nullptr, x.count, std::move(memory.all)};
-}
-#endif
+  // write(m, row) for every row, those behind the last too; each thread has a buffer for its own.
+  template <class Write>
+  void run(int threads, const Write& write) {
+    // Waking a thread costs as much as some ten thousand numbers.
+    parallel_for(count_ / LANES, count_ * depth_ < 1 << 15 ? 1 : threads, [&](int64_t i) {
+      LongRows rows(x_, weights_.depth, depth_);
+      const Memory numbers(depth_);
+      for (int64_t m = i * LANES; m < (i + 1) * LANES; ++m) {
+        auto* to = reinterpret_cast<int8_t*>(numbers.aligned);
+        if (m < x_.count) {
+          quantize_row(rows[m], m, to);
+        } else {
+          std::memset(to, 0, depth_);
+          for (int64_t g = 0; g < groups_; ++g) scales()[g * count_ + m] = 0, sums()[g * count_ + m] = 0;
+        }
+        write(m, numbers.aligned);
+      }
+    });
+  }
+
+  uint8_t* data() const { return memory_.aligned; }
+  int64_t depth() const { return depth_; }
+  Activations take(int64_t stride) {
+    return {data(), stride, scales(), sums(), count_, std::move(memory_.all)};
+  }
+
+ private:
+  const Packed& weights_;
+  const Rows& x_;
+  int64_t depth_, count_, groups_, words_;
+  Memory memory_;
+
+  int64_t rows_bytes() const { return round_up(count_, 2 * LANES) * depth_; }  // whole strips
+  float* scales() const { return reinterpret_cast<float*>(data() + rows_bytes()); }
+  int32_t* sums() const { return reinterpret_cast<int32_t*>(data() + rows_bytes() + words_); }
+
+  void quantize_row(const uint16_t* row, int64_t m, int8_t* to) const {
+    if (weights_.format == Format::int8) {
+      scales()[m] = quantize(row, depth_, to, &sums()[m]);
+      return;
+    }
+    for (int64_t g = 0; g < groups_; ++g) {
+      scales()[g * count_ + m] = quantize(row + g * GROUP, GROUP, to + g * GROUP, &sums()[g * count_ + m]);
+    }
+  }
+};
 
 }  // namespace
 
 Activations prepare(const Packed& weights, const Rows& x, int threads) {
-  if (weights.format != Format::bf16) return quantize_rows(weights, x, threads);
-#if defined(__AMX_TILE__)
-  if (weights.depth % GROUP) return lengthen_rows(weights, x);
-#endif
-  return {static_cast<const uint8_t*>(x.data), x.stride * 2, nullptr, nullptr, x.count, {}};
+  if (weights.format == Format::bf16) return {static_cast<const uint8_t*>(x.data), x.stride * 2, nullptr, nullptr, x.count, {}};
+  Quantizer quantizer(weights, x);
+  const int64_t depth = quantizer.depth();
+  quantizer.run(threads, [&](int64_t m, const uint8_t* row) { std::memcpy(quantizer.data() + m * depth, row, depth); });
+  return quantizer.take(depth);
 }
+
+#if defined(__AMX_TILE__)
+
+namespace {
+
+constexpr int64_t LINE = 64;
+
+// Where the lines of rows go.
+struct Strips {
+  uint8_t* data;
+  int64_t lines, height;  // of a row, rows of a strip
+
+  int64_t step() const { return height * LINE; }
+  int64_t strip() const { return lines * step(); }
+  void write(int64_t m, const uint8_t* row) const {
+    uint8_t* to = data + m / height * strip() + m % height * LINE;
+    for (int64_t i = 0; i < lines; ++i) std::memcpy(to + i * step(), row + i * LINE, LINE);
+  }
+};
+
+Activations in_strips(Activations rows, const Strips& strips) {
+  rows.step = strips.step();
+  rows.strip = strips.strip();
+  return rows;
+}
+
+Activations bf16_strips(const Packed& weights, const Rows& x, int threads) {
+  const int64_t size = round_up(weights.depth, GROUP);
+  if (x.count == 1 && size == weights.depth) return in_strips(prepare(weights, x, threads), {nullptr, 1, 1});
+  const int64_t height = x.count < Activations::STRIP_ROWS ? x.count : Activations::STRIP_ROWS;
+  Memory memory(round_up(x.count, height) * size * 2);
+  const Strips strips = {memory.aligned, size * 2 / LINE, height};
+  parallel_for(ceil_div(x.count, LANES), x.count * size < 1 << 15 ? 1 : threads, [&](int64_t i) {
+    LongRows rows(x, weights.depth, size);
+    const int64_t end = (i + 1) * LANES < x.count ? (i + 1) * LANES : x.count;
+    for (int64_t m = i * LANES; m < end; ++m) strips.write(m, reinterpret_cast<const uint8_t*>(rows[m]));
+  });
+  return in_strips({memory.aligned, LINE, nullptr, nullptr, x.count, std::move(memory.all)}, strips);
+}
+
+}  // namespace
+
+Activations prepare_strips(const Packed& weights, const Rows& x, int threads) {
+  if (weights.format == Format::bf16) return bf16_strips(weights, x, threads);
+  Quantizer quantizer(weights, x);
+  const int64_t count = round_up(x.count, LANES);
+  const Strips strips = {quantizer.data(), quantizer.depth() / LINE, count < Activations::STRIP_ROWS ? count : Activations::STRIP_ROWS};
+  quantizer.run(threads, [&](int64_t m, const uint8_t* row) { strips.write(m, row); });
+  return in_strips(quantizer.take(LINE), strips);
+}
+
+#endif
 
 }  // namespace tokenmill::TM_ISA

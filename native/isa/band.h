@@ -1,10 +1,9 @@
 // The inner loops of attention: a few rows against one span of keys, with the sums in registers.
 #pragma once
 
-#include <utility>
-
 #include "isa/exp2.h"
 #include "isa/pairs.h"
+#include "isa/repeat.h"
 #include "paged_attention.h"
 
 namespace tokenmill::TM_ISA {
@@ -54,19 +53,6 @@ struct Band {
   float* values;          // [rows][head_dim] weighted values
   Visible visible[MOST_BAND];  // to each row, of the span at hand; a row sees what those before it see, and later keys
 };
-
-// Into the first-level cache.
-inline void fetch(const void* from) { __builtin_prefetch(from, 0, 3); }
-
-// step(0), ..., step(N - 1) with constants, so that what they index stays in registers.
-template <class Step, int... I>
-inline __attribute__((always_inline)) void repeat(std::integer_sequence<int, I...>, const Step& step) {
-  (step(std::integral_constant<int, I>()), ...);
-}
-template <int N, class Step>
-inline __attribute__((always_inline)) void repeat(const Step& step) {
-  repeat(std::make_integer_sequence<int, N>(), step);
-}
 
 // scores[m][key] = q[m] . key, over the dimensions in order.
 template <int M, int S>

@@ -53,6 +53,8 @@ namespace tokenmill::TM_ISA {
 
 // Into the second-level cache.
 inline void prefetch(const void* from) { __builtin_prefetch(from, 0, 2); }
+// Into the first-level cache.
+inline void fetch(const void* from) { __builtin_prefetch(from, 0, 3); }
 
 inline uint32_t load_word(const void* from) {
   uint32_t word;

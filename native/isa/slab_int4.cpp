@@ -47,7 +47,7 @@ struct Int4Slab {
   template <int Register>
   void multiply(const uint8_t* x, int64_t group, int32_t* sums) const {
     zero_tile<Register>();
-    load_tile<4>(x + group * GROUP, slab.x.stride);
+    load_tile<4>(x + group / 2 * slab.x.step + group % 2 * GROUP, slab.x.stride);
     load_tile<6>(numbers + group * GROUP_BYTES, TILE_LINE);
     Product::template add<Register, 4, 6>();
     store_tile<Register>(sums, TILE_LINE);
@@ -71,7 +71,7 @@ struct Int4Slab {
   // 16 rows, the first of which is `row`.
   void add_rows(int64_t row, float* to, Ahead& ahead) const {
     alignas(64) int32_t ring[RING][TILE_ROWS * LANES];
-    const uint8_t* x = slab.x.data + row * slab.x.stride;
+    const uint8_t* x = slab.x.strip_at(row) + row % SLAB_STRIP * slab.x.stride;
     const int64_t groups = slab.weights.stretches() * 2;
     F32 totals[TILE_ROWS];
     TM_UNROLL for (auto& total : totals) total = zero();
@@ -97,7 +97,7 @@ struct Int4Slab {
 
 template <bool Offset>
 void slab_of_groups(const Slab& slab) {
-  slab.registers.shape(square_shapes(TILE_ROWS, TILE_ROWS, GROUP));
+  slab.registers.shape(TileShapes().set(0, 4, TILE_ROWS, TILE_LINE).set(4, 5, TILE_ROWS, GROUP).set(6, 7, GROUP / 4, TILE_LINE));
   const int64_t groups = slab.weights.stretches() * 2;
   const int64_t numbers_size = groups * GROUP_BYTES;
   uint8_t* numbers = panel_memory(slab.panels * numbers_size);

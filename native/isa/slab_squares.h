@@ -1,78 +1,116 @@
-// Sums in squares of tile registers: up to 32 rows of x by one or two panels, complete over the depth.
+// Sums in tile registers: up to 32 rows of x by a few panels.
 #pragma once
 
 #if defined(__AMX_TILE__)
 
+#include "isa/repeat.h"
 #include "isa/slab.h"
 
 namespace tokenmill::TM_ISA {
 
-// What a square multiplies, and where its sums go.
+// What the registers multiply, and where the sums are. Registers 0 to 3 hold sums, 4 and 5 rows of x (4 alone, where there
+// are no more than 16), the others weights.
 struct Square {
   const uint8_t* x;
-  int64_t x_stride;
-  const uint8_t* w;  // a tile register for each step
+  int64_t x_stride, x_step;
+  const uint8_t* w;        // a tile register for each step
   int64_t panel_bytes, steps;
-  float* sums;       // [rows][SUMS_STRIDE], or int32 in their place
+  float* sums;             // [rows][SUMS_STRIDE], or int32 in their place
+  bool goes_on;            // adds to the sums
+  const uint8_t* later;    // where a square that streams reads on in the panels after these
 };
 
-// How far before its use a panel that comes from memory is asked for; the best of the distances that were measured.
-constexpr int64_t STREAM_BYTES = 2048;
+// A square that streams is the only one to read its panels, and asks for what comes from memory so many steps before its
+// use; the best of the distances that were measured.
+constexpr int64_t STREAM_STEPS = 2;
+// Else squares go over so much of the depth at a time, while panels pass by: the rows of x stay in the first-level cache
+// beside their sums. All of what the registers take in is more than the second level can give.
+constexpr int64_t CHUNK_STEPS = 8;
 
-// `Halves` of 16 rows by `Panels`. A square that streams is the only one to read its panels and asks for them itself.
+// Squares of two halves, the lower one of so many rows.
+inline TileShapes tall_shapes(int lower) {
+  return TileShapes()
+      .set(0, 2, TILE_ROWS, TILE_LINE)
+      .set(2, 4, lower, TILE_LINE)
+      .set(4, 5, TILE_ROWS, TILE_LINE)
+      .set(5, 6, lower, TILE_LINE)
+      .set(6, 8, TILE_ROWS, TILE_LINE);
+}
+// Of one half, by up to four panels.
+inline TileShapes low_shapes(int rows) { return TileShapes().set(0, 5, rows, TILE_LINE).set(5, 8, TILE_ROWS, TILE_LINE); }
+
+// `Halves` of 16 rows by `Panels`.
 template <class Product, int Halves, int Panels, bool Streams>
 void add_square(const Square& square, Ahead& ahead) {
-  constexpr int64_t STRIDE = SUMS_STRIDE * 4, LOWER = TILE_ROWS * STRIDE, RIGHT = LANES * 4;
+  constexpr int64_t STRIDE = SUMS_STRIDE * 4;
+  constexpr auto sums_of = [](int half, int panel) { return half * 2 + panel; };
+  constexpr auto weights_of = [](int panel) { return Halves == 1 ? 5 + panel % 3 : 6 + panel; };
   auto* sums = reinterpret_cast<uint8_t*>(square.sums);
-  zero_tile<0>();
-  if constexpr (Panels > 1) zero_tile<1>();
-  if constexpr (Halves > 1) zero_tile<2>();
-  if constexpr (Halves > 1 && Panels > 1) zero_tile<3>();
+  const auto each = [&](const auto& call) {
+    repeat<Halves>([&](auto h) {
+      repeat<Panels>([&](auto p) { call(std::integral_constant<int, sums_of(h, p)>(), sums + h * TILE_ROWS * STRIDE + p * LANES * 4); });
+    });
+  };
+  square.goes_on ? each([](auto t, const uint8_t* from) { load_tile<t>(from, STRIDE); })
+                 : each([](auto t, const uint8_t*) { zero_tile<t>(); });
+  // In registers: the instructions below may write to any memory, as far as the compiler knows.
+  const int64_t steps = square.steps, x_stride = square.x_stride, x_step = square.x_step, panel_bytes = square.panel_bytes;
   const uint8_t *x = square.x, *w = square.w;
-  for (int64_t step = 0; step < square.steps; ++step, x += TILE_LINE, w += TILE_BYTES) {
+  for (int64_t step = 0; step < steps; ++step, x += x_step, w += TILE_BYTES) {
     if constexpr (Streams) {
+      const int64_t left = steps - step - STREAM_STEPS;
+      const uint8_t* later = left > 0 ? w + STREAM_STEPS * TILE_BYTES : square.later - left * TILE_BYTES;
       for (int p = 0; p < Panels; ++p) {
-        const uint8_t* later = w + p * square.panel_bytes + STREAM_BYTES;
-        TM_UNROLL for (int line = 0; line < TILE_ROWS; ++line) __builtin_prefetch(later + line * TILE_LINE, 0, 3);
+        TM_UNROLL for (int line = 0; line < TILE_ROWS; ++line) fetch(later + p * panel_bytes + line * TILE_LINE);
       }
     } else {
       ahead.step();
     }
-    load_tile<4>(x, square.x_stride);
-    load_tile<6>(w, TILE_LINE);
-    Product::template add<0, 4, 6>();
-    if constexpr (Panels > 1) {
-      load_tile<7>(w + square.panel_bytes, TILE_LINE);
-      Product::template add<1, 4, 7>();
-    }
-    if constexpr (Halves > 1) {
-      load_tile<5>(x + TILE_ROWS * square.x_stride, square.x_stride);
-      Product::template add<2, 5, 6>();
-      if constexpr (Panels > 1) Product::template add<3, 5, 7>();
-    }
+    repeat<Halves>([&](auto h) { load_tile<4 + h>(x + h * TILE_ROWS * x_stride, x_stride); });
+    repeat<Panels>([&](auto p) {
+      load_tile<weights_of(p)>(w + p * panel_bytes, TILE_LINE);
+      repeat<Halves>([&](auto h) { Product::template add<sums_of(h, p), 4 + h, weights_of(p)>(); });
+    });
   }
-  store_tile<0>(sums, STRIDE);
-  if constexpr (Panels > 1) store_tile<1>(sums + RIGHT, STRIDE);
-  if constexpr (Halves > 1) store_tile<2>(sums + LOWER, STRIDE);
-  if constexpr (Halves > 1 && Panels > 1) store_tile<3>(sums + LOWER + RIGHT, STRIDE);
+  each([](auto t, uint8_t* to) { store_tile<t>(to, STRIDE); });
 }
 
-// A strip of a slab, of `rows` rows; `square` is its first.
+template <class Product, bool Streams>
+void add_panels(const Square& square, bool is_low, int panels, Ahead& ahead) {
+  switch (panels) {
+    case 1: return is_low ? add_square<Product, 1, 1, Streams>(square, ahead) : add_square<Product, 2, 1, Streams>(square, ahead);
+    case 2: return is_low ? add_square<Product, 1, 2, Streams>(square, ahead) : add_square<Product, 2, 2, Streams>(square, ahead);
+    case 4: return add_square<Product, 1, 4, Streams>(square, ahead);
+  }
+}
+
+// A slab whose rows are one strip: what its panels hold comes from memory, and is used once.
 template <class Product>
-void add_strip(const Slab& slab, Square square, int rows, Ahead& ahead) {
-  const bool is_low = rows <= TILE_ROWS, streams = slab.rows <= SLAB_STRIP;
+void stream_strip(const Slab& slab, Square square, bool is_low, Ahead& ahead) {
+  const int most_panels = is_low ? 4 : 2;
   for (int p = 0; p < slab.panels;) {
-    const int panels = streams || p + 1 == slab.panels ? 1 : 2;
-    if (streams) {
-      is_low ? add_square<Product, 1, 1, true>(square, ahead) : add_square<Product, 2, 1, true>(square, ahead);
-    } else if (panels == 1) {
-      is_low ? add_square<Product, 1, 1, false>(square, ahead) : add_square<Product, 2, 1, false>(square, ahead);
-    } else {
-      is_low ? add_square<Product, 1, 2, false>(square, ahead) : add_square<Product, 2, 2, false>(square, ahead);
-    }
-    p += panels;
-    square.w += panels * square.panel_bytes;
+    const int left = slab.panels - p, panels = left >= most_panels ? most_panels : left >= 2 ? 2 : 1;
+    square.w = slab.panel_at(p);
+    square.later = slab.panel_at(p + panels);
+    add_panels<Product, true>(square, is_low, panels, ahead);
     square.sums += panels * LANES;
+    p += panels;
+  }
+}
+
+// One strip of several, whose panels are in the second-level cache.
+template <class Product>
+void add_strip(const Slab& slab, const Square& strip, bool is_low, Ahead& ahead) {
+  for (int64_t step = 0; step < strip.steps; step += CHUNK_STEPS) {
+    Square square = strip;
+    square.x += step * strip.x_step;
+    square.steps = strip.steps - step < CHUNK_STEPS ? strip.steps - step : CHUNK_STEPS;
+    square.goes_on = step > 0;
+    for (int p = 0; p < slab.panels; p += 2) {
+      square.w = slab.panel_at(p) + step * TILE_BYTES;
+      add_panels<Product, false>(square, is_low, slab.panels - p < 2 ? 1 : 2, ahead);
+      square.sums += 2 * LANES;
+    }
   }
 }
 
@@ -80,17 +118,18 @@ void add_strip(const Slab& slab, Square square, int rows, Ahead& ahead) {
 // read in full, else as far as x has rows.
 template <class Product, bool IsPadded, class Scale>
 void add_slab(const Slab& slab, const Scale& scale) {
-  const int64_t panel_bytes = slab.weights.panel_bytes(), steps = count_steps(slab.weights);
-  const uint8_t* w = slab.weights.data + slab.panel * panel_bytes;
-  const uint8_t* x = slab.x.data + slab.row * slab.x.stride;
+  const int64_t steps = count_steps(slab.weights);
+  const bool streams = slab.rows <= SLAB_STRIP;
   Ahead ahead = slab.ahead;
   ahead.spread((slab.rows + SLAB_STRIP - 1) / SLAB_STRIP * ((slab.panels + 1) / 2) * steps);
   for (int row = 0; row < slab.rows; row += SLAB_STRIP) {
     const int left = slab.rows - row, rows = left < SLAB_STRIP ? left : SLAB_STRIP;
-    const int upper = rows < TILE_ROWS ? rows : TILE_ROWS;
-    slab.registers.shape(IsPadded ? square_shapes(TILE_ROWS, TILE_ROWS) : square_shapes(upper, rows - upper));
-    const Square square = {x + row * slab.x.stride, slab.x.stride, w, panel_bytes, steps, slab.sums};
-    add_strip<Product>(slab, square, rows, ahead);
+    const int upper = IsPadded || rows > TILE_ROWS ? TILE_ROWS : rows, lower = IsPadded ? TILE_ROWS : rows - upper;
+    const bool is_low = rows <= TILE_ROWS;
+    slab.registers.shape(is_low ? low_shapes(upper) : tall_shapes(lower));
+    const Square strip = {slab.x.strip_at(slab.row + row), slab.x.stride, slab.x.step, nullptr, slab.weights.panel_bytes(), steps,
+                          slab.sums, false, nullptr};
+    streams ? stream_strip<Product>(slab, strip, is_low, ahead) : add_strip<Product>(slab, strip, is_low, ahead);
     scale(row, rows);
     slab.finish(row, rows);
   }

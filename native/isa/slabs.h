@@ -19,36 +19,37 @@ inline auto slab_function(Format format) -> void (*)(const Slab&) {
   return nullptr;
 }
 
-// Rows of a slab: as many as the second-level cache holds beside the panels, the same in all, whole squares of registers.
+// Rows of a slab: as many as half of a second-level cache holds, nearly the same in all, whole strips.
 inline int64_t slab_rows(const Packed& weights, int64_t rows) {
-  constexpr int64_t CACHE = 1 << 20, UNIT = SLAB_STRIP;
-  const int64_t fit = CACHE / (count_steps(weights) * TILE_LINE), most = fit < UNIT ? UNIT : fit > SLAB_ROWS ? SLAB_ROWS : fit;
-  return ceil_div(ceil_div(rows, ceil_div(rows, most)), UNIT) * UNIT;
+  constexpr int64_t CACHE = 1 << 20;
+  const int64_t fit = CACHE / (count_steps(weights) * TILE_LINE), most = fit < SLAB_STRIP ? SLAB_STRIP : fit;
+  return ceil_div(ceil_div(rows, ceil_div(rows, most)), SLAB_STRIP) * SLAB_STRIP;
 }
 
-// Panels of a slab: of a few rows as many as there are pieces of work for, else what half of a second-level cache holds
-// beside the rows.
+// Panels of a slab: of few rows as many as leave work for all threads, else what fits into the cache beside the rows, twice,
+// for the next ones are fetched meanwhile.
 inline int64_t slab_panels(const Packed& weights, int64_t rows) {
-  constexpr int64_t CACHE = 384 << 10, PAIR = 2;
-  if (rows <= SLAB_STRIP) return PAIR;
-  const int64_t fit = CACHE / weights.panel_bytes() / PAIR * PAIR;
-  return fit < PAIR ? PAIR : fit > SLAB_PANELS ? SLAB_PANELS : fit;
+  constexpr int64_t CACHE = 1 << 18, FEW = 4;
+  if (rows <= SLAB_STRIP) return FEW;
+  const int64_t fit = CACHE / weights.panel_bytes() / 2 * 2;
+  return fit < 2 ? 2 : fit > SLAB_PANELS ? SLAB_PANELS : fit;
 }
 
 // Calls finish(m, panel, panels, sums) for all rows, and panels by an even number (a last one may be alone).
+//
+// One band of rows after the other, which stay in the cache while all panels pass by.
 template <class Finish>
 void for_each_slab(const Packed& weights, const Rows& x, int threads, const Finish& finish) {
-  const Activations activations = prepare(weights, x, threads);
+  const Activations activations = prepare_strips(weights, x, threads);
   const auto run = slab_function(weights.format);
-  const int64_t height = slab_rows(weights, x.count), bands = ceil_div(x.count, height);
-  const int64_t all = weights.panels(), width = slab_panels(weights, x.count), columns = ceil_div(all, width);
+  const int64_t height = slab_rows(weights, x.count), width = slab_panels(weights, x.count), all = weights.panels();
+  const int64_t columns = ceil_div(all, width), pieces = columns * ceil_div(x.count, height);
   const auto panels_of = [&](int64_t column) { return column < columns - 1 ? width : all - column * width; };
-  parallel_chain(columns * bands, threads, [&](int64_t i, int64_t next) {
-    const int64_t column = i / bands, next_column = next / bands, panel = column * width, panels = panels_of(column);
-    const int64_t top = i % bands * height, rows = x.count - top < height ? x.count - top : height;
-    const bool fetches = next_column != column && next_column < columns;
-    const Ahead ahead(weights.data + next_column * width * weights.panel_bytes(),
-                      fetches ? panels_of(next_column) * weights.panel_bytes() : 0);
+  parallel_chain(pieces, threads, [&](int64_t i, int64_t next) {
+    const int64_t column = i % columns, next_column = next % columns, panel = column * width, panels = panels_of(column);
+    const int64_t top = i / columns * height, rows = x.count - top < height ? x.count - top : height;
+    const uint8_t* after = weights.data + next_column * width * weights.panel_bytes();
+    const Ahead ahead(after, next < pieces ? panels_of(next_column) * weights.panel_bytes() : 0);
     TileRegisters registers;
     alignas(64) float sums[SLAB_STRIP * SUMS_STRIDE];
     const auto take = [&](int first, int count) {
@@ -57,7 +58,7 @@ void for_each_slab(const Packed& weights, const Rows& x, int threads, const Fini
     const auto call = [](const void* taker, int first, int count) {
       (*static_cast<decltype(take)*>(taker))(first, count);
     };
-    run({weights, panel, static_cast<int>(panels), activations, top, static_cast<int>(rows), sums, ahead, registers, call, &take});
+    run({weights, panel, static_cast<int>(panels), activations, top, static_cast<int>(rows), sums, after, ahead, registers, call, &take});
   });
 }
 
