@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -41,40 +42,56 @@ def main() -> None:
         sys.exit(_serve(arguments.serve))
     with _server(arguments.step_ms / 1000) as (port, pids):
         costs = [asyncio.run(_cost(port, pids, arguments)) for _ in range(arguments.repeats)]
-        for cost, events in costs:
+        for cost in costs:
             print(
-                f"{arguments.streams} streams: {cost:6.1f} us of CPU per token outside the engine, "
-                f"{events:.2f} events per token"
+                f"{arguments.streams} streams: {cost.total:6.1f} us of CPU per token outside the engine "
+                f"(HTTP {cost.http:.1f}, text {cost.text:.1f}), {cost.events:.2f} events per token"
             )
         first_tokens = {}
-        for num_open in (0, 50, 100, 200, 400):
+        for num_open in (1, 50, 100, 200, 400):
             first_tokens[num_open] = asyncio.run(_first_tokens(port, num_open, arguments.probes))
-            print(f"{num_open:4d} open streams: first token after {first_tokens[num_open]:6.1f} ms (median)")
+            median, tail = first_tokens[num_open]
+            print(f"{num_open:4d} open streams: first token after {median:6.1f} ms (median), {tail:6.1f} ms (p90)")
     result = {
         "streams": arguments.streams,
         "step_ms": arguments.step_ms,
-        "cpu_us_per_token": round(min(cost for cost, _ in costs), 1),
-        "cpu_us_per_token_median": round(statistics.median(cost for cost, _ in costs), 1),
-        "events_per_token": round(statistics.median(events for _, events in costs), 2),
-        "first_token_ms": {str(num_open): round(value, 1) for num_open, value in first_tokens.items()},
+        "cpu_us_per_token": round(min(cost.total for cost in costs), 1),
+        "cpu_us_per_token_median": round(statistics.median(cost.total for cost in costs), 1),
+        "events_per_token": round(statistics.median(cost.events for cost in costs), 2),
+        "first_token_ms": {str(num_open): round(median, 1) for num_open, (median, _) in first_tokens.items()},
+        "first_token_ms_p90": {str(num_open): round(tail, 1) for num_open, (_, tail) in first_tokens.items()},
+        "load": round(os.getloadavg()[0], 1),
     }
     print(json.dumps(result))
 
 
-async def _cost(port: int, pids: list[int], arguments: argparse.Namespace) -> tuple[float, float]:
-    """Microseconds of CPU per token, all processes outside the engine together, and events per token.
+class Cost(NamedTuple):
+    """Microseconds of CPU per token: of the process that speaks HTTP, and of the one that makes text.
 
-    Deltas that come while a client's socket is not served are sent as one, so a machine under load sends fewer events.
+    Deltas that come while a client's socket is not served are sent as one, so a machine under load sends fewer events
+    per token.
     """
-    before = _cpu_seconds(pids)
+
+    http: float
+    text: float
+    events: float
+
+    @property
+    def total(self) -> float:
+        """Of all processes outside the engine."""
+        return self.http + self.text
+
+
+async def _cost(port: int, pids: list[int], arguments: argparse.Namespace) -> Cost:
+    before = [_cpu_seconds([pid]) for pid in pids]
     events = await asyncio.gather(*(_stream(port, arguments.tokens) for _ in range(arguments.streams)))
-    used = _cpu_seconds(pids) - before
     num_tokens = arguments.streams * arguments.tokens
-    return 1e6 * used / num_tokens, sum(count for count, _ in events) / num_tokens
+    http, *text = (1e6 * (_cpu_seconds([pid]) - was) / num_tokens for pid, was in zip(pids, before, strict=True))
+    return Cost(http, sum(text), sum(count for count, _ in events) / num_tokens)
 
 
-async def _first_tokens(port: int, num_open: int, num_probes: int) -> float:
-    """Milliseconds to the first event of a request while `num_open` others stream, the median of some."""
+async def _first_tokens(port: int, num_open: int, num_probes: int) -> tuple[float, float]:
+    """Milliseconds to the first event of a request while `num_open` others stream: median and 90th percentile."""
     others = [asyncio.ensure_future(_stream(port, 8000)) for _ in range(num_open)]
     await asyncio.sleep(1.0)
     seconds = [(await _stream(port, 2))[1] for _ in range(num_probes)]
@@ -82,7 +99,7 @@ async def _first_tokens(port: int, num_open: int, num_probes: int) -> float:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     await asyncio.sleep(0.3)
-    return 1000 * statistics.median(seconds)
+    return 1000 * statistics.median(seconds), 1000 * statistics.quantiles(seconds, n=10)[-1]
 
 
 async def _stream(port: int, num_tokens: int) -> tuple[int, float]:

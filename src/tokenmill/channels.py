@@ -48,20 +48,28 @@ class LaunchFile(msgspec.Struct):
 
 
 class Inbox(Generic[T]):
-    """The reading end of a process. `kind` is the union of the messages it takes."""
+    """The reading end of a process. `kind` is the union of the messages it takes.
+
+    Attributes:
+        num_bytes: size of the message that came last.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, name: str, kind: Any) -> None:
         self.socket = context.socket(zmq.PULL)
+        self.num_bytes = 0
         self.socket.set(zmq.RCVHWM, 0)
         self.socket.bind(_address(folder, name))
         self._decoder = msgspec.msgpack.Decoder(kind)
 
     def receive(self) -> T | None:
         """The next message, or None when none is there now."""
+        # ZeroMQ looks only every 100 messages whether other senders have begun; who asks for events makes it look.
+        self.socket.get(zmq.EVENTS)
         try:
             raw = self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
+        self.num_bytes = len(raw)
         message: T = self._decoder.decode(raw)
         return message
 

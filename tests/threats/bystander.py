@@ -6,7 +6,13 @@ import threading
 
 import httpx
 
-BODY = {"prompt": "what the bystander wants to know", "max_tokens": 24, "temperature": 0, "seed": 1}
+BODY = {
+    "prompt": "what the bystander wants to know",
+    "max_tokens": 24,
+    "temperature": 0,
+    "seed": 1,
+    "request_id": "bystander",
+}
 
 
 class Bystander:

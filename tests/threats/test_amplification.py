@@ -1,13 +1,16 @@
 """THREATS row E: a small request cannot cause much work, and a large one is refused before it is held in memory."""
 
+import concurrent.futures
 import json
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.integration.serving import serve
 from tests.threats.conftest import KEYS
 from tests.threats.raw_http import ask, connect, read_all, status
+from tokenmill.demo import demo_model_path
 
 KEY = f"Authorization: Bearer {KEYS[0]}"
 HUGE = 512 * 2**20
@@ -55,7 +58,11 @@ def test_too_large_a_head_is_answered_431(guarded_server):
     assert b'"type":"invalid_request_error"' in reply
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize"])
+BODIES = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/v1/messages/count_tokens",
+          "/v1/responses", "/generate", "/tokenize", "/detokenize", "/abort_requests"]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BODIES)
 def test_too_large_a_body_is_refused_before_it_is_read(guarded_server, path):
     before = memory(guarded_server)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{KEY}\r\n"
@@ -73,6 +80,43 @@ def test_without_a_key_not_even_a_small_body_is_read(guarded_server):
     )
     assert status(reply) == 401
     assert sent < 128 * 2**20
+
+
+def test_nothing_short_waits_for_what_is_long():
+    """All text goes through one worker: while it encodes a long one, it must go on with those of others."""
+    with serve(demo_model_path(), "--max-model-len", "2048", "--num-pages", "200") as server:
+        text = {"prompt": "the mill " * 14_000}  # nearly as much as is taken
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            replies = [pool.submit(server.post, "/tokenize", text) for _ in range(8)]
+            num_short = 0
+            while not all(reply.done() for reply in replies):
+                assert server.post("/tokenize", {"prompt": "x"}).status_code == 200
+                num_short += 1
+        assert {reply.result().status_code for reply in replies} == {200}
+        assert num_short > 12, "more than could slip in between the long ones"
+
+
+def test_what_cannot_fit_is_refused_before_it_is_looked_at(guarded_server):
+    text, message = "the mill " * 1_500_000, {"role": "user", "content": "x"}
+    tool = {"type": "function", "function": {"name": "f", "description": text, "parameters": {}}}
+    many = [message] * 300_000
+    for path, body in (
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/completions", {"prompt": text, "truncate_prompt_tokens": 5}),
+        ("/v1/chat/completions", {"messages": [message | {"content": text}]}),
+        ("/v1/chat/completions", {"messages": many}),
+        ("/tokenize", {"messages": [message], "tools": [tool]}),
+        ("/v1/embeddings", {"input": text}),
+        ("/tokenize", {"prompt": text}),
+        ("/tokenize", {"messages": many}),
+        ("/v1/messages/count_tokens", {"model": "echo", "messages": many}),
+        ("/v1/messages", {"model": "echo", "messages": many, "max_tokens": 1}),
+        ("/v1/responses", {"input": many}),
+        ("/detokenize", {"tokens": [1] * 3_000_000}),
+    ):
+        reply = guarded_server.post(path, body)
+        assert reply.status_code == 400, (path, reply.text[:200])
+        assert len(reply.content) < 1000
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":['])

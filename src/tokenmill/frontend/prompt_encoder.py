@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from tokenmill.errors import InvalidRequest, PromptTooLong
 from tokenmill.frontend.chat_template import ChatTemplate
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.messages import EncodeText, GenerateText
 
-# Of a prompt that will be cut to fit, this many contexts are worth encoding.
+# Of a prompt that will be cut to fit, or is only to be counted, this many contexts are worth encoding.
 _MOST_TO_CUT = 8
+# A character has at most so many bytes in JSON as msgspec writes it, where most have one.
+_MOST_BYTES = 6
 
 
 class PromptEncoder:
@@ -39,7 +43,7 @@ class PromptEncoder:
             token_ids = message.token_ids
         elif message.messages is not None:
             # The template spells out every special token, so the tokenizer must not add its own.
-            token_ids = self._encode(self._render(message), False, param, is_cut)
+            token_ids = self._encode(self._render(message, is_cut), False, param, is_cut)
         else:
             token_ids = self._encode(message.text or "", True, param, is_cut)
         if not token_ids:
@@ -52,13 +56,25 @@ class PromptEncoder:
         return token_ids
 
     def tokens(self, message: EncodeText) -> list[int]:
-        """The tokens of a text or a chat, however many.
+        """The tokens of a text or a chat, of up to some contexts.
 
         Raises:
-            InvalidRequest: the chat template refuses the messages.
+            InvalidRequest: it is longer, or the chat template refuses the messages.
         """
-        text = (message.text or "") if message.messages is None else self._render(message)
-        return self._tokenizer.encode(text, add_special_tokens=message.add_special_tokens)
+        param = "prompt" if message.messages is None else "messages"
+        text = (message.text or "") if message.messages is None else self._render(message, is_cut=True)
+        return self._encode(text, message.add_special_tokens, param, is_cut=True)
+
+    def check_to_decode(self, token_ids: Sequence[int]) -> None:
+        """Refuse ids outside the vocabulary, and more of them than anybody can have had from here.
+
+        Raises:
+            InvalidRequest: saying which.
+        """
+        if self.max_model_len and len(token_ids) > _MOST_TO_CUT * self.max_model_len:
+            sentence = f"tokens: {len(token_ids)} ids; at most {_MOST_TO_CUT * self.max_model_len} at once"
+            raise InvalidRequest(sentence, "tokens")
+        self.check_ids(token_ids, "tokens")
 
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Refuse ids that no row of the embedding stands for.
@@ -86,15 +102,22 @@ class PromptEncoder:
     def _encode(self, text: str, add_special_tokens: bool, param: str, is_cut: bool = False) -> list[int]:
         # A text that cannot fit even if it were all of the longest tokens is not worth encoding. The first comparison
         # spares almost every request the second, which looks through the vocabulary once.
-        room = self.max_model_len * (_MOST_TO_CUT if is_cut else 1)
-        if room and len(text) > 8 * room and len(text) > self._tokenizer.longest_token * room:
-            raise self._too_long(f"{len(text)} characters", param)
+        if self._cannot_fit(len(text), is_cut):
+            raise self._too_long(f"{len(text)} characters", param, is_cut)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def _render(self, message: GenerateText | EncodeText) -> str:
+    def _cannot_fit(self, num_characters: int, is_cut: bool) -> bool:
+        room = self.max_model_len * (_MOST_TO_CUT if is_cut else 1)
+        return 0 < 8 * room < num_characters and num_characters > self._tokenizer.longest_token * room
+
+    def _render(self, message: GenerateText | EncodeText, is_cut: bool) -> str:
         if self._chat_template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions or serve with --chat-template")
         assert message.messages is not None, "only chats are rendered"
+        # A template takes longer than this look at what it will be given, and long chats are as quickly sent as texts.
+        num_bytes = len(msgspec.json.encode((message.messages, message.tools)))
+        if self._cannot_fit(num_bytes // _MOST_BYTES, is_cut):
+            raise self._too_long(f"{num_bytes} bytes", "messages", is_cut)
         kwargs = self._chat_template.with_effort(message.template_kwargs)
         continues = bool(kwargs.get("continue_final_message", False))
         return self._chat_template.render(
@@ -105,7 +128,10 @@ class PromptEncoder:
             template_kwargs=kwargs,
         )
 
-    def _too_long(self, size: str, param: str) -> PromptTooLong:
+    def _too_long(self, size: str, param: str, is_cut: bool = False) -> PromptTooLong:
+        if is_cut:
+            most = f"{_MOST_TO_CUT} times this model's context of {self.max_model_len} tokens"
+            return PromptTooLong(f"Your {param} of {size} cannot be encoded: at most {most} are.", param)
         return PromptTooLong(
             f"This model's maximum context length is {self.max_model_len} tokens. However, your {param} resulted in "
             f"{size}, which leaves no room for output. Please reduce the length of the {param}.",

@@ -1,6 +1,6 @@
 """The whole logic of a text worker, without sockets: prompts to token ids, and token ids to text.
 
-    GenerateText -> render, encode, check -> AddRequest            (or RequestRejected)
+    GenerateText -> `prepare`, `finish` -> AddRequest              (or RequestRejected)
     StepOutputs  -> detokenize, match stop strings -> TextOutputs  (and AbortRequests after a stop string)
 
 Each accepted request gets exactly one terminal `TextOutput`: once a stop string matched or the client aborted, what
@@ -10,19 +10,15 @@ Does not know HTTP, the scheduler or the model.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from tokenmill.config import EngineConfig
-from tokenmill.errors import InvalidRequest
-from tokenmill.frontend.answer_grammar import answer_grammar
 from tokenmill.frontend.chat_template import ChatTemplate, load_chat_template
-from tokenmill.frontend.constraint import GrammarBuilder, Thinking
 from tokenmill.frontend.detokenizer import IncrementalDetokenizer
-from tokenmill.frontend.prompt_encoder import PromptEncoder
+from tokenmill.frontend.preparation import Preparation, Prepared, PreparedPrompt, Question, rejection
 from tokenmill.frontend.prompt_reporter import PromptReporter, spellings
 from tokenmill.frontend.reasoning.counter import ThoughtCounter
 from tokenmill.frontend.reasoning.styles import STYLES
@@ -31,9 +27,7 @@ from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.messages import (
     AbortRequests,
     AddRequest,
-    Decoded,
     DecodeTokens,
-    Encoded,
     EncodeText,
     EngineReady,
     GenerateText,
@@ -50,11 +44,6 @@ from tokenmill.messages import (
 from tokenmill.model_files import eos_token_ids
 from tokenmill.request import FinishReason
 from tokenmill.sampling_params import SamplingParams
-
-_logger = logging.getLogger(__name__)
-
-# Tokens at the end of a prompt in which it is looked for the mark that begins thinking.
-_PROMPT_END = 16
 
 
 @dataclass(slots=True)
@@ -96,9 +85,8 @@ class TextProcessor:
         `any_whitespace`: structured JSON may have white space between its parts.
         """
         self.tokenizer = tokenizer
-        self._prompts = PromptEncoder(tokenizer, chat_template)
+        self._preparation = Preparation(tokenizer, chat_template, any_whitespace)
         self._worker_index = worker_index
-        self._any_whitespace = any_whitespace
         self._eos_token_ids = eos_token_ids
         self._open: dict[str, _OpenRequest] = {}
 
@@ -117,13 +105,10 @@ class TextProcessor:
                     self._open.pop(request_id, None)
                 return Routed(to_engine=[message])
             case EngineReady():
-                self._prompts.max_model_len = message.max_model_len
-                self._prompts.vocab_size = message.vocab_size
+                self._preparation.engine_ready(message)
                 return Routed()
-            case GenerateText():
-                return self._answer_or_reject(message, message.ids)
-            case EncodeText() | DecodeTokens():
-                return self._answer_or_reject(message, [message.id])
+            case GenerateText() | EncodeText() | DecodeTokens():
+                return self.finish(message, self.prepare(message))
 
     def expect(self, request_id: str, params: SamplingParams, num_prompt_tokens: int) -> None:
         """Turn the outputs of a request into text although its prompt did not come through here."""
@@ -136,37 +121,27 @@ class TextProcessor:
 
     # --- prompts in -------------------------------------------------------------------------------------------------
 
-    def _answer_or_reject(self, message: GenerateText | EncodeText | DecodeTokens, ids: list[str]) -> Routed:
-        try:
-            match message:
-                case GenerateText():
-                    return self._generate(message)
-                case EncodeText():
-                    return self._encode(message)
-                case DecodeTokens():
-                    return self._decode(message)
-        except InvalidRequest as error:
-            return Routed(to_api=[_rejection(ids, error)])
-        except Exception:  # whatever it is, it must end this request alone
-            _logger.exception("request %s could not be handled", ids)
-            for request_id in ids:
-                self._open.pop(request_id, None)
-            return Routed(to_api=[RequestRejected(ids=ids, status=500, error="the request could not be handled")])
+    def prepare(self, message: Question) -> Prepared:
+        """The part of `process` that takes long and may be done in a thread; `finish` is the rest of it."""
+        return self._preparation.prepare(message)
 
-    def _generate(self, message: GenerateText) -> Routed:
-        prompt = self._prompts.prompt(message)
-        message.params.check_vocabulary(self._prompts.vocab_size)
-        thinking = self._thinking(message.reasoning, prompt)
-        constrained = self._constrained(message, thinking)
-        if not constrained.spaces_between_special_tokens and self.tokenizer.joins_with_spaces:
-            sentence = "this model's tokenizer joins all tokens with spaces"
-            raise InvalidRequest(sentence, "spaces_between_special_tokens")
-        if constrained.bad_words:
-            bad_word_ids = self._prompts.bad_word_ids(constrained.bad_words)
-            constrained = msgspec.structs.replace(constrained, bad_words=(), bad_word_ids=bad_word_ids)
+    def finish(self, message: Question, prepared: Prepared) -> Routed:
+        """Start what is prepared, or answer."""
+        if not isinstance(prepared, PreparedPrompt):
+            return Routed(to_api=[prepared])
+        assert isinstance(message, GenerateText), "nothing else is a prompt"
+        try:
+            return Routed(to_engine=self._start(message, prepared))
+        except Exception as error:
+            for request_id in message.ids:
+                self._open.pop(request_id, None)
+            return Routed(to_api=[rejection(message, error)])
+
+    def _start(self, message: GenerateText, prepared: PreparedPrompt) -> list[ToEngine]:
+        prompt, thinking = prepared.token_ids, prepared.thinking
         requests: list[ToEngine] = []
         for i, request_id in enumerate(message.ids):
-            params = _params_of_continuation(constrained, i)
+            params = _params_of_continuation(prepared.params, i)
             self.expect(request_id, params, len(prompt))
             if thinking is not None:
                 self._open[request_id].is_thinking = thinking.has_begun
@@ -187,32 +162,7 @@ class TextProcessor:
                     pooling=message.pooling,
                 )
             )
-        return Routed(to_engine=requests)
-
-    def _constrained(self, message: GenerateText, thinking: Thinking | None) -> SamplingParams:
-        """The parameters with what the answer must look like in the form that the engine takes."""
-        params, calls = message.params, message.calls
-        if params.structured_outputs is None and calls is None:
-            return params
-        builder = GrammarBuilder(self.tokenizer, self._any_whitespace)
-        grammar = answer_grammar(builder, params.structured_outputs, calls, message.tools, thinking)
-        return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
-
-    def _thinking(self, reasoning: str, prompt: list[int]) -> Thinking | None:
-        if not reasoning:
-            return None
-        style = STYLES[reasoning]
-        prompt_end = self.tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False)
-        return Thinking(style.begin, style.end, style.prompt_begins(prompt_end))
-
-    def _encode(self, message: EncodeText) -> Routed:
-        ids = self._prompts.tokens(message)
-        tokens = [self.tokenizer.token(token_id) or "" for token_id in ids]
-        return Routed(to_api=[Encoded(message.id, ids, tokens)])
-
-    def _decode(self, message: DecodeTokens) -> Routed:
-        self._prompts.check_ids(message.token_ids, "tokens")
-        return Routed(to_api=[Decoded(message.id, self.tokenizer.decode(message.token_ids))])
+        return requests
 
     # --- tokens out -------------------------------------------------------------------------------------------------
 
@@ -321,7 +271,3 @@ def _refusal(request: _OpenRequest, output: TokenOutput) -> RequestRejected:
     """The engine found the request itself at fault."""
     param = request.params.grammar.param if request.params.grammar is not None else None
     return RequestRejected(ids=[output.id], status=output.error_status, error=output.error or "", param=param)
-
-
-def _rejection(ids: list[str], error: InvalidRequest) -> RequestRejected:
-    return RequestRejected(ids=ids, status=error.status, error=str(error), param=error.param, code=error.code)

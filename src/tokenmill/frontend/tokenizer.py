@@ -17,6 +17,8 @@ from tokenmill.errors import InvalidCheckpoint
 from tokenmill.frontend.decoders import ByteLevel, Stage, build_stages, byte_level_bytes
 from tokenmill.model_files import read_json
 
+_LONG_TEXT = 4096
+
 
 class _TokenizerFile(msgspec.Struct):
     """The one entry of tokenizer.json that we read ourselves; msgspec skips the rest fast."""
@@ -92,6 +94,8 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode a text; `add_special_tokens` adds what the model expects around a plain text (a BOS token)."""
+        if len(text) > _LONG_TEXT:
+            return self.encode_batch([text], add_special_tokens)[0]  # which lets other threads run meanwhile
         ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return self._with_bos_change(ids) if add_special_tokens else ids
 

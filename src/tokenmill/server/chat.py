@@ -84,6 +84,7 @@ class ChatRoute:
         """
         context = self._context
         context.check_model(body.model)
+        context.check_count(body.messages)
         refuse_unsupported(body)
         if body.echo:
             raise InvalidRequest("echo is for texts: send it to /v1/completions", "echo")

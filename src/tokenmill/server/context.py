@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import tokenmill
-from tokenmill.errors import InvalidRequest
+from tokenmill.errors import InvalidRequest, PromptTooLong
 from tokenmill.frontend.client import EngineClient
 from tokenmill.frontend.engine_calls import EngineCalls
 from tokenmill.messages import EngineReady
@@ -71,6 +71,16 @@ class ServerContext:
         if priority and not self.takes_priority:
             raise InvalidRequest("priority needs a server started with --scheduling-policy priority", "priority")
         return priority or 0
+
+    def check_count(self, messages: Sized | None, param: str = "messages") -> None:
+        """Refuse more messages than the context has tokens, before anything else is done with them.
+
+        Raises:
+            PromptTooLong: saying how many.
+        """
+        most = self.ready.max_model_len
+        if messages is not None and not isinstance(messages, str) and len(messages) > most:
+            raise PromptTooLong(f"{param}: {len(messages)} do not fit into the context of {most} tokens", param)
 
     def check_model(self, name: str | None) -> None:
         """Refuse another model's name; no name means the one that is served.

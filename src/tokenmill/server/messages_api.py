@@ -26,6 +26,7 @@ class MessagesRoutes:
     async def post(self, request: Request) -> Response:
         """Answer a conversation."""
         body = await read_body(request, MessagesBody)
+        self._context.check_count(body.messages)
         chat = chat_body(body)
         prompt = self._chat.prompt(chat)
         plan = StreamPlan(stream=bool(body.stream), include_usage=False, continuous_usage=False, timeout=None)
@@ -36,6 +37,7 @@ class MessagesRoutes:
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the prompt of a conversation has."""
         body = await read_body(request, PromptBody)
+        self._context.check_count(body.messages)
         prompt = self._chat.prompt(chat_body(body))
         encoded = await self._context.client.encode(
             EncodeText(

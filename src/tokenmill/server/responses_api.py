@@ -49,6 +49,7 @@ class ResponsesRoutes:
         body = await read_body(request, ResponsesBody)
         if body.background and (body.stream or body.store is False):
             raise InvalidRequest("background needs store, and no stream", "background")
+        self._context.check_count(body.input, "input")
         earlier = self._earlier(body.previous_response_id)
         chat = chat_body(body, earlier)
         prompt = self._chat.prompt(chat)

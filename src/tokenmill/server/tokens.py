@@ -63,6 +63,7 @@ class TokenRoutes:
         """Text to token ids."""
         body = await read_body(request, TokenizeBody)
         self._context.check_model(body.model)
+        self._context.check_count(body.messages)
         encoded = await self._context.client.encode(_encode_message(body))
         strings = encoded.tokens if body.return_token_strs else None
         max_model_len = self._context.ready.max_model_len
