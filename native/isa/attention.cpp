@@ -204,6 +204,7 @@ class TileWork {
   Span read_span(int start, const Visible& visible) {
     Span span{};
     span.reads_ahead = tile_.rows <= MOST_BAND && !pages_.is_int8();
+    span.lies_apart = goes_by_tiles(head_dim_) && tile_.rows <= FEW_ROWS;
     if (pages_.is_int8()) {
       read_scales(pages_.memory.key_scales, start, visible, key_scales_);
       read_scales(pages_.memory.value_scales, start, visible, value_scales_);
@@ -216,22 +217,39 @@ class TileWork {
       const int visible_strip = std::min(std::max(s, visible.first / STRIP), (visible.end - 1) / STRIP);
       const int64_t strip = pages_.strip(start + visible_strip * STRIP);
       const int64_t next = is_last ? next_.strip(s * STRIP) : pages_.strip(std::min(start + SPAN + s * STRIP, last));
-      uint16_t *wide_keys = wide_keys_ + s * pages_.strip_numbers(), *wide_values = wide_values_ + s * pages_.strip_numbers();
-      span.keys[s] = read_strip(pages_.memory.keys, strip, wide_keys, next);
-      span.values[s] = read_strip(pages_.memory.values, strip, wide_values, next);
-      if (!pages_.is_int8()) {
-        span.next_keys[s] = static_cast<const uint16_t*>(pages_.memory.keys) + next;
-        span.next_values[s] = static_cast<const uint16_t*>(pages_.memory.values) + next;
-      } else {  // They are fetched already.
-        span.next_keys[s] = span.keys[s];
-        span.next_values[s] = span.values[s];
-      }
       const Visible inside{visible.first - visible_strip * STRIP, visible.end - visible_strip * STRIP};
-      if (inside.first > 0 || inside.end < STRIP) span.values[s] = without_hidden(span.values[s], inside, wide_values);
+      if (!pages_.is_int8()) {
+        place_strip<uint16_t>(span, s, strip, next);
+        if (inside.first > 0 || inside.end < STRIP) hide_values(span, s, inside);
+      } else if (span.lies_apart) {
+        place_strip<int8_t>(span.narrow, s, strip, next);
+      } else {
+        widen_strip(span, s, strip, next);
+      }
     }
-    span.lies_apart = tile_.rows <= FEW_ROWS;
     if (goes_by_tiles(head_dim_) && !span.lies_apart) join_values(span, visible);
     return span;
+  }
+
+  template <class Number>
+  void place_strip(Strips<Number>& strips, int s, int64_t strip, int64_t next) const {
+    const auto *keys = static_cast<const Number*>(pages_.memory.keys), *values = static_cast<const Number*>(pages_.memory.values);
+    strips.keys[s] = keys + strip;
+    strips.values[s] = values + strip;
+    strips.next_keys[s] = keys + next;
+    strips.next_values[s] = values + next;
+  }
+
+  // A strip of int8 as bf16; the numbers of the next one are fetched on the way.
+  void widen_strip(Span& span, int s, int64_t strip, int64_t next) {
+    const int64_t numbers = pages_.strip_numbers();
+    const auto widened = [&](const void* memory, uint16_t* wide) {
+      const auto* narrow = static_cast<const int8_t*>(memory);
+      widen(narrow + strip, numbers, wide, narrow + next);
+      return wide;
+    };
+    span.keys[s] = span.next_keys[s] = widened(pages_.memory.keys, wide_keys_ + s * numbers);
+    span.values[s] = span.next_values[s] = widened(pages_.memory.values, wide_values_ + s * numbers);
   }
 
   // Each two strips in one piece, where any of their values is visible.
@@ -247,22 +265,16 @@ class TileWork {
     }
   }
 
-  // A strip as bf16, in place or in `wide`; the numbers of the next one are fetched on the way into `wide`.
-  const uint16_t* read_strip(const void* memory, int64_t strip, uint16_t* wide, int64_t next) const {
-    if (!pages_.is_int8()) return static_cast<const uint16_t*>(memory) + strip;
-    const auto* numbers = static_cast<const int8_t*>(memory);
-    widen(numbers + strip, pages_.strip_numbers(), wide, numbers + next);
-    return wide;
-  }
-
-  // A strip of values with 0 for what is hidden: it may hold a NaN, which a weight of 0 does not hide.
-  const uint16_t* without_hidden(const uint16_t* values, const Visible& visible, uint16_t* copy) const {
-    if (values != copy) std::memcpy(copy, values, pages_.strip_numbers() * sizeof(uint16_t));
+  // Values of a strip that is seen in part are copied, with 0 for what is hidden: it may hold a NaN, which a weight of 0
+  // does not hide.
+  void hide_values(Span& span, int s, const Visible& visible) {
+    uint16_t* copy = wide_values_ + s * pages_.strip_numbers();
+    std::memcpy(copy, span.values[s], pages_.strip_numbers() * sizeof(uint16_t));
     for (int place = 0; place < STRIP; ++place) {
       if (place >= visible.first && place < visible.end) continue;
       for (int d = 0; d < head_dim_; ++d) copy[value_index(d, place, head_dim_)] = 0;
     }
-    return copy;
+    span.values[s] = copy;
   }
 
   void read_scales(const float* scales, int start, const Visible& visible, float* to) const {

@@ -29,20 +29,25 @@ struct Visible {
   int first, end;
 };
 
-// The strips of one span as bf16. Those without a visible key stand for another one, whatever it is; values that no row
-// may see are 0.
-struct Span {
-  const uint16_t* keys[SPAN_STRIPS];
-  const uint16_t* values[SPAN_STRIPS];
-  // int8: scales of the keys and of the values, 0 where nothing is visible; null for bf16.
-  const float *key_scales, *value_scales;
+// Strips of one span. Those without a visible key stand for another one, whatever it is.
+template <class Number>
+struct Strips {
+  const Number* keys[SPAN_STRIPS];
+  const Number* values[SPAN_STRIPS];
   // Keys of the span after this one: fetched while values are added, as the values are while keys are scored, from all
   // strips at once. Half a span fits into the first-level cache beside the one in use.
-  const uint16_t* next_keys[SPAN_STRIPS];
-  const uint16_t* next_values[SPAN_STRIPS];
-  // Of bands that go by tiles: whether they fetch the next keys, and whether the values are left where they are, for the
-  // few rows that have no use for tiles.
+  const Number* next_keys[SPAN_STRIPS];
+  const Number* next_values[SPAN_STRIPS];
+};
+
+// One span as bf16; values that no row may see are 0.
+struct Span : Strips<uint16_t> {
+  // int8: scales of the keys and of the values, 0 where nothing is visible; null for bf16.
+  const float *key_scales, *value_scales;
+  // Of bands that go by tiles: whether they fetch the next keys, and whether the strips are left where they are, for the
+  // few rows that have no use for tiles. Those of int8 then are `narrow`, and the others are nowhere.
   bool reads_ahead, lies_apart;
+  Strips<int8_t> narrow;
 };
 
 // Running softmax of the rows of a band over a partition. Nothing summed yet: LOWEST, zeros.

@@ -28,6 +28,17 @@ struct Halves {
   F32 even, odd;
 };
 inline Halves load_halves_of(const uint16_t* pairs) { return {load_even_bf16(pairs), load_odd_bf16(pairs)}; }
+// Of int8 numbers, which are what bf16 would make of them.
+inline Halves load_halves_of(const int8_t* pairs) {
+  const __m512i both = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs)));
+  const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(both, 24), 24);
+  return {_mm512_cvtepi32_ps(even), _mm512_cvtepi32_ps(_mm512_srai_epi32(both, 8))};
+}
+// Whether a line of the cache begins with pair i of a strip.
+template <class Number>
+constexpr bool begins_line(int i) {
+  return i % (64 / (2 * STRIP * sizeof(Number))) == 0;
+}
 inline Halves broadcast_halves(const uint16_t* pair) {
   const __m512i both = _mm512_set1_epi32(static_cast<int>(load_word(pair)));
   const __m512i odd = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
@@ -39,8 +50,8 @@ inline void add_products(Halves& sums, const Halves& a, const Halves& b) {
 }
 
 // scores[m][key] = q[m] . key for S strips, by 32 dimensions.
-template <int M, int S>
-void score_few(const Band& band, int head_dim, const Span& span, float (*scores)[SPAN]) {
+template <int M, int S, class Number>
+void score_few(const Band& band, int head_dim, const Strips<Number>& strips, float (*scores)[SPAN]) {
   const WithoutDenormals here;
   for (int first = 0; first < head_dim; first += PRODUCTS) {
     Halves sums[M][S];
@@ -49,8 +60,8 @@ void score_few(const Band& band, int head_dim, const Span& span, float (*scores)
       Halves q[M];
       repeat<M>([&](auto m) { q[m] = broadcast_halves(band.q + m * head_dim + d); });
       repeat<S>([&](auto s) {
-        const Halves keys = load_halves_of(span.keys[s] + d * STRIP);
-        fetch(span.values[s] + d * STRIP);
+        const Halves keys = load_halves_of(strips.keys[s] + d * STRIP);
+        if (begins_line<Number>(d / 2)) fetch(strips.values[s] + d * STRIP);
         repeat<M>([&](auto m) { add_products(sums[m][s], keys, q[m]); });
       });
     }
@@ -64,20 +75,20 @@ void score_few(const Band& band, int head_dim, const Span& span, float (*scores)
 }
 
 // values[m][d] += sum over the groups with visible keys of weights[m][key] * value[key][d], for V vectors of dimensions.
-template <int M, int V>
-void add_few_values(const Band& band, const uint16_t (*weights)[SPAN], const Span& span, const Visible& visible,
-                    int head_dim, int first_dim) {
+template <int M, int V, class Number>
+void add_few_values(const Band& band, const uint16_t (*weights)[SPAN], const Strips<Number>& strips,
+                    const Visible& visible, int head_dim, int first_dim) {
   const WithoutDenormals here;
   for (int group = visible.first / PRODUCTS; group * PRODUCTS < visible.end; ++group) {
     Halves sums[M][V];
     repeat<M>([&](auto m) { repeat<V>([&](auto v) { sums[m][v] = {zero(), zero()}; }); });
     for (int pair = group * PRODUCTS / 2; pair < (group + 1) * PRODUCTS / 2; ++pair) {
-      const uint16_t* strip = span.values[pair / (STRIP / 2)] + (pair % (STRIP / 2) * head_dim + first_dim) * 2;
+      const Number* strip = strips.values[pair / (STRIP / 2)] + (pair % (STRIP / 2) * head_dim + first_dim) * 2;
       Halves weight[M];
       repeat<M>([&](auto m) { weight[m] = broadcast_halves(weights[m] + pair * 2); });
       repeat<V>([&](auto v) {
         const Halves both = load_halves_of(strip + v * LANES * 2);
-        fetch(span.next_keys[v] + (first_dim / 2 + pair) * 2 * STRIP);
+        if (begins_line<Number>(pair)) fetch(strips.next_keys[v] + (first_dim / 2 + pair) * 2 * STRIP);
         repeat<M>([&](auto m) { add_products(sums[m][v], both, weight[m]); });
       });
     }

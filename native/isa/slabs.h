@@ -29,7 +29,7 @@ inline int64_t slab_rows(const Packed& weights, int64_t rows) {
 // Panels of a slab: of few rows as many as leave work for all threads, else what fits into the cache beside the rows, twice,
 // for the next ones are fetched meanwhile.
 inline int64_t slab_panels(const Packed& weights, int64_t rows) {
-  constexpr int64_t CACHE = 1 << 18, FEW = 4;
+  constexpr int64_t CACHE = 3 << 17, FEW = 4;
   if (rows <= SLAB_STRIP) return FEW;
   const int64_t fit = CACHE / weights.panel_bytes() / 2 * 2;
   return fit < 2 ? 2 : fit > SLAB_PANELS ? SLAB_PANELS : fit;

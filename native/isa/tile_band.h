@@ -115,16 +115,16 @@ void add_values_on_tiles(const Band& band, const uint16_t (*weights)[SPAN], cons
 }
 
 // One span for M <= FEW_ROWS rows, of which the last sees S strips.
-template <int S, int M>
-void sum_few(const Band& band, int head_dim, const F32* factors, const Span& span) {
+template <int S, int M, class Number>
+void sum_few(const Band& band, int head_dim, const F32* factors, const Span& span, const Strips<Number>& strips) {
   alignas(64) float scores[M][SPAN];
   alignas(64) uint16_t weights[M][SPAN];
-  score_few<M, S>(band, head_dim, span, scores);
+  score_few<M, S>(band, head_dim, strips, scores);
   for (int row = 0; row < M; ++row) soften_on_tiles<S>(band, row, head_dim, scores[row], factors, span, weights[row]);
   const Visible some{band.visible[0].first, band.visible[M - 1].end};
   int d = 0;
-  for (; d + 4 * LANES <= head_dim; d += 4 * LANES) add_few_values<M, 4>(band, weights, span, some, head_dim, d);
-  if (d < head_dim) add_few_values<M, 2>(band, weights, span, some, head_dim, d);
+  for (; d + 4 * LANES <= head_dim; d += 4 * LANES) add_few_values<M, 4>(band, weights, strips, some, head_dim, d);
+  if (d < head_dim) add_few_values<M, 2>(band, weights, strips, some, head_dim, d);
 }
 
 // The same for up to 16 rows, where the values of each two strips lie in one piece.
@@ -150,7 +150,10 @@ void take_strips_on_tiles(const Band& band, int rows, int head_dim, float scale,
     if (span.key_scales) factors[s] = mul(factors[s], load(span.key_scales + s * STRIP));
   });
   if (!span.lies_apart) return sum_tiles<S>(band, rows, head_dim, factors, span);
-  rows == 1 ? sum_few<S, 1>(band, head_dim, factors, span) : sum_few<S, 2>(band, head_dim, factors, span);
+  const auto sum = [&](const auto& strips) {
+    rows == 1 ? sum_few<S, 1>(band, head_dim, factors, span, strips) : sum_few<S, 2>(band, head_dim, factors, span, strips);
+  };
+  span.key_scales ? sum(span.narrow) : sum(static_cast<const Strips<uint16_t>&>(span));
 }
 
 inline void take_span_on_tiles(const Band& band, int rows, int head_dim, float scale, const Span& span) {
