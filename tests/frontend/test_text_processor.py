@@ -279,3 +279,10 @@ def test_outputs_are_sent_as_one_message_a_step(processor):
     start(processor, ids=("a", "b"))
     routed = processor.process(StepOutputs(1, [TokenOutput("a", [50]), TokenOutput("b", [51])]))
     assert [type(message) for message in routed.to_api] == [TextOutputs]
+
+
+def test_first_tokens_are_sent_before_those_of_others(processor):
+    start(processor, ids=("a", "b", "c"))
+    step(processor, TokenOutput("b", [50]))
+    outputs, _ = step(processor, *(TokenOutput(one, [51]) for one in ("b", "a", "c")))
+    assert [output.id for output in outputs] == ["a", "c", "b"]

@@ -83,6 +83,34 @@ def test_streamed_deltas_add_up_to_calls(client: openai.OpenAI) -> None:
     assert final.choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("notation", ["llama3_json", "mistral", "pythonic"])
+def test_the_other_notations_stream_calls_too(notation: str) -> None:
+    flags = ("--num-pages", "400", "--max-num-seqs", "8", "--tool-call-parser", notation, "--enable-auto-tool-choice")
+    with serve(demo_model_path(), *flags) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        fields = chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, n=4)
+        whole = client.chat.completions.create(**fields)
+        streamed: dict[tuple[int, int], list[str]] = {}
+        for chunk in client.chat.completions.create(**fields, stream=True):
+            for choice in chunk.choices:
+                for delta in choice.delta.tool_calls or ():
+                    name, text = delta.function.name, delta.function.arguments
+                    streamed.setdefault((choice.index, delta.index), []).extend(filter(None, (name, text)))
+    calls: Any = {
+        (choice.index, index): call
+        for choice in whole.choices
+        for index, call in enumerate(choice.message.tool_calls or ())
+    }
+    assert {place: (pieces[0], "".join(pieces[1:])) for place, pieces in streamed.items()} == {
+        place: (call.function.name, call.function.arguments) for place, call in calls.items()
+    }
+    ended = [choice for choice in whole.choices if choice.finish_reason == "tool_calls"]
+    assert ended
+    for choice in ended:
+        for call in choice.message.tool_calls or ():
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
 def test_a_round_trip_of_a_tool(client: openai.OpenAI) -> None:
     asked = client.chat.completions.create(**chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False))
     message = asked.choices[0].message

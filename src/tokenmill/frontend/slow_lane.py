@@ -46,7 +46,7 @@ class SlowLane:
 
     def hush(self) -> None:
         """Make `fd` wait for the next one."""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # it has not rung
             os.read(self.fd, 1 << 16)
 
     def finished(self) -> list[tuple[Question, Prepared, list[str]]]:

@@ -167,7 +167,9 @@ class TextProcessor:
     # --- tokens out -------------------------------------------------------------------------------------------------
 
     def _step_outputs(self, message: StepOutputs) -> Routed:
-        outputs: list[TextOutput] = []
+        # First tokens go first: whoever waits for one has nothing yet, and every delta before it costs time.
+        first_outputs: list[TextOutput] = []
+        later_outputs: list[TextOutput] = []
         stopped: list[str] = []
         refused: list[ToApi] = []
         for output in message.outputs:
@@ -180,12 +182,14 @@ class TextProcessor:
             prompt = None if request.reporter is None else request.reporter.take(output)
             if not (output.token_ids or output.finish_reason):
                 continue
+            outputs = later_outputs if request.num_output_tokens else first_outputs
             text_output = self._text_output(request, output, prompt)
             outputs.append(text_output)
             if text_output.finish_reason is not None:
                 del self._open[output.id]
                 if output.finish_reason is None:
                     stopped.append(output.id)
+        outputs = first_outputs + later_outputs
         return Routed(
             to_engine=[AbortRequests(stopped)] if stopped else [],
             to_api=[TextOutputs(outputs), *refused] if outputs else refused,

@@ -3,8 +3,9 @@
     set(row) ─> replay its output, fill its mask ─┐ (threads; llguidance gives up the interpreter lock)
     launch ─> forward ─> `ready` ─> sample ─> `take` the tokens ─> fill the next masks ...
 
-A mask is begun as soon as the token before it is known, so it is there when the next step wants it. One that is late
-does not hold up the batch: its row goes without a token in that step, and the scheduler runs it again.
+A mask is begun as soon as the token before it is known, so it is there when the next step wants it. Beside a model on
+the CPU those that are filled fast are filled at once instead. One that is late does not hold up the batch: its row goes
+without a token in that step, and the scheduler runs it again.
 """
 
 from __future__ import annotations
@@ -33,20 +34,27 @@ class GrammarStep:
         self._rows = rows
         self._late = late
         self._threads = threads
-        self._ready: list[tuple[int, RowGrammar]] = []
+        self._ready: Sequence[tuple[int, RowGrammar]] = []
+        self._is_on_cpu = False
 
     def ready(self, device: torch.device) -> AllowedTokens | None:
         """The masks that are there now, or `PATIENCE` later; None if none is."""
-        late = {row.job for _, row in self._rows if not row.job.done()}
-        if late:
-            wait(late, PATIENCE)
-        self._ready = [(index, row) for index, row in self._rows if row.job.done()]
+        self._is_on_cpu = device.type == "cpu"
+        # Many rows share a job, and to ask one takes a lock.
+        jobs = {row.job for _, row in self._rows}
+        done = {job for job in jobs if job.done()}
+        if len(done) < len(jobs):
+            done = wait(jobs, PATIENCE).done
+        self._ready = self._rows if len(done) == len(jobs) else [one for one in self._rows if one[1].job in done]
         usable = [(index, row.mask) for index, row in self._ready if not row.failure]
         if not usable:
             return None
         indices = np.array([index for index, _ in usable], dtype=np.int64)
-        bits = np.concatenate([mask for _, mask in usable]).reshape(len(usable), -1)
-        return AllowedTokens(torch.from_numpy(indices).to(device), torch.from_numpy(bits).to(device))
+        first = usable[0][1]
+        bits = first if len(usable) == 1 else np.concatenate([mask for _, mask in usable])
+        return AllowedTokens(
+            torch.from_numpy(indices).to(device), torch.from_numpy(bits.reshape(len(usable), -1)).to(device)
+        )
 
     def take(self, token_ids: IntArray) -> dict[int, str]:
         """Take in what was sampled and begin the next masks.
@@ -58,17 +66,24 @@ class GrammarStep:
             Why a row cannot go on, by its index.
         """
         failures = {index: row.failure for index, row in self._ready if row.failure}
-        sampled = [(index, row) for index, row in self._ready if not row.failure]
+        sampled = [one for one in self._ready if one[0] not in failures] if failures else self._ready
+        tokens = token_ids.tolist()
         for index, row in sampled:
-            row.take(int(token_ids[index]))
-        without = {*self._late, *(index for index, _ in self._rows)} - {index for index, _ in sampled}
-        token_ids[list(without)] = -1
-        if len(token_ids) == 1:
+            row.take(tokens[index])
+        if self._late or len(sampled) < len(self._rows):
+            without = {*self._late, *(index for index, _ in self._rows)} - {index for index, _ in sampled}
+            token_ids[list(without)] = -1
+        rows = [row for _, row in sampled]
+        if len(tokens) == 1:
             # Nobody else would have to wait, so it is not worth waking a thread.
-            for _, row in sampled:
-                row.advance()
+            self._threads.advance(rows)
+        elif self._is_on_cpu:
+            # The model takes all cores: a thread would get no time of its own, and handing it the work takes longer.
+            slow = [row for row in rows if row.is_slow]
+            self._threads.begin(slow)
+            self._threads.advance([row for row in rows if not row.is_slow] if slow else rows)
         else:
-            self._threads.begin([row for _, row in sampled])
+            self._threads.begin(rows)
         return failures
 
 

@@ -16,6 +16,10 @@ import numpy as np
 from tokenmill.errors import InvalidRequest
 
 # About 10 ms for a mask at most, and 8 MiB of lexer states for a request, by llguidance's own figures.
+# Sets of tokens that llguidance takes into a mask at once where a grammar allows any of them. Its own sets and that of
+# short pieces of strings, which schemas with lengths allow where they do not allow longer ones: 9 us a mask for 12.
+_STRING = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [r"[\x20\x0A\x0D\x09]+", *(_STRING + count for count in ("{1,4}", "{1,10}", "{1,30}", "+"))]
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
@@ -79,7 +83,8 @@ class GrammarCompiler:
         try:
             raw = Path(self._tokenizer.path).read_text(encoding="utf-8")
             ids = list(self._tokenizer.eos_token_ids)
-            return llguidance.LLTokenizer(raw, n_vocab=self._tokenizer.vocab_size, eos_token=ids or None)
+            size = self._tokenizer.vocab_size
+            return llguidance.LLTokenizer(raw, n_vocab=size, eos_token=ids or None, slices=_SLICES)
         except (ValueError, OSError) as error:
             raise InvalidRequest("structured output is not possible with this model's tokenizer") from error
 
