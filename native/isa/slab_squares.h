@@ -21,9 +21,10 @@ struct Square {
 };
 
 // A square that streams is the only one to read its panels, and asks for what comes from memory so many steps before its
-// use; the best of the distances that were measured.
-constexpr int64_t STREAM_STEPS = 2;
-// Else squares go over so much of the depth at a time, while panels pass by: the rows of x stay in the first-level cache
+// use, less where panels are wide; the best of the distances that were measured.
+template <int Panels>
+constexpr int64_t STREAM_STEPS = Panels > 2 ? 1 : 4;
+// Tall squares go over so much of the depth at a time, while panels pass by: the rows of x stay in the first-level cache
 // beside their sums. All of what the registers take in is more than the second level can give.
 constexpr int64_t CHUNK_STEPS = 8;
 
@@ -58,8 +59,8 @@ void add_square(const Square& square, Ahead& ahead) {
   const uint8_t *x = square.x, *w = square.w;
   for (int64_t step = 0; step < steps; ++step, x += x_step, w += TILE_BYTES) {
     if constexpr (Streams) {
-      const int64_t left = steps - step - STREAM_STEPS;
-      const uint8_t* later = left > 0 ? w + STREAM_STEPS * TILE_BYTES : square.later - left * TILE_BYTES;
+      const int64_t left = steps - step - STREAM_STEPS<Panels>;
+      const uint8_t* later = left > 0 ? w + STREAM_STEPS<Panels> * TILE_BYTES : square.later - left * TILE_BYTES;
       for (int p = 0; p < Panels; ++p) {
         TM_UNROLL for (int line = 0; line < TILE_ROWS; ++line) fetch(later + p * panel_bytes + line * TILE_LINE);
       }
@@ -75,40 +76,38 @@ void add_square(const Square& square, Ahead& ahead) {
   each([](auto t, uint8_t* to) { store_tile<t>(to, STRIDE); });
 }
 
-template <class Product, bool Streams>
-void add_panels(const Square& square, bool is_low, int panels, Ahead& ahead) {
-  switch (panels) {
-    case 1: return is_low ? add_square<Product, 1, 1, Streams>(square, ahead) : add_square<Product, 2, 1, Streams>(square, ahead);
-    case 2: return is_low ? add_square<Product, 1, 2, Streams>(square, ahead) : add_square<Product, 2, 2, Streams>(square, ahead);
-    case 4: return add_square<Product, 1, 4, Streams>(square, ahead);
-  }
-}
-
-// A slab whose rows are one strip: what its panels hold comes from memory, and is used once.
+// Panels side by side for the few rows of a strip that streams; one after the other they would leave memory waiting.
 template <class Product>
-void stream_strip(const Slab& slab, Square square, bool is_low, Ahead& ahead) {
-  const int most_panels = is_low ? 4 : 2;
+void stream_low(const Slab& slab, Square square, Ahead& ahead) {
   for (int p = 0; p < slab.panels;) {
-    const int left = slab.panels - p, panels = left >= most_panels ? most_panels : left >= 2 ? 2 : 1;
+    const int left = slab.panels - p, panels = left >= 4 ? 4 : left >= 2 ? 2 : 1;
     square.w = slab.panel_at(p);
     square.later = slab.panel_at(p + panels);
-    add_panels<Product, true>(square, is_low, panels, ahead);
+    switch (panels) {
+      case 1: add_square<Product, 1, 1, true>(square, ahead); break;
+      case 2: add_square<Product, 1, 2, true>(square, ahead); break;
+      case 4: add_square<Product, 1, 4, true>(square, ahead); break;
+    }
     square.sums += panels * LANES;
     p += panels;
   }
 }
 
-// One strip of several, whose panels are in the second-level cache.
-template <class Product>
-void add_strip(const Slab& slab, const Square& strip, bool is_low, Ahead& ahead) {
+// A strip of one or two halves, chunk by chunk.
+template <class Product, int Halves, bool Streams>
+void add_strip(const Slab& slab, const Square& strip, Ahead& ahead) {
   for (int64_t step = 0; step < strip.steps; step += CHUNK_STEPS) {
     Square square = strip;
     square.x += step * strip.x_step;
     square.steps = strip.steps - step < CHUNK_STEPS ? strip.steps - step : CHUNK_STEPS;
     square.goes_on = step > 0;
+    const auto at = [&](int p, int64_t from) { return slab.panel_at(p) + from * TILE_BYTES; };
+    const uint8_t* chunk_after = step + CHUNK_STEPS < strip.steps ? at(0, step + CHUNK_STEPS) : slab.next;
     for (int p = 0; p < slab.panels; p += 2) {
-      square.w = slab.panel_at(p) + step * TILE_BYTES;
-      add_panels<Product, false>(square, is_low, slab.panels - p < 2 ? 1 : 2, ahead);
+      square.w = at(p, step);
+      square.later = p + 2 < slab.panels ? at(p + 2, step) : chunk_after;
+      p + 1 < slab.panels ? add_square<Product, Halves, 2, Streams>(square, ahead)
+                          : add_square<Product, Halves, 1, Streams>(square, ahead);
       square.sums += 2 * LANES;
     }
   }
@@ -129,7 +128,11 @@ void add_slab(const Slab& slab, const Scale& scale) {
     slab.registers.shape(is_low ? low_shapes(upper) : tall_shapes(lower));
     const Square strip = {slab.x.strip_at(slab.row + row), slab.x.stride, slab.x.step, nullptr, slab.weights.panel_bytes(), steps,
                           slab.sums, false, nullptr};
-    streams ? stream_strip<Product>(slab, strip, is_low, ahead) : add_strip<Product>(slab, strip, is_low, ahead);
+    if (streams) {
+      is_low ? stream_low<Product>(slab, strip, ahead) : add_strip<Product, 2, true>(slab, strip, ahead);
+    } else {
+      is_low ? add_strip<Product, 1, false>(slab, strip, ahead) : add_strip<Product, 2, false>(slab, strip, ahead);
+    }
     scale(row, rows);
     slab.finish(row, rows);
   }

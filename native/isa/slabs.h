@@ -26,11 +26,11 @@ inline int64_t slab_rows(const Packed& weights, int64_t rows) {
   return ceil_div(ceil_div(rows, ceil_div(rows, most)), SLAB_STRIP) * SLAB_STRIP;
 }
 
-// Panels of a slab: of few rows as many as leave work for all threads, else what fits into the cache beside the rows, twice,
-// for the next ones are fetched meanwhile.
+// Panels of a slab: of few rows as many as are read side by side, or pass by one chunk of x; else what fits into the cache
+// beside the rows, twice, for the next ones are fetched meanwhile.
 inline int64_t slab_panels(const Packed& weights, int64_t rows) {
-  constexpr int64_t CACHE = 3 << 17, FEW = 4;
-  if (rows <= SLAB_STRIP) return FEW;
+  constexpr int64_t CACHE = 3 << 17;
+  if (rows <= SLAB_STRIP) return rows <= TILE_ROWS ? SLAB_PANELS / 2 : SLAB_PANELS;
   const int64_t fit = CACHE / weights.panel_bytes() / 2 * 2;
   return fit < 2 ? 2 : fit > SLAB_PANELS ? SLAB_PANELS : fit;
 }
