@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _MAX_THREADS = 4
 # Rows whose masks took longer than this together are advanced one by one the next time: one of them may be slow.
 _SLOW_SECONDS = 0.005
+# So many rows are sooner advanced one after the other than shared out between threads that have to be woken first.
+_FEW = 32
 
 IntArray = npt.NDArray[np.int32]
 
@@ -45,6 +47,7 @@ class RowGrammar:
     def __init__(self, template: Any | None, new_row: NewRow, num_words: int) -> None:
         self.position = len(new_row.token_ids)
         self.mask: IntArray = np.zeros(num_words, dtype=np.int32)
+        self._own_mask, self._address = self.mask, self.mask.ctypes.data
         self.matcher = template.deep_copy() if template is not None else None
         self.taken: list[int] = new_row.token_ids[new_row.num_prompt_tokens :].tolist()
         self.failure = "" if template is not None else "its grammar is gone"
@@ -67,8 +70,8 @@ class RowGrammar:
             return
         try:
             if not taken or matcher.consume_tokens(taken):
-                matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
-            self.settle(self.mask)
+                matcher.unsafe_compute_mask_ptr(self._address, self._own_mask.nbytes)
+            self.settle(self._own_mask)
         except Exception:  # whatever llguidance meets concerns this row alone
             self.fail()
         self.is_slow = time.thread_time() - started > _SLOW_SECONDS
@@ -115,9 +118,10 @@ class MaskThreads:
 
     def advance(self, rows: Sequence[RowGrammar]) -> None:
         """Advance these rows now, while nobody else does anything."""
-        if len(rows) == 1:
-            rows[0].advance()
-        elif rows:
+        if len(rows) <= _FEW:
+            for row in rows:
+                row.advance()
+        else:
             self._together(rows)
         for row in rows:
             row.job = self._done
