@@ -2,6 +2,7 @@ import pytest
 
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tokenmill.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
+from tokenmill.frontend.chat_messages import check_template_kwargs
 from tokenmill.frontend.chat_template import ChatTemplate, load_chat_template
 
 USER = [{"role": "user", "content": "hi"}]
@@ -109,6 +110,17 @@ def test_the_final_message_can_be_continued():
         render(source, messages, continue_final_message=True)
     with pytest.raises(InvalidRequest, match="does not show"):
         render("nothing", messages, **kwargs)
+
+
+def test_variables_of_a_template_are_neither_large_nor_deep():
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    check_template_kwargs({"x": "y" * 60_000})
+    for kwargs in ({"x": "y" * 70_000}, {"x": deep}, {"x": [[]] * 50_000}):
+        with pytest.raises(InvalidRequest) as refused:
+            check_template_kwargs(kwargs)
+        assert refused.value.param == "chat_template_kwargs"
 
 
 def test_tool_call_arguments_become_objects():

@@ -113,6 +113,8 @@ def test_what_cannot_fit_is_refused_before_it_is_looked_at(guarded_server):
         ("/v1/messages", {"model": "echo", "messages": many, "max_tokens": 1}),
         ("/v1/responses", {"input": many}),
         ("/detokenize", {"tokens": [1] * 3_000_000}),
+        ("/v1/chat/completions", {"messages": [message], "chat_template_kwargs": {"x": ["y"] * 2_000_000}}),
+        ("/tokenize", {"messages": [message], "chat_template_kwargs": {"x": ["y"] * 2_000_000}}),
     ):
         reply = guarded_server.post(path, body)
         assert reply.status_code == 400, (path, reply.text[:200])

@@ -13,6 +13,7 @@ import msgspec
 from tokenmill.errors import InvalidRequest
 
 MAX_DEPTH = 64
+MAX_KWARGS_BYTES = 64 << 10
 
 
 def normalize_messages(messages: object) -> list[dict[str, Any]]:
@@ -42,6 +43,21 @@ def check_depth(value: object, param: str) -> None:
         if not level:
             return
     raise InvalidRequest(f"{param} is nested more than {MAX_DEPTH} levels deep", param)
+
+
+def check_template_kwargs(kwargs: dict[str, Any]) -> None:
+    """Refuse more than any template has use for: they are passed on from process to process.
+
+    Raises:
+        InvalidRequest: naming the field.
+    """
+    try:
+        is_large = len(msgspec.json.encode(kwargs)) > MAX_KWARGS_BYTES
+    except RecursionError:
+        is_large = False  # but deep
+    if is_large:
+        raise InvalidRequest(f"chat_template_kwargs: at most {MAX_KWARGS_BYTES} bytes", "chat_template_kwargs")
+    check_depth(kwargs, "chat_template_kwargs")
 
 
 def _children(node: object) -> list[object]:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.errors import InvalidRequest
-from tokenmill.frontend.chat_messages import check_depth, normalize_messages
+from tokenmill.frontend.chat_messages import check_template_kwargs, normalize_messages
 from tokenmill.messages import GenerateText
 from tokenmill.server.answer_reader import AnswerReader
 from tokenmill.server.body import read_body
@@ -133,7 +133,7 @@ class ChatRoute:
 def template_kwargs(body: ChatBody) -> dict[str, Any]:
     """The variables a chat template gets besides the messages."""
     kwargs = dict(body.chat_template_kwargs or {})
-    check_depth(kwargs, "chat_template_kwargs")
+    check_template_kwargs(kwargs)
     for name in ("add_generation_prompt", "continue_final_message", "reasoning_effort"):
         if getattr(body, name) is not None:
             kwargs[name] = getattr(body, name)

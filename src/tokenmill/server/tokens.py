@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.errors import InvalidRequest
-from tokenmill.frontend.chat_messages import check_depth, normalize_messages
+from tokenmill.frontend.chat_messages import check_depth, check_template_kwargs, normalize_messages
 from tokenmill.messages import EncodeText
 from tokenmill.server.body import read_body
 from tokenmill.server.context import ServerContext
@@ -83,7 +83,8 @@ def _encode_message(body: TokenizeBody) -> EncodeText:
     for name in ("add_generation_prompt", "continue_final_message"):
         if getattr(body, name) is not None:
             kwargs[name] = getattr(body, name)
-    check_depth([kwargs, body.tools], "chat_template_kwargs")
+    check_template_kwargs(kwargs)
+    check_depth(body.tools, "tools")
     is_chat = body.messages is not None
     return EncodeText(
         id="",
