@@ -45,9 +45,12 @@ def _run(*command: str) -> None:
 
 
 def _compilers() -> dict[str, str]:
-    """Clang where there is one.
+    """A Clang that knows AMX, where there is one.
 
-    GCC 12 moves stores past its intrinsic that loads a tile configuration: the llama.cpp 0.3.36 that it compiles dies at
-    its first product of integers on a processor with AMX.
+    GCC 12 moves stores past its intrinsic that loads a tile configuration: the llama.cpp 0.3.36 that it compiles dies
+    at its first product of integers on a processor with AMX. Clang 14 leaves AMX out.
     """
-    return {"CC": "clang", "CXX": "clang++"} if shutil.which("clang++") else {}
+    for version in range(22, 15, -1):
+        if shutil.which(f"clang++-{version}"):
+            return {"CC": f"clang-{version}", "CXX": f"clang++-{version}"}
+    return {}
