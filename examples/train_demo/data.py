@@ -16,7 +16,7 @@ from typing import Any
 import jinja2.sandbox
 import numpy as np
 from skills import SKILLS, Message, Sample, Split
-from skills.recall import recall
+from skills.recall import many_recalls, recall
 from tokenizers import Tokenizer
 
 SYSTEMS = (
@@ -35,6 +35,7 @@ SYSTEMS = (
     "Follow the user's instructions.",
     "You are an assistant that is good with numbers and lists.",
 )
+CHARACTERS_PER_TOKEN = 3  # of a rendered chat, a little less than it has: rows over the length are dropped
 THOUGHT = "This needs no working out."
 CHATTY = ("copy", "reverse", "count", "sort", "arithmetic", "compare", "json", "faq", "about", "scope", "recall")
 
@@ -149,10 +150,12 @@ def filler(rng: random.Random, split: Split) -> list[Message]:
 
 
 def long_chat(rng: random.Random, split: Split, characters: int) -> Sample:
-    """Many exchanges in one conversation of about ``characters`` characters; half the time with a recall around."""
-    if rng.random() < 0.6:
-        fillers = max(1, characters // 160)
-        return recall(rng, split, filler, fillers)
+    """Many exchanges in one conversation of about ``characters`` characters; mostly with recalls around or in it."""
+    draw = rng.random()
+    if draw < 0.3:
+        return recall(rng, split, filler, max(1, characters // 160))
+    if draw < 0.8:
+        return many_recalls(rng, split, filler, characters)
     messages: list[Message] = []
     while sum(len(m["content"]) + 30 for m in messages) < characters:
         messages += filler(rng, split)
@@ -165,7 +168,7 @@ def draw_samples(rng: random.Random, mix: Mix, count: int) -> list[Sample]:
     samples = []
     for name in rng.choices(names, weights, k=count):
         if rng.random() < mix.chat_share:
-            sample = long_chat(rng, "train", rng.randint(200, mix.max_length * 2))
+            sample = long_chat(rng, "train", rng.randint(200, mix.max_length * CHARACTERS_PER_TOKEN))
         else:
             sample = SKILLS[name](rng, "train")
         samples.append(_decorate(rng, sample))

@@ -82,3 +82,34 @@ def recall(rng: random.Random, split: Split, filler: Filler | None = None, fille
                 messages += filler(rng, split)
     messages += [user(question), assistant(answer)]
     return Sample("recall", key, tuple(messages))
+
+
+def many_recalls(rng: random.Random, split: Split, filler: Filler, characters: int) -> Sample:
+    """A chat of about ``characters`` characters that tells several facts and asks each back later, in any order.
+
+    One long row teaches many recalls over all distances, where ``recall`` teaches one.
+    """
+    facts = _many_facts(rng, split, rng.randint(2, 6))
+    exchanges: list[list[Message]] = []
+    while sum(len(m["content"]) + 30 for exchange in exchanges for m in exchange) < characters:
+        exchanges.append(filler(rng, split))
+    places: list[tuple[float, list[Message]]] = [(rng.random(), exchange) for exchange in exchanges]
+    for memory, value in facts:
+        told = rng.random() ** 2  # early more often: the long distances are the hard ones
+        statement = [user(casual(rng, fill(rng.choice(memory.told), value))), assistant(fill(memory.confirmed, value))]
+        places.append((told, statement))
+        for asked in (rng.uniform(told, 1), 1 + rng.random())[: rng.randint(1, 2)]:
+            question = [user(casual(rng, rng.choice(memory.asked))), assistant(fill(memory.answered, value))]
+            places.append((asked, question))
+    places.sort(key=lambda place: place[0])
+    messages = [message for _, exchange in places for message in exchange]
+    return Sample("recall", f"recalls:{facts[0][0].kind}:{facts[0][1]}", tuple(messages))
+
+
+def _many_facts(rng: random.Random, split: Split, count: int) -> list[Fact]:
+    """Up to ``count`` facts of different kinds, each of the split (those of few values are left out: they pair up)."""
+    while True:
+        facts = [(memory, memory.value(rng)) for memory in _kinds(rng, count) if not memory.few]
+        facts = [(m, value) for m, value in facts if split_of(f"recall:{m.kind}:{value}") == split]
+        if facts:
+            return facts
