@@ -26,13 +26,15 @@ inline int64_t slab_rows(const Packed& weights, int64_t rows) {
   return ceil_div(ceil_div(rows, ceil_div(rows, most)), SLAB_STRIP) * SLAB_STRIP;
 }
 
-// Panels of a slab: of few rows as many as are read side by side, or pass by one chunk of x; else what fits into the cache
-// beside the rows, twice, for the next ones are fetched meanwhile.
-inline int64_t slab_panels(const Packed& weights, int64_t rows) {
+// Panels of a slab, an even number: of few rows as many as are read side by side, or pass by one chunk of x; else what fits
+// into the cache beside the rows, twice, for the next ones are fetched meanwhile. And no more than leave every thread two
+// pieces of work.
+inline int64_t slab_panels(const Packed& weights, int64_t rows, int threads) {
   constexpr int64_t CACHE = 3 << 17;
-  if (rows <= SLAB_STRIP) return rows <= TILE_ROWS ? SLAB_PANELS / 2 : SLAB_PANELS;
-  const int64_t fit = CACHE / weights.panel_bytes() / 2 * 2;
-  return fit < 2 ? 2 : fit > SLAB_PANELS ? SLAB_PANELS : fit;
+  const int64_t few = rows <= TILE_ROWS ? SLAB_PANELS / 2 : SLAB_PANELS, fit = CACHE / weights.panel_bytes();
+  const int64_t share = weights.panels() / (2 * threads), most = rows <= SLAB_STRIP ? few : fit;
+  const int64_t panels = (most < share ? most : share) / 2 * 2;
+  return panels < 2 ? 2 : panels > SLAB_PANELS ? SLAB_PANELS : panels;
 }
 
 // Calls finish(m, panel, panels, sums) for all rows, and panels by an even number (a last one may be alone).
@@ -42,7 +44,7 @@ template <class Finish>
 void for_each_slab(const Packed& weights, const Rows& x, int threads, const Finish& finish) {
   const Activations activations = prepare_strips(weights, x, threads);
   const auto run = slab_function(weights.format);
-  const int64_t height = slab_rows(weights, x.count), width = slab_panels(weights, x.count), all = weights.panels();
+  const int64_t height = slab_rows(weights, x.count), width = slab_panels(weights, x.count, threads), all = weights.panels();
   const int64_t columns = ceil_div(all, width), pieces = columns * ceil_div(x.count, height);
   const auto panels_of = [&](int64_t column) { return column < columns - 1 ? width : all - column * width; };
   parallel_chain(pieces, threads, [&](int64_t i, int64_t next) {
