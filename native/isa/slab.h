@@ -17,6 +17,7 @@ namespace tokenmill::TM_ISA {
 
 constexpr int SLAB_PANELS = 8;  // the most that a slab has
 constexpr int SLAB_STRIP = Activations::STRIP_ROWS;
+constexpr int STREAM_ROWS = 256;  // up to so many rows go through panels that come from memory, more wait for the cache
 
 // Memory that is read into the cache while sums are made.
 class Ahead {
@@ -44,15 +45,15 @@ struct Slab {
   const Activations& x;
   int64_t row;    // the first, of a strip too
   int rows;       // at least 1
-  float* sums;    // [SLAB_STRIP][SLAB_PANELS * LANES] of the strip at hand, aligned
+  float* sums;    // [STREAM_ROWS][SLAB_PANELS * LANES], aligned; of one strip after the other, or of all that stream
   const uint8_t* next;  // what this thread reads afterwards
   Ahead ahead;
   TileRegisters& registers;
-  // Takes the sums of a strip, from row `first` of the slab on, that are complete.
-  void (*take)(const void* taker, int first, int rows);
+  // Takes the complete sums of some rows, from row `first` of the slab on.
+  void (*take)(const void* taker, int first, int rows, const float* sums);
   const void* taker;
 
-  void finish(int first, int count) const { take(taker, first, count); }
+  void finish(int first, int count, const float* of) const { take(taker, first, count, of); }
   // Of panel p of the slab, or of those that follow elsewhere.
   const uint8_t* panel_at(int p) const {
     const int64_t size = weights.panel_bytes();

@@ -5,7 +5,7 @@
 
 namespace tokenmill::TM_ISA {
 
-void slab_bf16(const Slab& slab) { add_slab<Bf16Product, false>(slab, [](int, int) {}); }
+void slab_bf16(const Slab& slab) { add_slab<Bf16Product, false>(slab, [](int, int, float*) {}); }
 
 }  // namespace tokenmill::TM_ISA
 

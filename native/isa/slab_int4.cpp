@@ -111,7 +111,7 @@ void slab_of_groups(const Slab& slab) {
       int4.add_rows(slab.row + row, slab.sums + p * LANES, ahead);
     }
     const int left = slab.rows - row;
-    slab.finish(row, left < TILE_ROWS ? left : TILE_ROWS);
+    slab.finish(row, left < TILE_ROWS ? left : TILE_ROWS, slab.sums);
   }
 }
 

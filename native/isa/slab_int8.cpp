@@ -9,11 +9,11 @@ namespace tokenmill::TM_ISA {
 void slab_int8(const Slab& slab) {
   const int64_t panel_bytes = slab.weights.panel_bytes();
   const uint8_t* end = slab.weights.data + (slab.panel + 1) * panel_bytes;
-  add_slab<BytesProduct, true>(slab, [&](int first, int rows) {
+  add_slab<BytesProduct, true>(slab, [&](int first, int rows, float* complete) {
     for (int p = 0; p < slab.panels; ++p) {
       const F32 scales = load(reinterpret_cast<const float*>(end + p * panel_bytes) - LANES);
       for (int m = first; m < first + rows; ++m) {
-        float* sums = slab.sums + (m - first) * SUMS_STRIDE + p * LANES;
+        float* sums = complete + (m - first) * SUMS_STRIDE + p * LANES;
         const I32 centred = _mm512_add_epi32(load_bytes(sums), start_centred(slab.x.sums[slab.row + m]));
         store(sums, mul(to_float(centred), mul(scales, broadcast(slab.x.scales[slab.row + m]))));
       }

@@ -76,6 +76,15 @@ void add_square(const Square& square, Ahead& ahead) {
   each([](auto t, uint8_t* to) { store_tile<t>(to, STRIDE); });
 }
 
+// So many steps of the depth, from `step` on.
+inline Square chunk_of(const Square& whole, int64_t step) {
+  Square square = whole;
+  square.x += step * whole.x_step;
+  square.steps = whole.steps - step < CHUNK_STEPS ? whole.steps - step : CHUNK_STEPS;
+  square.goes_on = step > 0;
+  return square;
+}
+
 // Panels side by side for the few rows of a strip that streams; one after the other they would leave memory waiting.
 template <class Product>
 void stream_low(const Slab& slab, Square square, Ahead& ahead) {
@@ -93,32 +102,65 @@ void stream_low(const Slab& slab, Square square, Ahead& ahead) {
   }
 }
 
-// A strip of one or two halves, chunk by chunk.
-template <class Product, int Halves, bool Streams>
+// A strip of one or two halves, chunk by chunk, whose panels are in the second-level cache.
+template <class Product, int Halves>
 void add_strip(const Slab& slab, const Square& strip, Ahead& ahead) {
   for (int64_t step = 0; step < strip.steps; step += CHUNK_STEPS) {
-    Square square = strip;
-    square.x += step * strip.x_step;
-    square.steps = strip.steps - step < CHUNK_STEPS ? strip.steps - step : CHUNK_STEPS;
-    square.goes_on = step > 0;
-    const auto at = [&](int p, int64_t from) { return slab.panel_at(p) + from * TILE_BYTES; };
-    const uint8_t* chunk_after = step + CHUNK_STEPS < strip.steps ? at(0, step + CHUNK_STEPS) : slab.next;
+    Square square = chunk_of(strip, step);
     for (int p = 0; p < slab.panels; p += 2) {
-      square.w = at(p, step);
-      square.later = p + 2 < slab.panels ? at(p + 2, step) : chunk_after;
-      p + 1 < slab.panels ? add_square<Product, Halves, 2, Streams>(square, ahead)
-                          : add_square<Product, Halves, 1, Streams>(square, ahead);
+      square.w = slab.panel_at(p) + step * TILE_BYTES;
+      p + 1 < slab.panels ? add_square<Product, Halves, 2, false>(square, ahead)
+                          : add_square<Product, Halves, 1, false>(square, ahead);
       square.sums += 2 * LANES;
     }
   }
 }
 
-// All sums of a slab; `scale(row, rows)` makes results of a strip's that are complete. Where x is padded the registers are
-// read in full, else as far as x has rows.
+// All strips of a slab that streams: what one strip has read of two panels, the others find in the first-level cache. Rows
+// behind the last of x are computed too, from whatever their memory holds, and nobody takes them.
+template <class Product>
+void stream_strips(const Slab& slab, const Square& first, int strips, Ahead& ahead) {
+  const auto at = [&](int p, int64_t step) { return slab.panel_at(p) + step * TILE_BYTES; };
+  for (int64_t step = 0; step < first.steps; step += CHUNK_STEPS) {
+    const uint8_t* chunk_after = step + CHUNK_STEPS < first.steps ? at(0, step + CHUNK_STEPS) : slab.next;
+    for (int p = 0; p < slab.panels; p += 2) {
+      Square square = chunk_of(first, step);
+      square.w = at(p, step);
+      square.later = p + 2 < slab.panels ? at(p + 2, step) : chunk_after;
+      square.sums += p * LANES;
+      const bool is_pair = p + 1 < slab.panels;
+      is_pair ? add_square<Product, 2, 2, true>(square, ahead) : add_square<Product, 2, 1, true>(square, ahead);
+      for (int strip = 1; strip < strips; ++strip) {
+        square.x += slab.x.strip;
+        square.sums += SLAB_STRIP * SUMS_STRIDE;
+        is_pair ? add_square<Product, 2, 2, false>(square, ahead) : add_square<Product, 2, 1, false>(square, ahead);
+      }
+    }
+  }
+}
+
+// All sums of a slab; `scale(row, rows, sums)` makes results of those that are complete. Where x is padded the registers
+// are read in full, else as far as x has rows.
 template <class Product, bool IsPadded, class Scale>
 void add_slab(const Slab& slab, const Scale& scale) {
   const int64_t steps = count_steps(slab.weights);
-  const bool streams = slab.rows <= SLAB_STRIP;
+  const Square whole = {slab.x.strip_at(slab.row), slab.x.stride, slab.x.step, nullptr, slab.weights.panel_bytes(), steps,
+                        slab.sums, false, nullptr};
+  const auto finish = [&](int row, int rows, float* sums) {
+    scale(row, rows, sums);
+    slab.finish(row, rows, sums);
+  };
+  if (slab.rows <= STREAM_ROWS) {
+    Ahead nothing(nullptr, 0);
+    if (slab.rows <= TILE_ROWS) {
+      slab.registers.shape(low_shapes(IsPadded ? TILE_ROWS : slab.rows));
+      stream_low<Product>(slab, whole, nothing);
+    } else {
+      slab.registers.shape(tall_shapes(IsPadded || slab.rows >= SLAB_STRIP ? TILE_ROWS : slab.rows - TILE_ROWS));
+      stream_strips<Product>(slab, whole, (slab.rows + SLAB_STRIP - 1) / SLAB_STRIP, nothing);
+    }
+    return finish(0, slab.rows, slab.sums);
+  }
   Ahead ahead = slab.ahead;
   ahead.spread((slab.rows + SLAB_STRIP - 1) / SLAB_STRIP * ((slab.panels + 1) / 2) * steps);
   for (int row = 0; row < slab.rows; row += SLAB_STRIP) {
@@ -126,15 +168,10 @@ void add_slab(const Slab& slab, const Scale& scale) {
     const int upper = IsPadded || rows > TILE_ROWS ? TILE_ROWS : rows, lower = IsPadded ? TILE_ROWS : rows - upper;
     const bool is_low = rows <= TILE_ROWS;
     slab.registers.shape(is_low ? low_shapes(upper) : tall_shapes(lower));
-    const Square strip = {slab.x.strip_at(slab.row + row), slab.x.stride, slab.x.step, nullptr, slab.weights.panel_bytes(), steps,
-                          slab.sums, false, nullptr};
-    if (streams) {
-      is_low ? stream_low<Product>(slab, strip, ahead) : add_strip<Product, 2, true>(slab, strip, ahead);
-    } else {
-      is_low ? add_strip<Product, 1, false>(slab, strip, ahead) : add_strip<Product, 2, false>(slab, strip, ahead);
-    }
-    scale(row, rows);
-    slab.finish(row, rows);
+    Square strip = whole;
+    strip.x = slab.x.strip_at(slab.row + row);
+    is_low ? add_strip<Product, 1>(slab, strip, ahead) : add_strip<Product, 2>(slab, strip, ahead);
+    finish(row, rows, slab.sums);
   }
 }
 

@@ -22,6 +22,7 @@ inline auto slab_function(Format format) -> void (*)(const Slab&) {
 // Rows of a slab: as many as half of a second-level cache holds, nearly the same in all, whole strips.
 inline int64_t slab_rows(const Packed& weights, int64_t rows) {
   constexpr int64_t CACHE = 1 << 20;
+  if (rows <= STREAM_ROWS) return ceil_div(rows, SLAB_STRIP) * SLAB_STRIP;
   const int64_t fit = CACHE / (count_steps(weights) * TILE_LINE), most = fit < SLAB_STRIP ? SLAB_STRIP : fit;
   return ceil_div(ceil_div(rows, ceil_div(rows, most)), SLAB_STRIP) * SLAB_STRIP;
 }
@@ -32,7 +33,7 @@ inline int64_t slab_rows(const Packed& weights, int64_t rows) {
 inline int64_t slab_panels(const Packed& weights, int64_t rows, int threads) {
   constexpr int64_t CACHE = 3 << 17;
   const int64_t few = rows <= TILE_ROWS ? SLAB_PANELS / 2 : SLAB_PANELS, fit = CACHE / weights.panel_bytes();
-  const int64_t share = weights.panels() / (2 * threads), most = rows <= SLAB_STRIP ? few : fit;
+  const int64_t share = weights.panels() / (2 * threads), most = rows <= STREAM_ROWS ? few : fit;
   const int64_t panels = (most < share ? most : share) / 2 * 2;
   return panels < 2 ? 2 : panels > SLAB_PANELS ? SLAB_PANELS : panels;
 }
@@ -53,12 +54,12 @@ void for_each_slab(const Packed& weights, const Rows& x, int threads, const Fini
     const uint8_t* after = weights.data + next_column * width * weights.panel_bytes();
     const Ahead ahead(after, next < pieces ? panels_of(next_column) * weights.panel_bytes() : 0);
     TileRegisters registers;
-    alignas(64) float sums[SLAB_STRIP * SUMS_STRIDE];
-    const auto take = [&](int first, int count) {
-      for (int m = first; m < first + count; ++m) finish(top + m, panel, static_cast<int>(panels), sums + (m - first) * SUMS_STRIDE);
+    alignas(64) float sums[STREAM_ROWS * SUMS_STRIDE];
+    const auto take = [&](int first, int count, const float* of) {
+      for (int m = 0; m < count; ++m) finish(top + first + m, panel, static_cast<int>(panels), of + m * SUMS_STRIDE);
     };
-    const auto call = [](const void* taker, int first, int count) {
-      (*static_cast<decltype(take)*>(taker))(first, count);
+    const auto call = [](const void* taker, int first, int count, const float* of) {
+      (*static_cast<decltype(take)*>(taker))(first, count, of);
     };
     run({weights, panel, static_cast<int>(panels), activations, top, static_cast<int>(rows), sums, after, ahead, registers, call, &take});
   });
