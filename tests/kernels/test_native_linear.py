@@ -119,6 +119,15 @@ def test_a_token_has_the_same_bits_in_any_batch_and_with_any_threads(isa, format
         assert torch.equal(matrix.multiply(x[:7], bias)[3:4], alone.multiply(x[3:4], bias))
 
 
+@every_isa
+@every_format
+def test_rows_that_the_cache_does_not_hold_at_once_have_the_same_bits(isa, format, rng):
+    x, weight = drawn(600, 3072), drawn(int(rng.integers(20, 100)), 3072)
+    matrix = packed(isa, weight, threads=2, format=format)
+    some = rng.integers(0, 600, 12).tolist()
+    assert torch.equal(matrix.logits(x)[some], torch.cat([matrix.logits(x[row : row + 1]) for row in some]))
+
+
 @every_integer_format
 def test_integers_have_the_same_bits_on_every_level(format, rng):
     """A level may leave few rows to another one's kernels."""
