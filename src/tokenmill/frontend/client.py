@@ -146,6 +146,8 @@ class EngineClient:
         """
         self._raise_failure()
         self._queue.check(prompts, len(self._open))
+        # Before anything is sent: the engine may have begun by the time that this call goes on.
+        arrived = time.monotonic()
         worker = next(self._turn)
         prompts = [msgspec.structs.replace(p, ids=[_new_id() for _ in range(p.params.n)]) for p in prompts]
         ids = [request_id for prompt in prompts for request_id in prompt.ids]
@@ -156,11 +158,10 @@ class EngineClient:
         except InvalidRequest:
             self._send(worker, AbortRequests(ids))
             raise
-        now = time.monotonic()
         for prompt in prompts:
             self._queue.enter(prompt)
         for request_id in ids:
-            self._open[request_id] = _OpenRequest(generation, worker, now, now)
+            self._open[request_id] = _OpenRequest(generation, worker, arrived, arrived)
         return generation
 
     def find(self, name: str) -> list[list[str]]:
