@@ -154,6 +154,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 )
 
     @property
+    def is_filtered(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary that depends on all logits."""
+        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+    @property
     def is_greedy(self) -> bool:
         """True when the token is the exact argmax of the processed logits."""
         return self.temperature == 0.0 or self.top_k == 1

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.sampling.oracle import chi_square_deviate, distribution, draw_many
+from tests.sampling.oracle import chi_square_deviate, distribution, draw_many, new_row
+from tokenmill.sampling.allowed import AllowedTokens
+from tokenmill.sampling.sampler import Sampler, SecondDraw
+from tokenmill.sampling.table import SamplingTable
 from tokenmill.sampling_params import SamplingParams
 
 CASES = {
@@ -57,3 +60,29 @@ def test_greedy_never_draws(rng):
     logits = torch.randn(40).numpy()
     assert set(draw_many(logits, SamplingParams(temperature=0.0), 200, seed=0)) == {int(logits.argmax())}
     assert set(draw_many(logits, SamplingParams(top_k=1), 200, seed=0)) == {int(logits.argmax())}
+
+
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
+def test_a_second_draw_among_what_is_allowed_leaves_the_distribution_that_a_mask_gives(chance, rng):
+    logits = (2 * rng.normal(size=50)).astype(np.float32)
+    is_allowed = rng.random(50) < chance
+    is_allowed[int(rng.integers(50))] = True
+    table = SamplingTable(100, 50, "cpu")
+    for row in range(100):
+        table.set(new_row(row, SamplingParams(), seed=int(rng.integers(2**40))))
+    bits = np.packbits(np.append(is_allowed, np.zeros(14, dtype=bool)), bitorder="little").view(np.int32)
+    rows, counts = np.arange(100), np.zeros(50, dtype=np.int64)
+    for position in range(1, 101):
+        positions = np.full(100, position)
+
+        def review(token_ids, positions=positions):
+            refused = np.flatnonzero(~is_allowed[token_ids.numpy()])
+            left = AllowedTokens(torch.from_numpy(refused), torch.from_numpy(bits).expand(len(refused), -1))
+            return SecondDraw(left, table.batch(rows[refused], positions[refused], stream=1)) if len(refused) else None
+
+        same = torch.from_numpy(logits).expand(100, -1).contiguous()
+        drawn = Sampler().sample(same, table.batch(rows, positions), torch.zeros((100, 1)), review).token_ids
+        counts += np.bincount(drawn.numpy(), minlength=50)
+    masked = distribution(np.where(is_allowed, logits, -np.inf), SamplingParams())
+    assert counts[~is_allowed].sum() == 0
+    assert chi_square_deviate(counts, masked) < LIMIT

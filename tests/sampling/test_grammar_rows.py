@@ -22,18 +22,20 @@ CPU = torch.device("cpu")
 
 
 class Counting:
-    """A matcher that allows the token that is the number of tokens it has seen; it waits for `gate`."""
+    """A matcher that allows the token that is the number of tokens it has seen, up to `limit`; it waits for `gate`."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
         self.seen: list[int] = []
         self.error = ""
+        self.limit = 1000
+        self.num_masks = 0
         self.copies: list[Counting] = []
 
     def deep_copy(self) -> Counting:
         copy = Counting()
-        copy.gate = self.gate
+        copy.gate, copy.limit = self.gate, self.limit
         self.copies.append(copy)
         return copy
 
@@ -42,8 +44,18 @@ class Counting:
         self.seen.extend(tokens)
         return not self.error
 
+    def validate_tokens(self, tokens: list[int]) -> int:
+        return int(not self.is_stopped() and tokens == [len(self.seen)])
+
+    def consume_token(self, token: int) -> bool:
+        return self.consume_tokens([token])
+
+    def is_stopped(self) -> bool:
+        return bool(self.error) or len(self.seen) >= self.limit
+
     def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None:
         self.gate.wait()
+        self.num_masks += 1
         words = (ctypes.c_uint32 * (num_bytes // 4)).from_address(address)
         for index in range(len(words)):
             words[index] = 1 << len(self.seen) % 32 if index == len(self.seen) // 32 else 0
@@ -140,6 +152,80 @@ def test_stops_before_min_tokens_pass_only_where_nothing_else_does(rows: Grammar
     rows.set([new_row(0, [], min_tokens=5), new_row(1, [5, 5], min_tokens=5)])
     # Stop ids are 0 and 1: the only token that is allowed stays allowed.
     assert allowed(step(rows, (0, 2), (1, 4)).ready(CPU)) == {0: {0}, 1: {2}}
+
+
+@pytest.fixture
+def host_rows(template: Counting) -> Iterator[GrammarRows]:
+    rows = GrammarRows({"counting": template}.get, VOCAB_SIZE, on_host=True)
+    yield rows
+    rows.close()
+
+
+def run(rows: GrammarRows, drawn: dict[tuple[int, int], int]) -> dict[int, set[int]]:
+    """One step in which these (row, position) have drawn these tokens: what the refused ones are left with, taken."""
+    now = step(rows, *drawn)
+    assert now.ready(CPU) is None
+    token_ids = np.array(list(drawn.values()), dtype=np.int32)
+    again = allowed(now.refused(token_ids))
+    for index, left in again.items():
+        token_ids[index] = min(left)
+    assert now.take(token_ids) == {}
+    return again
+
+
+def test_on_the_host_a_row_gets_a_mask_only_where_its_grammar_refuses_what_it_drew(
+    host_rows: GrammarRows, template: Counting
+) -> None:
+    host_rows.set([new_row(0, []), new_row(1, [])])
+    assert run(host_rows, {(0, 2): 0, (1, 2): 9}) == {1: {0}}
+    assert run(host_rows, {(0, 3): 1, (1, 3): 1}) == {}
+    assert run(host_rows, {(1, 4): 5}) == {0: {2}}
+    assert [copy.seen for copy in template.copies] == [[0, 1], [0, 1, 2]]
+    assert [copy.num_masks for copy in template.copies] == [0, 2]
+
+
+def test_rows_with_filters_keep_their_masks_on_the_host(host_rows: GrammarRows) -> None:
+    filters: list[dict[str, Any]] = [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}]
+    host_rows.set([new_row(index, [], **one) for index, one in enumerate(filters)])
+    for position in range(2, 5):
+        now = step(host_rows, *((row, position) for row in range(3)))
+        assert allowed(now.ready(CPU)) == {row: {position - 2} for row in range(3)}
+        token_ids = np.full(3, position - 2, dtype=np.int32)
+        assert now.refused(token_ids) is None
+        assert now.take(token_ids) == {}
+
+
+def test_a_resumed_row_replays_its_output_before_it_draws_first(host_rows: GrammarRows, template: Counting) -> None:
+    host_rows.set([new_row(0, [0, 1, 2])])
+    now = step(host_rows, (0, 5))
+    assert allowed(now.ready(CPU)) == {0: {3}}
+    now.take(np.array([3], dtype=np.int32))
+    assert run(host_rows, {(0, 6): 4}) == {}
+    assert template.copies[0].seen == [0, 1, 2, 3, 4]
+
+
+def test_a_row_that_drew_first_stops_not_before_min_tokens_and_is_not_told_of_its_end(
+    host_rows: GrammarRows, template: Counting
+) -> None:
+    template.limit = 3
+    host_rows.set([new_row(0, [], min_tokens=1), new_row(1, [])])
+    # Stop ids are 0 and 1: the first is the only token that is allowed, so it stays allowed.
+    assert run(host_rows, {(0, 2): 0, (1, 2): 0}) == {0: {0}}
+    assert run(host_rows, {(0, 3): 1, (1, 3): 1}) == {}
+    assert run(host_rows, {(0, 4): 2, (1, 4): 2}) == {}
+    assert run(host_rows, {(0, 5): 1, (1, 5): 0}) == {}
+    assert [copy.seen for copy in template.copies] == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_a_row_that_drew_first_and_whose_grammar_fails_says_so(host_rows: GrammarRows, template: Counting) -> None:
+    host_rows.set([new_row(0, []), new_row(1, [])])
+    template.copies[1].error = "NoExtension"
+    now = step(host_rows, (0, 2), (1, 2))
+    now.ready(CPU)
+    token_ids = np.array([0, 0], dtype=np.int32)
+    assert now.refused(token_ids) is None
+    assert "nothing matches" in now.take(token_ids)[1]
+    assert token_ids.tolist() == [0, -1]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 331, 4096])

@@ -40,7 +40,10 @@ def test_a_greedy_newcomer_on_a_reused_row_takes_the_short_way(rng):
         new_row(0, SamplingParams(logit_bias={3: 5.0}, presence_penalty=1.0, min_tokens=4, logprobs=2), stop_ids=(1,))
     )
     table.set(new_row(0, SamplingParams(temperature=0.0)))
-    assert table.batch(np.array([0]), np.array([7])) == SamplingBatch(size=1, only_argmax=True)
+    batch = table.batch(np.array([0]), np.array([7]))
+    assert batch.greedy is not None and batch.greedy.tolist() == [0]
+    expected = SamplingBatch(size=1, only_argmax=True, greedy=batch.greedy, filtered_within_candidates=True)
+    assert batch == expected
 
 
 def test_rows_are_grouped_by_what_they_need():

@@ -56,6 +56,28 @@ def test_answers_match_their_schemas(model: Path, overlap: bool) -> None:
     assert num_preemptions > 0
 
 
+def test_greedy_answers_are_those_of_masks_wherever_rows_draw_first(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    prompts = [[rng.randrange(256) for _ in range(rng.choice([3, 40]))] for _ in range(40)]
+    asked = [
+        SamplingParams(max_tokens=60, temperature=0.0, structured_outputs=StructuredOutputs(json=random_schema(rng)))
+        for _ in prompts
+    ]
+    asked[::4] = [SamplingParams(max_tokens=60, temperature=0.0)] * 10
+
+    def answers() -> list[list[int]]:
+        with LLM(model, **TIGHT) as llm:
+            outputs = llm.generate(prompts, asked, use_progress_bar=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    drawn_first = answers()
+    monkeypatch.setattr(SamplingParams, "is_filtered", True)  # of such rows masks are filled before they draw
+    assert answers() == drawn_first
+
+
 @pytest.fixture(scope="module")
 def llm(model: Path) -> Any:
     with LLM(model, dtype="float32", num_pages=400) as llm:

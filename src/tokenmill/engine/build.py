@@ -80,7 +80,7 @@ def build_engine(
         memory = allocate(config, platform, model.architecture, model.decoder, model.kernels)
     limits = ModelLimits(memory.size.max_model_len, model.architecture.vocab_size, eos_token_ids(model.folder))
     grammars = grammar_store(config, model.folder, limits)
-    masks = GrammarRows(grammars.template, limits.vocab_size)
+    masks = GrammarRows(grammars.template, limits.vocab_size, on_host=not platform.is_accelerator)
     runner = make_runner(config, platform, model.decoder, model.kernels, memory, masks)
     graphs = _capture(config, platform, runner, phases)
     header = log_header(config, memory.size, limits)

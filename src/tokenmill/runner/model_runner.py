@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.attention.batch import ForwardBatch
@@ -18,10 +19,12 @@ from tokenmill.runner.prompt_reports import PromptReports, Reports
 from tokenmill.runner.results import result_of, sampling_rows
 from tokenmill.runner.row_tables import RowTables, table_arrays
 from tokenmill.sampling.batch import SamplingBatch
-from tokenmill.sampling.grammar_rows import GrammarRows
-from tokenmill.sampling.sampler import SampledTokens, Sampler
+from tokenmill.sampling.grammar_rows import GrammarRows, GrammarStep
+from tokenmill.sampling.sampler import Review, SampledTokens, Sampler, SecondDraw
 from tokenmill.sampling.table import SamplingTable
 from tokenmill.scheduler.plan import StepPlan, StepResult
+
+Rows = npt.NDArray[np.integer]
 
 
 class Model(Protocol):
@@ -117,9 +120,11 @@ class ModelRunner:
         rows, positions = sampling_rows(plan)
         batch = self.sampling.batch(rows, positions)
         constrained = self.grammars.step(rows, positions)
+        review = None
         if constrained is not None:
             batch = dataclasses.replace(batch, allowed=constrained.ready(self.tables.tokens.device))
-        sampled = self._sample(outputs, batch)
+            review = self._review(constrained, rows, positions)
+        sampled = self._sample(outputs, batch, review)
         self.tables.write_tokens(torch.from_numpy(rows), torch.from_numpy(positions), sampled.token_ids)
         own_ids = sampled.token_ids.numpy().astype(np.int32)
         failures = {} if constrained is None else constrained.take(own_ids)
@@ -132,11 +137,27 @@ class ModelRunner:
             self.prompts.set(new_row)
         self.grammars.set(plan.new_rows)
 
-    def _sample(self, outputs: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
-        if batch.only_argmax:
-            # Nobody needs the logits themselves: kernels may find the largest without writing them down.
-            return SampledTokens(self.model.argmax(outputs), None)
-        return self.sampler.sample(self.model.logits(outputs), batch, self.tables.tokens)
+    def _sample(self, outputs: torch.Tensor, batch: SamplingBatch, review: Review | None) -> SampledTokens:
+        if not batch.only_argmax or batch.allowed is not None:
+            return self.sampler.sample(self.model.logits(outputs), batch, self.tables.tokens, review)
+        # Nobody needs the logits themselves: kernels may find the largest without writing them down.
+        token_ids = self.model.argmax(outputs)
+        second = None if review is None else review(token_ids)
+        if second is not None:
+            self.sampler.sample_again(token_ids, self.model.logits(outputs[second.allowed.indices]), second)
+        return SampledTokens(token_ids, None)
+
+    def _review(self, constrained: GrammarStep, rows: Rows, positions: Rows) -> Review:
+        """Lets the rows draw again whose grammar refuses what they drew."""
+
+        def review(token_ids: torch.Tensor) -> SecondDraw | None:
+            allowed = constrained.refused(token_ids.numpy())
+            if allowed is None:
+                return None
+            again = allowed.indices.numpy()
+            return SecondDraw(allowed, self.sampling.batch(rows[again], positions[again], stream=1))
+
+        return review
 
     def close(self) -> None:
         """Wait for launched steps and end the worker thread."""

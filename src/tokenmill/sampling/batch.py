@@ -84,7 +84,7 @@ class SamplingBatch:
 
     Attributes:
         size: S.
-        only_argmax: every row is greedy and none has an extra: the groups below are all None.
+        only_argmax: every row is greedy and none has an extra, a grammar aside: the other groups are None.
         greedy: [n] int64, rows that take the argmax of the processed logits.
         plain: rows that draw from the whole vocabulary.
         filtered: rows with top-k, top-p or min-p.

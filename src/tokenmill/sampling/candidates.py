@@ -27,9 +27,12 @@ def finite(logits: Tensor) -> Tensor:
 def first_argmax(logits: Tensor) -> Tensor:
     """[S] int64: the lowest id of each row's largest logit; NaN counts as the largest, as in `torch.argmax`.
 
-    The maxima of groups find the group, then the token in it: the maximum is vectorized where argmax is not.
+    On the host numpy's is vectorized. Elsewhere the maxima of groups find the group, then the token in it: there the
+    maximum is vectorized where argmax is not.
     """
     vocab_size = logits.shape[1]
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(-1))
     if vocab_size < _MIN_GROUPED_VOCABULARY:
         return logits.argmax(-1)
     width = _group_width(vocab_size, 1)

@@ -1,7 +1,7 @@
-"""The grammar of one row, and the threads that bring grammars up to date.
+"""The grammar of one row, and the threads that fill masks.
 
-Rows are advanced together in two calls of llguidance that need no interpreter lock; one that has held the others up is
-advanced alone the next time.
+Masks of many rows are filled together in two calls of llguidance that need no interpreter lock; one that has held the
+others up is filled alone the next time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 _MAX_THREADS = 4
 # Rows whose masks took longer than this together are advanced one by one the next time: one of them may be slow.
 _SLOW_SECONDS = 0.005
-# So many rows are sooner advanced one after the other than shared out between threads that have to be woken first.
-_FEW = 32
 
 IntArray = npt.NDArray[np.int32]
 
@@ -36,15 +34,17 @@ class RowGrammar:
 
     Attributes:
         job: the work that fills the mask, queued or done.
-        position: index in its sequence of the token that the mask is for.
-        mask: [ceil(V / 32)] int32.
+        position: index in its sequence of the token that comes next.
+        mask: [ceil(V / 32)] int32, for that token.
+        may_draw_first: what it draws then has the same chances as with a mask.
+        draws_first: there is no mask; the token is drawn from the whole vocabulary and offered to the matcher.
         matcher: llguidance's; None: the row has failed.
         taken: sampled tokens that the matcher has not seen.
-        is_slow: its last mask took long, or one of those that were filled with it.
-        failure: why there is no mask, nor will be; "" while all is well.
+        is_slow: what it did last took long, or one of those that were filled with it did.
+        failure: why the row cannot go on; "" while all is well.
     """
 
-    def __init__(self, template: Any | None, new_row: NewRow, num_words: int) -> None:
+    def __init__(self, template: Any | None, new_row: NewRow, num_words: int, on_host: bool) -> None:
         self.position = len(new_row.token_ids)
         self.mask: IntArray = np.zeros(num_words, dtype=np.int32)
         self._own_mask, self._address = self.mask, self.mask.ctypes.data
@@ -52,40 +52,46 @@ class RowGrammar:
         self.taken: list[int] = new_row.token_ids[new_row.num_prompt_tokens :].tolist()
         self.failure = "" if template is not None else "its grammar is gone"
         self.job: Future[None] = Future()
-        self.is_slow = True
+        self.may_draw_first = on_host and not new_row.params.is_filtered
+        self.draws_first = self.may_draw_first and not self.taken
+        self.is_slow = not self.draws_first
+        self._offered = -1
         self._first_stop_position = new_row.num_prompt_tokens + new_row.params.min_tokens
-        self._stop_bits = _bits(new_row.stop_token_ids, num_words)
+        self._stop_token_ids = new_row.stop_token_ids
 
     def take(self, token_id: int) -> None:
         """The row has sampled this token; the next job takes it in."""
-        self.taken.append(token_id)
         self.position += 1
+        if not self._is_end(token_id):
+            self.taken.append(token_id)
 
     def advance(self) -> None:
         """Take in the sampled tokens and fill the next mask."""
-        started = time.thread_time()
-        matcher, taken = self.matcher, self.taken
-        self.taken = []
-        if matcher is None:
-            return
-        try:
-            if not taken or matcher.consume_tokens(taken):
-                matcher.unsafe_compute_mask_ptr(self._address, self._own_mask.nbytes)
-            self.settle(self._own_mask)
-        except Exception:  # whatever llguidance meets concerns this row alone
-            self.fail()
-        self.is_slow = time.thread_time() - started > _SLOW_SECONDS
+        self._with_matcher(self._advance)
+
+    def follow(self) -> None:
+        """Take in the sampled tokens and fill no mask: the next token is drawn first."""
+        self.draws_first = True
+        self._with_matcher(self._consume)
+
+    def accepts(self, token_id: int) -> bool:
+        """Take in a token that was drawn from the whole vocabulary if it is allowed; else fill the mask."""
+        is_early = self.position < self._first_stop_position and token_id in self._stop_token_ids
+        if not is_early:
+            self._offered = token_id
+            if self._with_matcher(self._accept):
+                self.position += 1
+                return True
+        self.advance()
+        return False
 
     def settle(self, mask: IntArray) -> None:
         """The matcher has filled `mask`, or failed."""
-        self.mask = mask
+        self.mask, self.draws_first = mask, False
         assert self.matcher is not None, "a row that has failed is not advanced"
-        if self.matcher.is_error():
-            self.failure = f"its grammar cannot go on: {explain(self.matcher)}"
-            self.matcher = None
-        elif self.position < self._first_stop_position:
+        if self._check(self.matcher) and self.position < self._first_stop_position:
             # Where the grammar leaves nothing but the end, the end it is.
-            without_stops = mask & ~self._stop_bits
+            without_stops = mask & ~_bits(self._stop_token_ids, len(mask))
             if without_stops.any():
                 self.mask = without_stops
 
@@ -93,6 +99,48 @@ class RowGrammar:
         """An exception came out of llguidance."""
         logger.exception("a grammar failed")
         self.failure, self.matcher = "its grammar failed", None
+
+    def _with_matcher(self, work: Callable[[Any], bool]) -> bool:
+        """The outcome of something that is timed; whatever llguidance meets there concerns this row alone."""
+        if self.matcher is None:
+            return False
+        started = time.thread_time()
+        try:
+            return work(self.matcher)
+        except Exception:
+            self.fail()
+            return False
+        finally:
+            self.is_slow = time.thread_time() - started > _SLOW_SECONDS
+
+    def _advance(self, matcher: Any) -> bool:
+        if not self._consume(matcher):
+            return False
+        matcher.unsafe_compute_mask_ptr(self._address, self._own_mask.nbytes)
+        self.settle(self._own_mask)
+        return not self.failure
+
+    def _accept(self, matcher: Any) -> bool:
+        if not matcher.validate_tokens([self._offered]):
+            return self._is_end(self._offered)
+        return matcher.consume_token(self._offered) or self._check(matcher)
+
+    def _is_end(self, token_id: int) -> bool:
+        """Whether this ends an output that is complete: llguidance wants to hear no more then."""
+        matcher = self.matcher
+        return (
+            token_id in self._stop_token_ids and matcher is not None and matcher.is_stopped() and not matcher.is_error()
+        )
+
+    def _consume(self, matcher: Any) -> bool:
+        taken, self.taken = self.taken, []
+        return not taken or matcher.consume_tokens(taken) or self._check(matcher)
+
+    def _check(self, matcher: Any) -> bool:
+        """Whether the matcher can go on."""
+        if matcher.is_error():
+            self.failure, self.matcher = f"its grammar cannot go on: {explain(matcher)}", None
+        return not self.failure
 
 
 class MaskThreads:
@@ -103,8 +151,6 @@ class MaskThreads:
 
         num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="masks")
-        self._done: Future[None] = Future()
-        self._done.set_result(None)
         self._executor = llguidance.LLExecutor(num_threads)
 
     def begin(self, rows: Sequence[RowGrammar]) -> None:
@@ -115,16 +161,6 @@ class MaskThreads:
         for row in rows:
             if row.is_slow:
                 self._submit([row])
-
-    def advance(self, rows: Sequence[RowGrammar]) -> None:
-        """Advance these rows now, while nobody else does anything."""
-        if len(rows) <= _FEW:
-            for row in rows:
-                row.advance()
-        else:
-            self._together(rows)
-        for row in rows:
-            row.job = self._done
 
     def close(self) -> None:
         """End the threads."""

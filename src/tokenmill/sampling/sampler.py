@@ -2,11 +2,13 @@
 
 In vLLM's order: log probabilities are taken from the raw logits; then logit bias, penalties, the mask of stop ids
 before min_tokens, the masks of grammars, temperature, min-p, top-k, top-p, and the draw with the row's one uniform
-number. Knows nothing of requests, plans or steps.
+number. Rows that are told to draw again do so from the same logits under a mask, with another number. Knows nothing of
+requests, plans or steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.kernels import native_ops
-from tokenmill.sampling.allowed import ban_others
+from tokenmill.sampling.allowed import AllowedTokens, ban_others
 from tokenmill.sampling.batch import DrawGroup, LogitEntries, SamplingBatch
 from tokenmill.sampling.candidates import finite, first_argmax
 from tokenmill.sampling.draw import draw_filtered, draw_plain
@@ -41,6 +43,23 @@ class SampledTokens:
     logprobs: LogprobTensors | None
 
 
+@dataclass(frozen=True, slots=True)
+class SecondDraw:
+    """Rows whose first token was refused; n of them.
+
+    Attributes:
+        allowed: which rows of the logits, and what is left to them.
+        batch: how they draw now, in the same order.
+    """
+
+    allowed: AllowedTokens
+    batch: SamplingBatch
+
+
+# Looks at what was drawn ([S] int64); None: nobody draws again.
+Review = Callable[[Tensor], SecondDraw | None]
+
+
 class Sampler:
     """Samples on any device; keeps no state between steps.
 
@@ -51,7 +70,9 @@ class Sampler:
     def __init__(self, native: _native.Kernels | None = None) -> None:
         self._native = native
 
-    def sample(self, logits: Tensor, batch: SamplingBatch, token_table: Tensor) -> SampledTokens:
+    def sample(
+        self, logits: Tensor, batch: SamplingBatch, token_table: Tensor, review: Review | None = None
+    ) -> SampledTokens:
         """Sample one token for each row.
 
         Logits that are NaN or infinite give some token of the vocabulary, never an error: greedy rows take a NaN for
@@ -60,11 +81,32 @@ class Sampler:
         Args:
             logits: [S, V] float32; overwritten.
             token_table: [max_rows, max_len] integers on the device, prompt and output ids of each row of the table.
+            review: says which rows draw again.
         """
-        if batch.only_argmax:
+        if batch.only_argmax and batch.allowed is None and review is None:
             return SampledTokens(first_argmax(logits), None)
         processed = process(logits, batch, token_table, self._native)
-        token_ids = torch.empty(batch.size, dtype=torch.int64, device=logits.device)
+        token_ids = self._draw(processed, batch)
+        second = None if review is None else review(token_ids)
+        if second is not None:
+            self.sample_again(token_ids, processed[second.allowed.indices], second)
+        if batch.logprobs is None:
+            return SampledTokens(token_ids, None)
+        return SampledTokens(token_ids, take_logprobs(logits, token_ids, batch.logprobs))
+
+    def sample_again(self, token_ids: Tensor, processed: Tensor, second: SecondDraw) -> None:
+        """Replace the tokens of rows that were refused theirs.
+
+        Args:
+            token_ids: [S] int64, changed in place.
+            processed: [n, V] float32, what these rows drew from; overwritten.
+        """
+        rows = torch.arange(len(processed), device=processed.device)
+        ban_others(processed, AllowedTokens(rows, second.allowed.bits), self._native)
+        token_ids[second.allowed.indices] = self._draw(processed, second.batch)
+
+    def _draw(self, processed: Tensor, batch: SamplingBatch) -> Tensor:
+        token_ids = torch.empty(batch.size, dtype=torch.int64, device=processed.device)
         if batch.greedy is not None:
             token_ids[batch.greedy] = first_argmax(_rows(processed, batch.greedy))
         for draw, group in (
@@ -75,11 +117,9 @@ class Sampler:
             if group is not None and self._native is not None:
                 token_ids[group.indices] = native_ops.draw(self._native, processed, group)
             elif group is not None:
-                for part in group.parts(rows_at_once(logits)):
+                for part in group.parts(rows_at_once(processed)):
                     token_ids[part.indices] = draw(finite(_rows(processed, part.indices)), part)
-        if batch.logprobs is None:
-            return SampledTokens(token_ids, None)
-        return SampledTokens(token_ids, take_logprobs(logits, token_ids, batch.logprobs))
+        return token_ids
 
 
 def process(logits: Tensor, batch: SamplingBatch, token_table: Tensor, native: _native.Kernels | None = None) -> Tensor:

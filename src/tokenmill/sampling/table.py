@@ -1,14 +1,17 @@
 """`SamplingTable`: the sampling parameters of every row, and the selection of those that a step needs.
 
-One record per row, always written whole, so that a reused row keeps nothing of its former owner. Knows the vocabulary's
-size and the device, not the logits.
+One record per row, always written whole, so that a reused row keeps nothing of its former owner. The same rows sample
+in step after step, so what does not change from one to the next is selected once. Knows the vocabulary's size and the
+device, not the logits.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +84,24 @@ class RowDraws:
     uniform: npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What `batch` knows of some rows without their positions.
+
+    Attributes:
+        always: a batch with all that does not depend on positions; the numbers of its groups are missing.
+        groups: of `always`, by name, with the indices of their rows on the host.
+        waits_for_stop: some row has stop ids that are banned at first.
+    """
+
+    records: Record
+    always: SamplingBatch
+    groups: dict[str, tuple[Indices, DrawGroup]]
+    has_penalty: bool
+    has_rules: bool
+    waits_for_stop: bool
+
+
 class SamplingTable:
     """Sampling parameters of up to `max_rows` rows for a vocabulary of `vocab_size` tokens.
 
@@ -95,10 +116,12 @@ class SamplingTable:
         self.vocab_size = vocab_size
         self._device = torch.device(device)
         self._rules = TokenRuleTable(max_rows, vocab_size, self._device)
+        self._last: tuple[bytes, _Chosen] | None = None
 
     def set(self, new_row: NewRow) -> None:
         """Make `new_row.row` the row of this request; every field is overwritten."""
         params, row = new_row.params, new_row.row
+        self._last = None
         # A grammar's own mask keeps stop ids out: it knows where nothing else is allowed.
         stop_ids = new_row.stop_token_ids if params.min_tokens and params.grammar is None else ()
         self._bias[row] = _entries(
@@ -116,7 +139,6 @@ class SamplingTable:
             or params.logit_bias
             or stop_ids
             or params.logprobs is not None
-            or params.grammar is not None
             or has_rules
         )
         self._records[row] = (
@@ -138,32 +160,32 @@ class SamplingTable:
             has_rules,
         )
 
-    def batch(self, rows: npt.NDArray[np.integer], positions: npt.NDArray[np.integer]) -> SamplingBatch:
+    def batch(
+        self, rows: npt.NDArray[np.integer], positions: npt.NDArray[np.integer], stream: int = 0
+    ) -> SamplingBatch:
         """Select the rows that sample in a step.
 
         Args:
             rows: [S] rows of the table, in the order of the logits.
             positions: [S] index in its sequence of the token each row samples, which is the number of tokens before it.
+            stream: tells apart several draws of a row for one position.
         """
-        records = self._records[rows]
-        if not records["has_extra"].any():
-            return SamplingBatch(size=len(rows), only_argmax=True)
-        filtered = _where(records["draw"] == Draw.FILTERED)
-        greedy = _where(records["draw"] == Draw.GREEDY)
-        return SamplingBatch(
-            size=len(rows),
-            only_argmax=False,
-            greedy=self._to_device(greedy) if len(greedy) else None,
-            plain=self._draw_group(_where(records["draw"] == Draw.PLAIN), records, positions),
-            filtered=self._draw_group(filtered, records, positions),
-            filtered_within_candidates=bool((records["top_k"][filtered] <= MAX_CANDIDATES).all()),
-            wide=self._draw_group(_where(records["draw"] == Draw.WIDE), records, positions),
-            penalties=self._penalty_group(rows, records, positions),
-            bias=self._logit_entries(_where(records["has_bias"]), rows, self._bias),
-            banned=self._logit_entries(_where(positions < records["first_stop_position"]), rows, self._banned),
-            logprobs=self._logprob_group(records),
-            rules=self._rules.select(rows, positions) if records["has_rules"].any() else None,
-        )
+        chosen = self._choose(rows) if stream else self._choose_again(rows)
+        if chosen.always.only_argmax:
+            return chosen.always
+        records, changing = chosen.records, dict[str, Any]()
+        if chosen.groups:
+            numbers = uniforms(records["seed"], positions, stream)
+            for name, (indices, group) in chosen.groups.items():
+                changing[name] = dataclasses.replace(group, uniform=self._to_device(numbers[indices]))
+        if chosen.has_penalty:
+            changing["penalties"] = self._penalty_group(rows, records, positions)
+        if chosen.waits_for_stop:
+            is_early = _where(positions < records["first_stop_position"])
+            changing["banned"] = self._logit_entries(is_early, rows, self._banned)
+        if chosen.has_rules:
+            changing["rules"] = self._rules.select(rows, positions)
+        return dataclasses.replace(chosen.always, **changing) if changing else chosen.always
 
     def draws(self, rows: npt.NDArray[np.integer], positions: npt.NDArray[np.integer]) -> RowDraws:
         """How the rows that sample in a step come to their tokens, on the host; see `batch`."""
@@ -192,17 +214,43 @@ class SamplingTable:
         is_plain = top_k == self.vocab_size and params.top_p >= 1.0 and params.min_p <= 0.0
         return Draw.PLAIN if is_plain else Draw.FILTERED
 
-    def _draw_group(self, indices: Indices, records: Record, positions: npt.NDArray[np.integer]) -> DrawGroup | None:
-        if not len(indices):
-            return None
-        chosen = records[indices]
+    def _choose_again(self, rows: npt.NDArray[np.integer]) -> _Chosen:
+        """What is known of these rows, kept until other rows sample or one of them changes hands."""
+        key = rows.astype(np.int64).tobytes()
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._choose(rows)
+        return self._last[1]
+
+    def _choose(self, rows: npt.NDArray[np.integer]) -> _Chosen:
+        """What is known of these rows."""
+        records = self._records[rows]
+        groups = {
+            name: (indices, self._draw_group(records[indices], indices))
+            for name, draw in (("plain", Draw.PLAIN), ("filtered", Draw.FILTERED), ("wide", Draw.WIDE))
+            if len(indices := _where(records["draw"] == draw))
+        }
+        greedy = _where(records["draw"] == Draw.GREEDY)
+        filtered = records["top_k"][records["draw"] == Draw.FILTERED]
+        always = SamplingBatch(
+            size=len(rows),
+            only_argmax=not records["has_extra"].any(),
+            greedy=self._to_device(greedy) if len(greedy) else None,
+            filtered_within_candidates=bool((filtered <= MAX_CANDIDATES).all()),
+            bias=self._logit_entries(_where(records["has_bias"]), rows, self._bias),
+            logprobs=self._logprob_group(records),
+        )
+        has_penalty, has_rules = bool(records["has_penalty"].any()), bool(records["has_rules"].any())
+        waits = bool(records["first_stop_position"].any())
+        return _Chosen(records, always, groups, has_penalty, has_rules, waits)
+
+    def _draw_group(self, chosen: Record, indices: Indices) -> DrawGroup:
         return DrawGroup(
             indices=self._to_device(indices),
             temperature=self._to_device(chosen["temperature"]),
             top_k=self._to_device(chosen["top_k"]),
             top_p=self._to_device(chosen["top_p"]),
             min_p=self._to_device(chosen["min_p"]),
-            uniform=self._to_device(uniforms(chosen["seed"], positions[indices])),
+            uniform=torch.empty(0),
         )
 
     def _penalty_group(
