@@ -20,6 +20,7 @@ rows with these keep their masks, which also leave them less to sort. So do rows
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from typing import Any
@@ -29,7 +30,7 @@ import numpy.typing as npt
 import torch
 
 from tokenmill.sampling.allowed import WORD_BITS, AllowedTokens
-from tokenmill.sampling.row_grammar import IntArray, MaskThreads, RowGrammar
+from tokenmill.sampling.row_grammar import SLOW_SECONDS, IntArray, MaskThreads, RowGrammar
 from tokenmill.scheduler.plan import NewRow
 
 # How long a step waits for masks after its forward pass, in seconds.
@@ -49,7 +50,6 @@ class GrammarStep:
         self._threads = threads
         self._on_host = on_host
         self._ready: Sequence[tuple[int, RowGrammar]] = []
-        self._accepted: list[RowGrammar] = []
 
     def ready(self, device: torch.device) -> AllowedTokens | None:
         """The masks that are there now, or `PATIENCE` later; None if none is."""
@@ -67,12 +67,13 @@ class GrammarStep:
         Args:
             token_ids: [S] integers, what was sampled.
         """
-        refused = []
-        for index, row in self._open:
-            if row.accepts(int(token_ids[index])):
-                self._accepted.append(row)
-            else:
-                refused.append((index, row))
+        if not self._open:
+            return None
+        started, tokens = time.thread_time(), token_ids.tolist()
+        refused = [(index, row) for index, row in self._open if not row.accepts(tokens[index])]
+        if time.thread_time() - started > SLOW_SECONDS:
+            for _, row in self._open:
+                row.is_slow = True
         self._ready = [*self._ready, *refused]
         return _allowed(refused, torch.device("cpu"))
 
@@ -100,7 +101,8 @@ class GrammarStep:
         if not self._on_host:
             self._threads.begin(sampled)
             return
-        slow = [row for row in (*sampled, *self._accepted) if row.is_slow]
+        accepted = [row for _, row in self._open if row.draws_first]
+        slow = [row for row in (*sampled, *accepted) if row.is_slow]
         # The model takes all cores: a thread would get no time of its own, and handing it the work takes longer.
         for row in sampled:
             if not row.is_slow:

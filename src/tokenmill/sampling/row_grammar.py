@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_THREADS = 4
 # Rows whose masks took longer than this together are advanced one by one the next time: one of them may be slow.
-_SLOW_SECONDS = 0.005
+SLOW_SECONDS = 0.005
 
 IntArray = npt.NDArray[np.int32]
 
@@ -55,7 +55,6 @@ class RowGrammar:
         self.may_draw_first = on_host and not new_row.params.is_filtered
         self.draws_first = self.may_draw_first and not self.taken
         self.is_slow = not self.draws_first
-        self._offered = -1
         self._first_stop_position = new_row.num_prompt_tokens + new_row.params.min_tokens
         self._stop_token_ids = new_row.stop_token_ids
 
@@ -76,12 +75,19 @@ class RowGrammar:
 
     def accepts(self, token_id: int) -> bool:
         """Take in a token that was drawn from the whole vocabulary if it is allowed; else fill the mask."""
-        is_early = self.position < self._first_stop_position and token_id in self._stop_token_ids
-        if not is_early:
-            self._offered = token_id
-            if self._with_matcher(self._accept):
-                self.position += 1
-                return True
+        matcher = self.matcher
+        if matcher is None:
+            return False
+        if self.position >= self._first_stop_position or token_id not in self._stop_token_ids:
+            try:
+                if matcher.validate_tokens([token_id]):
+                    self.position += 1
+                    return matcher.consume_token(token_id) or self._check(matcher)
+                if self._is_end(token_id):
+                    self.position += 1
+                    return True
+            except Exception:
+                self.fail()
         self.advance()
         return False
 
@@ -111,7 +117,7 @@ class RowGrammar:
             self.fail()
             return False
         finally:
-            self.is_slow = time.thread_time() - started > _SLOW_SECONDS
+            self.is_slow = time.thread_time() - started > SLOW_SECONDS
 
     def _advance(self, matcher: Any) -> bool:
         if not self._consume(matcher):
@@ -119,11 +125,6 @@ class RowGrammar:
         matcher.unsafe_compute_mask_ptr(self._address, self._own_mask.nbytes)
         self.settle(self._own_mask)
         return not self.failure
-
-    def _accept(self, matcher: Any) -> bool:
-        if not matcher.validate_tokens([self._offered]):
-            return self._is_end(self._offered)
-        return matcher.consume_token(self._offered) or self._check(matcher)
 
     def _is_end(self, token_id: int) -> bool:
         """Whether this ends an output that is complete: llguidance wants to hear no more then."""
@@ -186,7 +187,7 @@ class MaskThreads:
             for row in alive:
                 row.fail()
             return
-        is_slow = time.perf_counter() - started > _SLOW_SECONDS
+        is_slow = time.perf_counter() - started > SLOW_SECONDS
         for row, mask in zip(alive, masks, strict=True):
             row.is_slow = is_slow
             row.settle(mask)
