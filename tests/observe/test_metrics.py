@@ -138,6 +138,16 @@ def test_requests_are_counted_by_how_they_ended():
         "stop": 2, "length": 0, "abort": 1, "error": 0,
     }  # fmt: skip
     assert shown["e2e_request_latency_seconds_count"] == 3
+
+
+def test_the_parts_of_requests_add_up_whoever_left_in_between():
+    metrics = Metrics()
+    metrics.finished(finished())
+    metrics.finished(finished(FinishReason.ABORT, scheduled=0.0))
+    metrics.finished(finished(FinishReason.ABORT, scheduled=0.0, first_output=0.0, last_output=10.0))
+    shown = samples(metrics)
+    parts = [shown[f"request_{part}_time_seconds_sum"] for part in ("prefill", "decode", "inference")]
+    assert parts == [3.0, 9.0, 12.0]
     assert shown["request_generation_tokens_sum"] == 57
 
 

@@ -94,14 +94,17 @@ class Metrics:
         self._generation.observe(request.num_output_tokens)
         if request.scheduled:
             self._queue.observe(max(0.0, request.scheduled - request.arrived))
-        if request.first_output:
-            decode = request.last_output - request.first_output
+        if not request.first_output:
+            return
+        decode = request.last_output - request.first_output
+        if request.num_output_tokens > 1:
+            self._per_token.observe(decode / (request.num_output_tokens - 1))
+        # The engine tells when a request was scheduled at its end: of one that its client left no part is counted, so
+        # that the parts add up.
+        if request.scheduled:
             self._decode.observe(decode)
-            if request.num_output_tokens > 1:
-                self._per_token.observe(decode / (request.num_output_tokens - 1))
-            if request.scheduled:
-                self._prefill.observe(max(0.0, request.first_output - request.scheduled))
-                self._inference.observe(max(0.0, request.last_output - request.scheduled))
+            self._prefill.observe(max(0.0, request.first_output - request.scheduled))
+            self._inference.observe(max(0.0, request.last_output - request.scheduled))
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
