@@ -19,23 +19,30 @@ constexpr int SLAB_PANELS = 8;  // the most that a slab has
 constexpr int SLAB_STRIP = Activations::STRIP_ROWS;
 constexpr int STREAM_ROWS = 256;  // up to so many rows go through panels that come from memory, more wait for the cache
 
-// Memory that is read into the cache while sums are made.
+// Memory that is read into the cache while sums are made: runs of so many bytes, `distance` apart.
 class Ahead {
  public:
-  Ahead(const uint8_t* from, int64_t bytes) : from_(from), left_((bytes + 63) / 64) {}
+  Ahead(const uint8_t* from, int64_t bytes, int64_t distance = 0, int runs = 1)
+      : from_(from), gap_(distance - (bytes + 63) / 64 * 64), run_((bytes + 63) / 64), run_left_(run_), left_(run_ * runs) {}
 
   // Evenly in so many steps.
   void spread(int64_t steps) { per_step_ = (left_ + steps - 1) / steps; }
   void step() {
     const int64_t lines = per_step_ < left_ ? per_step_ : left_;
-    for (int64_t i = 0; i < lines; ++i) prefetch(from_ + i * 64);
-    from_ += lines * 64;
+    for (int64_t i = 0; i < lines; ++i) {
+      prefetch(from_);
+      from_ += 64;
+      if (--run_left_ == 0) {
+        from_ += gap_;
+        run_left_ = run_;
+      }
+    }
     left_ -= lines;
   }
 
  private:
   const uint8_t* from_;
-  int64_t left_, per_step_ = 0;  // lines of the cache
+  int64_t gap_, run_, run_left_, left_, per_step_ = 0;  // but for the gap, lines of the cache
 };
 
 struct Slab {

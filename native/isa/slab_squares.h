@@ -116,10 +116,10 @@ void add_strip(const Slab& slab, const Square& strip, Ahead& ahead) {
   }
 }
 
-// All strips of a slab that streams: what one strip has read of two panels, the others find in the first-level cache. Rows
-// behind the last of x are computed too, from whatever their memory holds, and nobody takes them.
+// All strips of a slab that streams: two panels come from memory while all strips go over the two before. Rows behind the
+// last of x are computed too, from whatever their memory holds, and nobody takes them.
 template <class Product>
-void stream_strips(const Slab& slab, const Square& first, int strips, Ahead& ahead) {
+void stream_strips(const Slab& slab, const Square& first, int strips) {
   const auto at = [&](int p, int64_t step) { return slab.panel_at(p) + step * TILE_BYTES; };
   for (int64_t step = 0; step < first.steps; step += CHUNK_STEPS) {
     const uint8_t* chunk_after = step + CHUNK_STEPS < first.steps ? at(0, step + CHUNK_STEPS) : slab.next;
@@ -129,12 +129,29 @@ void stream_strips(const Slab& slab, const Square& first, int strips, Ahead& ahe
       square.later = p + 2 < slab.panels ? at(p + 2, step) : chunk_after;
       square.sums += p * LANES;
       const bool is_pair = p + 1 < slab.panels;
-      is_pair ? add_square<Product, 2, 2, true>(square, ahead) : add_square<Product, 2, 1, true>(square, ahead);
-      for (int strip = 1; strip < strips; ++strip) {
+      Ahead ahead(square.later, CHUNK_STEPS * TILE_BYTES, first.panel_bytes, 2);
+      ahead.spread(square.steps * strips);
+      for (int strip = 0; strip < strips; ++strip) {
+        is_pair ? add_square<Product, 2, 2, false>(square, ahead) : add_square<Product, 2, 1, false>(square, ahead);
         square.x += slab.x.strip;
         square.sums += SLAB_STRIP * SUMS_STRIDE;
-        is_pair ? add_square<Product, 2, 2, false>(square, ahead) : add_square<Product, 2, 1, false>(square, ahead);
       }
+    }
+  }
+}
+
+// Of the only strip of a slab each square reads its panels from memory itself, a little before their use.
+template <class Product>
+void stream_strip(const Slab& slab, const Square& strip, Ahead& nothing) {
+  for (int64_t step = 0; step < strip.steps; step += CHUNK_STEPS) {
+    const auto at = [&](int p, int64_t from) { return slab.panel_at(p) + from * TILE_BYTES; };
+    const uint8_t* chunk_after = step + CHUNK_STEPS < strip.steps ? at(0, step + CHUNK_STEPS) : slab.next;
+    for (int p = 0; p < slab.panels; p += 2) {
+      Square square = chunk_of(strip, step);
+      square.w = at(p, step);
+      square.later = p + 2 < slab.panels ? at(p + 2, step) : chunk_after;
+      square.sums += p * LANES;
+      p + 1 < slab.panels ? add_square<Product, 2, 2, true>(square, nothing) : add_square<Product, 2, 1, true>(square, nothing);
     }
   }
 }
@@ -157,7 +174,8 @@ void add_slab(const Slab& slab, const Scale& scale) {
       stream_low<Product>(slab, whole, nothing);
     } else {
       slab.registers.shape(tall_shapes(IsPadded || slab.rows >= SLAB_STRIP ? TILE_ROWS : slab.rows - TILE_ROWS));
-      stream_strips<Product>(slab, whole, (slab.rows + SLAB_STRIP - 1) / SLAB_STRIP, nothing);
+      const int strips = (slab.rows + SLAB_STRIP - 1) / SLAB_STRIP;
+      strips == 1 ? stream_strip<Product>(slab, whole, nothing) : stream_strips<Product>(slab, whole, strips);
     }
     return finish(0, slab.rows, slab.sums);
   }
