@@ -57,7 +57,7 @@ struct Piece {
 
 // The panel that is fetched while a tile is computed; -1: none.
 inline int64_t panel_ahead(const Cut& cut, const Piece& piece, int64_t p, int64_t tile, int64_t rows) {
-  if (rows == 1) return -1;
+  if (rows == 1 && cut.span > 1) return -1;
   if (cut.span == 1) return p + 1 < piece.panels ? piece.panel + p + 1 : piece.next_panel;
   return piece.stays || tile >= cut.width ? -1 : piece.next_panel + tile;
 }
