@@ -64,8 +64,12 @@ inline int64_t panel_ahead(const Cut& cut, const Piece& piece, int64_t p, int64_
 
 #if defined(__AMX_TILE__)
 
-// Integers of a few rows are left to the tiles of vectors, which have the same bits: a tile register would be mostly empty.
-inline bool takes_slabs(const Packed& weights, int64_t rows) { return weights.format == Format::bf16 || rows > FEW_INTEGER_ROWS; }
+// A few rows of integers are left to the tiles of vectors, which have the same bits: of int8 a single one, of int4 those
+// that are done before a tile register's sums of every group are scaled.
+inline bool takes_slabs(const Packed& weights, int64_t rows) {
+  if (weights.format == Format::bf16) return true;
+  return rows > (weights.format == Format::int8 ? 1 : FEW_INTEGER_ROWS);
+}
 
 #endif
 
