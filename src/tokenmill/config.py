@@ -109,7 +109,12 @@ class EngineConfig:
         aliases=("--mem-fraction-static",),
     )
     max_num_seqs: int = flag(256, "requests that run at the same time", aliases=("--max-running-requests",))
-    max_num_batched_tokens: int = flag(2048, "tokens in a step", aliases=("--chunked-prefill-size",), size=True)
+    max_num_batched_tokens: int | None = flag(
+        None,
+        "tokens in a step (auto: 2048 on a GPU, 512 on a CPU, where a step of more takes long and is no faster)",
+        aliases=("--chunked-prefill-size",),
+        size=True,
+    )
     long_prefill_token_threshold: int = flag(0, "tokens of one prompt in a step; 0: no cap of its own", size=True)
     enable_prefix_caching: bool = flag(True, "share the KV of equal prompt prefixes")
     enable_chunked_prefill: bool = flag(True, "split prompts that exceed the budget of a step")
@@ -152,26 +157,28 @@ class EngineConfig:
         Raises:
             InvalidConfig: naming the flags and what to change.
         """
-        _check_positive(self, "page_size", "max_num_seqs", "max_num_batched_tokens")
+        _check_positive(self, "page_size", "max_num_seqs")
         if self.page_size > 256 or self.page_size & (self.page_size - 1):
             raise InvalidConfig(f"--page-size must be a power of two up to 256, got {self.page_size}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidConfig(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.max_num_seqs}): every running request takes a token of each step"
             )
         is_gpu = self.device.startswith("cuda")
-        utilization, overlap = self.gpu_memory_utilization, self.async_scheduling
+        utilization, overlap, budget = self.gpu_memory_utilization, self.async_scheduling, self.max_num_batched_tokens
         # What the device `auto` is, only the engine knows: it resolves once more.
         if utilization is None and self.device != "auto":
             utilization = 0.92 if is_gpu else 0.4
         if overlap is None and self.device != "auto":
             overlap = is_gpu
+        if budget is None and self.device != "auto":
+            budget = max(self.max_num_seqs, 2048 if is_gpu or not self.enable_chunked_prefill else 512)
         if utilization is not None and not 0.0 < utilization <= 1.0:
             raise InvalidConfig(f"--gpu-memory-utilization must be in (0, 1], got {utilization}")
         if self.long_prefill_token_threshold < 0:
             raise InvalidConfig("--long-prefill-token-threshold must be 0 (off) or more")
-        for name in ("max_model_len", "num_pages", "kv_cache_memory_bytes", "num_threads"):
+        for name in ("max_model_len", "num_pages", "kv_cache_memory_bytes", "num_threads", "max_num_batched_tokens"):
             if getattr(self, name) is not None:
                 _check_positive(self, name)
         self.kv_events()
@@ -180,7 +187,14 @@ class EngineConfig:
             dtype="bfloat16" if self.dtype == "auto" else self.dtype,
             gpu_memory_utilization=utilization,
             async_scheduling=overlap,
+            max_num_batched_tokens=budget,
         )
+
+    @property
+    def step_budget(self) -> int:
+        """`max_num_batched_tokens`, once the device is known."""
+        assert self.max_num_batched_tokens is not None, "a config that has been resolved for its device"
+        return self.max_num_batched_tokens
 
     def kv_events(self) -> KVEventsConfig | None:
         """How to publish KV events; None: not at all.

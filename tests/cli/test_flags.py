@@ -172,6 +172,21 @@ def test_the_model_may_be_named_in_place(capsys):
     assert "two models" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("device", "how", "budget"),
+    [
+        ("auto", {}, None),
+        ("cpu", {}, 512),
+        ("cpu", {"max_num_seqs": 700}, 700),
+        ("cpu", {"enable_chunked_prefill": False}, 2048),
+        ("cuda:0", {}, 2048),
+        ("cpu", {"max_num_batched_tokens": 4096}, 4096),
+    ],
+)
+def test_the_tokens_of_a_step_suit_the_device(device, how, budget):
+    assert EngineConfig(device=device, **how).resolve().max_num_batched_tokens == budget
+
+
 def test_values_that_cannot_work_together_are_refused():
     with pytest.raises(InvalidConfig, match="--max-num-batched-tokens"):
         read_configs(["--max-num-batched-tokens", "4", "--max-num-seqs", "8"], {})

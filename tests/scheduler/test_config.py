@@ -9,8 +9,8 @@ from tokenmill.scheduler.config import SchedulerConfig
 
 
 def test_the_defaults_are_those_of_the_flags() -> None:
-    flags = EngineConfig()
-    config = SchedulerConfig(flags.max_num_seqs, flags.max_num_batched_tokens)
+    flags = EngineConfig(device="cuda").resolve()
+    config = SchedulerConfig(flags.max_num_seqs, flags.step_budget)
     for field in fields(config):
         name = "scheduling_policy" if field.name == "policy" else field.name
         assert getattr(config, field.name) == getattr(flags, name), field.name

@@ -84,7 +84,7 @@ def workspace_bytes(config: EngineConfig, architecture: Architecture, dtype: tor
         mlp = max(mlp, architecture.moe.intermediate_size * architecture.moe.experts_per_token)
     per_token = 4 * architecture.hidden_size + 2 * architecture.q_size + 2 * architecture.kv_size + 3 * mlp
     logits = config.max_num_seqs * architecture.vocab_size * (4 + dtype.itemsize)
-    return 2 * (config.max_num_batched_tokens * per_token * dtype.itemsize + logits)
+    return 2 * (config.step_budget * per_token * dtype.itemsize + logits)
 
 
 def capture_graphs(

@@ -136,7 +136,7 @@ def describe(
         kv_bytes=(size.num_pages + 1) * kv_bytes_per_page(architecture, config),
         weight_bytes=model.weight_bytes,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.step_budget,
         num_threads=model.num_threads,
         threads_reason=model.threads_reason,
         seconds=seconds,
@@ -186,13 +186,13 @@ def scheduler_config(config: EngineConfig, size: KVSize) -> SchedulerConfig:
     Raises:
         InvalidConfig: without chunked prefill a step must hold the longest prompt.
     """
-    if not config.enable_chunked_prefill and config.max_num_batched_tokens < size.max_model_len:
+    if not config.enable_chunked_prefill and config.step_budget < size.max_model_len:
         raise InvalidConfig(
             f"--no-enable-chunked-prefill needs --max-num-batched-tokens of at least the context ({size.max_model_len})"
         )
     return SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.step_budget,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_chunked_prefill=config.enable_chunked_prefill,
         policy=config.scheduling_policy,
