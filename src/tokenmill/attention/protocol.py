@@ -26,6 +26,13 @@ class AttentionSpec:
     scale: float
 
 
+class KVMemory(Protocol):
+    """The KV memory of a backend: two tensors [layers, ...] whose layout is the backend's own."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
 class AttentionBackend(Protocol):
     """Causal attention over a paged KV cache. A backend owns the layout of the KV memory (`kv`).
 
@@ -35,6 +42,10 @@ class AttentionBackend(Protocol):
     @property
     def name(self) -> str:
         """What it is called on the command line."""
+
+    @property
+    def kv(self) -> KVMemory:
+        """All pages."""
 
     def plan(self, batch: ForwardBatch, rotary: RotaryTables) -> Any:
         """Prepare what all layers of one step share; called once a step. The result is passed to every `forward`."""

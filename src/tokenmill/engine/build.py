@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.accelerator import capture_graphs, check
-from tokenmill.engine.device_parts import DTYPES, StepMemory, allocate, choose_kernels, make_runner
+from tokenmill.engine.device_parts import DTYPES, StepMemory, allocate, choose_kernels, make_runner, take_memory
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.kv_size import KVSize, kv_bytes_per_page
 from tokenmill.engine.parts import make_scheduler
@@ -86,6 +86,7 @@ def build_engine(
     header = log_header(config, memory.size, limits)
     with phases.phase("warming up"):
         warm_up(Engine(_scheduler(header), runner, limits))
+        take_memory(config, platform, memory.attention)
     events = KVEventLog() if config.kv_events() is not None else None
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
     engine = Engine(_scheduler(header, events), runner, limits, header.depth, log, grammars)

@@ -18,6 +18,7 @@ from tokenmill.kernels.protocol import Kernels
 from tokenmill.kernels.select import select_kernels
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
+from tokenmill.platform.prefault import prefault
 from tokenmill.platform.protocol import Platform
 from tokenmill.runner.model_runner import ModelRunner
 from tokenmill.runner.row_tables import RowTables
@@ -79,6 +80,16 @@ def allocate(
     sampling = SamplingTable(config.max_num_seqs, architecture.vocab_size, device)
     attention, reason = _attention(config, platform, model, size.num_pages + 1, _native(kernels))
     return StepMemory(size, tables, sampling, attention, reason)
+
+
+def take_memory(config: EngineConfig, platform: Platform, attention: AttentionBackend) -> None:
+    """Take KV memory that was asked for by its size before it is used; a share of the machine's is taken as it goes."""
+    if platform.is_accelerator or (config.kv_cache_memory_bytes is None and config.num_pages is None):
+        return
+    kv = attention.kv
+    # Of more than there is, what requests do not use need not be there.
+    if kv.keys.nbytes + kv.values.nbytes < platform.available_bytes():
+        prefault([kv.keys, kv.values])
 
 
 def make_runner(
