@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,10 +40,11 @@ from tokenmill.weights.loader import load_model
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine, and the description of it that the other processes get."""
+    """An engine, the description of it that the other processes get, and what is left to do while nobody waits."""
 
     engine: Engine
     ready: EngineReady
+    idle_work: Iterator[None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,11 @@ def build_engine(
     header = log_header(config, memory.size, limits)
     with phases.phase("warming up"):
         warm_up(Engine(_scheduler(header), runner, limits))
-        take_memory(config, platform, memory.attention)
     events = KVEventLog() if config.kv_events() is not None else None
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
     engine = Engine(_scheduler(header, events), runner, limits, header.depth, log, grammars)
-    return BuiltEngine(engine, describe(config, platform, model, memory, graphs, phases.seconds))
+    ready = describe(config, platform, model, memory, graphs, phases.seconds)
+    return BuiltEngine(engine, ready, take_memory(config, platform, memory.attention))
 
 
 def load(config: EngineConfig, platform: Platform, phases: Phases) -> LoadedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,14 +83,16 @@ def allocate(
     return StepMemory(size, tables, sampling, attention, reason)
 
 
-def take_memory(config: EngineConfig, platform: Platform, attention: AttentionBackend) -> None:
-    """Take KV memory that was asked for by its size before it is used; a share of the machine's is taken as it goes."""
-    if platform.is_accelerator or (config.kv_cache_memory_bytes is None and config.num_pages is None):
-        return
+def take_memory(config: EngineConfig, platform: Platform, attention: AttentionBackend) -> Iterator[None]:
+    """Takes KV memory that was asked for by its size before it is used, a little at each turn.
+
+    A share of the machine's memory is taken as it is used, and so is more than there is.
+    """
     kv = attention.kv
-    # Of more than there is, what requests do not use need not be there.
-    if kv.keys.nbytes + kv.values.nbytes < platform.available_bytes():
-        prefault([kv.keys, kv.values])
+    is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
+    if platform.is_accelerator or not is_asked_for or kv.keys.nbytes + kv.values.nbytes > platform.available_bytes():
+        return iter(())
+    return prefault([kv.keys, kv.values])
 
 
 def make_runner(

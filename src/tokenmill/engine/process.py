@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import zmq
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL = 0.25
 # How long an idle engine sleeps at most before it looks whether it should end, in milliseconds.
 IDLE_POLL_MS = 200
+_DONE = object()
 
 
 class EngineSockets:
@@ -76,11 +78,18 @@ class EngineSockets:
 
 
 class EngineLoop:
-    """Receive, step, publish, until told to stop."""
+    """Receive, step, publish, until told to stop.
 
-    def __init__(self, engine: Engine, sockets: EngineSockets, publisher: KVPublisher | None) -> None:
+    Args:
+        idle_work: goes on by a turn, of a millisecond or so, whenever there is nothing else to do.
+    """
+
+    def __init__(
+        self, engine: Engine, sockets: EngineSockets, publisher: KVPublisher | None, idle_work: Iterator[None]
+    ) -> None:
         self._engine = engine
         self._publisher = publisher
+        self._idle_work: Iterator[None] | None = idle_work
         self._sockets = sockets
         self._worker_of: dict[str, int] = {}
         self._stopping = False
@@ -94,10 +103,13 @@ class EngineLoop:
         """Serve until `stop`."""
         while not self._stopping:
             is_busy = self._engine.has_work and not self._engine.is_idle
-            for message in self._sockets.receive(0 if is_busy else IDLE_POLL_MS):
+            has_idle_work = self._idle_work is not None and not self._engine.has_work
+            for message in self._sockets.receive(0 if is_busy or has_idle_work else IDLE_POLL_MS):
                 self._publish(self._accept(message))
             if self._engine.has_work:
                 self._publish(self._engine.step())
+            elif self._idle_work is not None and next(self._idle_work, _DONE) is _DONE:
+                self._idle_work = None
             self._publish_kv_events()
             self._send_stats(now=is_busy and not self._engine.has_work)
 
@@ -148,7 +160,7 @@ def serve(folder: Path) -> int:
         built = build_engine(config, lambda *step: sockets.send_to_api(EngineProgress(*step)))
         kv_events = config.kv_events()
         publisher = None if kv_events is None else KVPublisher(kv_events)
-        loop = EngineLoop(built.engine, sockets, publisher)
+        loop = EngineLoop(built.engine, sockets, publisher, built.idle_work)
         signal.signal(signal.SIGTERM, lambda *_: loop.stop())
         # Before it is ready, so that whoever scrapes a fresh server finds the engine's metrics.
         sockets.send_to_api(built.engine.stats())

@@ -1,66 +1,39 @@
 """Memory that is handed out before it is used.
 
 What a process has asked for it gets at the first use, a page at a time, and that can be slow: 2 MB are cleared first,
-and a virtual machine may have to ask its host. In a step that would wait for each of its layers.
+and a virtual machine may have to ask its host. A step would wait for that in each of its layers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import os
-import threading
-import weakref
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 
 import torch
 
-# So much of each tensor at a time: what the system hands out at once.
+# So much at a time: what the system hands out at once, within a millisecond if it has it.
 CHUNK = 2 << 20
 _PAGE = 4096
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
-_LOWEST_PRIORITY = 19
 
 
-def prefault(tensors: Sequence[torch.Tensor]) -> threading.Thread:
-    """Have the memory of tensors handed out in the background; they are not changed.
+def prefault(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Have the memory of tensors handed out, a chunk at each turn of the iterator; they are not changed.
 
-    The thread has the lowest priority, and ends early with the tensors or where the system does not know how.
+    It ends early where the system does not know how.
 
     Args:
         tensors: [n, ...] on the CPU, in one piece; the n parts of all are taken side by side from their beginnings.
     """
-    thread = threading.Thread(
-        target=_prefault, args=([weakref.ref(tensor) for tensor in tensors],), name="prefault", daemon=True
-    )
-    thread.start()
-    return thread
-
-
-def _prefault(tensors: Sequence[weakref.ref[torch.Tensor]]) -> None:
-    with contextlib.suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-    start, num_open = 0, len(tensors)
-    while num_open:
-        num_open = 0
-        for reference in tensors:
-            tensor = reference()
-            if tensor is None or not _hand_out(tensor, start):
+    if not sys.platform.startswith("linux"):
+        return
+    madvise = ctypes.CDLL(None).madvise
+    parts = [(part.data_ptr(), part.data_ptr() + part.nbytes) for tensor in tensors for part in tensor]
+    for start in range(0, max((end - begin for begin, end in parts), default=0), CHUNK):
+        for begin, end in parts:
+            first = (begin + start) // _PAGE * _PAGE
+            size = min(begin + start + CHUNK, end) - first
+            if size > 0 and madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):
                 return
-            num_open += start + CHUNK < tensor[0].nbytes
-        start += CHUNK
-
-
-def _hand_out(tensor: torch.Tensor, start: int) -> bool:
-    """One chunk of each part; False where the system does not do it."""
-    try:
-        # ctypes gives up the interpreter lock for a call.
-        madvise = ctypes.CDLL(None).madvise
-    except (AttributeError, OSError):
-        return False
-    for part in tensor:
-        first = (part.data_ptr() + start) // _PAGE * _PAGE
-        end = part.data_ptr() + min(start + CHUNK, part.nbytes)
-        if first < end and madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_POPULATE_WRITE):
-            return False
-    return True
+            yield
