@@ -217,6 +217,30 @@ def test_a_row_that_drew_first_stops_not_before_min_tokens_and_is_not_told_of_it
     assert [copy.seen for copy in template.copies] == [[0, 1, 2], [0, 1, 2]]
 
 
+def test_a_row_whose_grammar_has_become_slow_goes_back_to_masks_and_is_not_asked_meanwhile(
+    host_rows: GrammarRows, template: Counting
+) -> None:
+    host_rows.set([new_row(0, []), new_row(1, [])])
+    now = step(host_rows, (0, 2), (1, 2))
+    now.ready(CPU)
+    assert now.refused(np.array([0, 0], dtype=np.int32)) is None
+    slow = host_rows._rows[0]
+    slow.is_slow = True
+    template.gate.clear()
+    now.take(np.array([0, 0], dtype=np.int32))
+    # Its mask is being filled: it goes without a token, and the other is asked as before.
+    now = step(host_rows, (0, 3), (1, 3))
+    template.copies[1].gate = threading.Event()
+    template.copies[1].gate.set()
+    assert now.ready(CPU) is None
+    token_ids = np.array([1, 1], dtype=np.int32)
+    assert now.refused(token_ids) is None
+    assert now.take(token_ids) == {}
+    assert token_ids.tolist() == [-1, 1]
+    template.gate.set()
+    assert allowed(step(host_rows, (0, 3)).ready(CPU)) == {0: {1}}
+
+
 def test_a_row_that_drew_first_and_whose_grammar_fails_says_so(host_rows: GrammarRows, template: Counting) -> None:
     host_rows.set([new_row(0, []), new_row(1, [])])
     template.copies[1].error = "NoExtension"

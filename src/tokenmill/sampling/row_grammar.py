@@ -170,7 +170,8 @@ class MaskThreads:
     def _submit(self, rows: list[RowGrammar]) -> None:
         job = self._threads.submit(rows[0].advance) if len(rows) == 1 else self._threads.submit(self._together, rows)
         for row in rows:
-            row.job = job
+            # From now on the job owns the matcher: nothing is offered to it.
+            row.job, row.draws_first = job, False
 
     def _together(self, rows: Sequence[RowGrammar]) -> None:
         started = time.perf_counter()
