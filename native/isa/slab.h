@@ -28,16 +28,19 @@ class Ahead {
   // Evenly in so many steps.
   void spread(int64_t steps) { per_step_ = (left_ + steps - 1) / steps; }
   void step() {
-    const int64_t lines = per_step_ < left_ ? per_step_ : left_;
-    for (int64_t i = 0; i < lines; ++i) {
-      prefetch(from_);
-      from_ += 64;
-      if (--run_left_ == 0) {
+    int64_t lines = per_step_ < left_ ? per_step_ : left_;
+    left_ -= lines;
+    while (lines > 0) {
+      const int64_t here = lines < run_left_ ? lines : run_left_;
+      for (int64_t i = 0; i < here; ++i) prefetch(from_ + i * 64);
+      lines -= here;
+      run_left_ -= here;
+      from_ += here * 64;
+      if (run_left_ == 0) {
         from_ += gap_;
         run_left_ = run_;
       }
     }
-    left_ -= lines;
   }
 
  private:
