@@ -137,10 +137,12 @@ def test_grammars_in_use_stay_and_bound_what_else_is_taken(store: GrammarStore, 
     assert number > 3
     assert "try again later" in str(collected.refused[0][1])
     assert all(store.template(choice(used)) is not None for used in range(number))
-    store.release("0")
+    # What a grammar takes is measured, and not twice the same: the room of one may not do for another.
+    for used in range(3):
+        store.release(str(used))
     store.admit("again", choice(number))
     assert settle(store).ready == ["again"]
-    assert store.template(choice(0)) is None
+    assert store.num_bytes <= max_bytes
 
 
 def test_a_request_that_ends_while_its_grammar_is_compiled_is_forgotten(store: GrammarStore) -> None:
