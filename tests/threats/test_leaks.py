@@ -50,9 +50,17 @@ def garbage(rng: random.Random) -> bytes:
     return text[: rng.randrange(len(text))] if kind == 2 else text
 
 
+# What looks like a path and is the client's own: an error may say it back.
+PATHS_SENT = ["../../etc", "{% include '/etc/passwd' %}"]
+LEAVES = [None, True, -1, 2**31, 2**63, 10**30, 0.5, float("nan"), float("inf"), "", "x", "\x00", "\ud800",
+          "{{ 7*7 }}", "%s%n", "é" * 50, *PATHS_SENT]  # fmt: skip
+
+
+def without_paths_sent(text: str) -> str:
+    return re.sub("|".join(map(re.escape, PATHS_SENT)), "", text)
+
+
 def value(rng: random.Random, depth: int):
-    leaf = [None, True, -1, 2**31, 2**63, 10**30, 0.5, float("nan"), float("inf"), "", "x", "\x00", "\ud800",
-            "../../etc", "{{ 7*7 }}", "{% include '/etc/passwd' %}", "%s%n", "é" * 50]  # fmt: skip
     choice = rng.randrange(6) if depth else 0
     if choice == 1:
         return [value(rng, depth - 1) for _ in range(rng.randrange(4))]
@@ -61,7 +69,7 @@ def value(rng: random.Random, depth: int):
         return {rng.choice(keys): value(rng, depth - 1) for _ in range(rng.randrange(4))}
     if choice == 3:
         return [{"role": rng.choice(["user", "tool", "x"]), "content": value(rng, depth - 1)}]
-    return rng.choice(leaf)
+    return rng.choice(LEAVES)
 
 
 def test_no_error_body_shows_what_is_inside(guarded_server):
@@ -79,7 +87,7 @@ def test_no_error_body_shows_what_is_inside(guarded_server):
             num_errors += 1
             error = reply.json()["error"]
             assert {"message", "type"} <= set(error), reply.text
-            check(reply.text)
+            check(without_paths_sent(reply.text))
     assert num_errors > 300
     assert guarded_server.http.get(f"{guarded_server.url}/health_generate").status_code == 200
     assert "Traceback" not in guarded_server.output(), guarded_server.output()[-3000:]
