@@ -4,17 +4,6 @@ namespace nb = nanobind;
 
 namespace tokenmill {
 
-// Attention of one model; step and call are told to it by address.
-struct Attention {
-  Kernels kernels;
-  AttentionShape shape;
-};
-
-struct PlannedStep {
-  AttentionStep step;
-  AttentionPlan plan;
-};
-
 static void make_attention(Attention* self, const Kernels& kernels, int heads, int kv_heads, int head_dim,
                            int page_size, float scale) {
   new (self) Attention{kernels, {heads, kv_heads, head_dim, page_size, scale}};
@@ -32,7 +21,7 @@ static PlannedStep plan(const Attention& self, int64_t requests, Address query_s
   return {step, plan_attention(self.shape, step, self.kernels.threads)};
 }
 
-static void forward(const Attention& self, PlannedStep& planned, const KVMemory& memory, const HeadNorms& norms,
+static void forward(const Attention& self, PlannedStep& planned, const LayerKV& memory, const HeadNorms& norms,
                     Address qkv, Address out, int window) {
   const AttentionCall call{self.shape, planned.step, planned.plan, memory, norms, at<const uint16_t>(qkv),
                            at<uint16_t>(out), window};
@@ -41,10 +30,10 @@ static void forward(const Attention& self, PlannedStep& planned, const KVMemory&
 
 void bind_attention(nb::module_& module) {
   nb::class_<PlannedStep>(module, "PlannedStep");
-  nb::class_<KVMemory>(module, "KVMemory")
+  nb::class_<LayerKV>(module, "LayerKV")
       .def("__init__",
-           [](KVMemory* self, Address keys, Address values, Address key_scales, Address value_scales) {
-             new (self) KVMemory{at<void>(keys), at<void>(values), at<float>(key_scales), at<float>(value_scales)};
+           [](LayerKV* self, Address keys, Address values, Address key_scales, Address value_scales) {
+             new (self) LayerKV{at<void>(keys), at<void>(values), at<float>(key_scales), at<float>(value_scales)};
            },
            nb::arg("keys"), nb::arg("values"), nb::arg("key_scales"), nb::arg("value_scales"));
   nb::class_<HeadNorms>(module, "HeadNorms")

@@ -12,6 +12,12 @@ struct Kernels {
   int threads;
 };
 
+// Attention of one model; step and call are told to it by address.
+struct Attention {
+  Kernels kernels;
+  AttentionShape shape;
+};
+
 using KernelsClass = nanobind::class_<Kernels>;
 // Every kernel lets other Python threads run: it touches raw memory only.
 using Unlocked = nanobind::call_guard<nanobind::gil_scoped_release>;
@@ -27,6 +33,7 @@ T* at(Address address) {
 // Each adds its methods to the class; bind_<noun>.cpp.
 void bind_linear(nanobind::module_& module, KernelsClass& kernels);
 void bind_attention(nanobind::module_& module);
+void bind_decoder(nanobind::module_& module);
 void bind_rows(KernelsClass& kernels);
 
 }  // namespace tokenmill

@@ -44,7 +44,7 @@ struct AttentionStep {
 };
 
 // bf16, or int8 where there are scales: a float32 for each slot and KV head, [pages][kv_heads][page_size].
-struct KVMemory {
+struct LayerKV {
   void *keys, *values;
   float *key_scales, *value_scales;
 };
@@ -86,11 +86,16 @@ struct AttentionCall {
   const AttentionShape& shape;
   const AttentionStep& step;
   AttentionPlan& plan;
-  KVMemory memory;
+  LayerKV memory;
   HeadNorms norms;
   const uint16_t* qkv;  // [T][(heads + 2 * kv_heads) * head_dim]
   uint16_t* out;        // [T][heads * head_dim]
   int window;           // a token sees itself and window - 1 tokens before it; 0: all
+};
+
+struct PlannedStep {
+  AttentionStep step;
+  AttentionPlan plan;
 };
 
 // Cuts a step for so many threads.

@@ -10,7 +10,7 @@ import torch
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.kernels.heads import RotaryTables
-from tokenmill.models.decoder import Decoder
+from tokenmill.runner.model_runner import Model
 
 Chunks = Sequence[tuple[int, int]]
 """(request, tokens of it to run), in batch order."""
@@ -69,7 +69,7 @@ class PagedRequests:
             output_indices=torch.arange(int(query_lens.sum())),
         )
 
-    def run(self, decoder: Decoder, attention: AttentionBackend, schedule: Sequence[Chunks]) -> list[torch.Tensor]:
+    def run(self, decoder: Model, attention: AttentionBackend, schedule: Sequence[Chunks]) -> list[torch.Tensor]:
         """Run the steps of a schedule; the logits of each request, [tokens it ran, vocab_size], if it ran any."""
         logits: list[list[torch.Tensor]] = [[] for _ in self.sequences]
         for chunks in schedule:

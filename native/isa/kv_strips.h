@@ -11,7 +11,7 @@ namespace tokenmill::TM_ISA {
 // The pages of one request and KV head.
 struct Pages {
   const AttentionShape& shape;
-  const KVMemory& memory;
+  const LayerKV& memory;
   const int32_t* page_table;  // of the request
   int head;
 

@@ -83,7 +83,7 @@ class Packed:
 class PlannedStep:
     """How the attention of a step is cut into pieces."""
 
-class KVMemory:
+class LayerKV:
     """KV memory of one layer; scales are 0 for bf16."""
 
     def __init__(self, keys: Address, values: Address, key_scales: Address, value_scales: Address) -> None: ...
@@ -110,7 +110,45 @@ class Attention:
         sin: Address,
     ) -> PlannedStep: ...
     def forward(
-        self, step: PlannedStep, memory: KVMemory, norms: HeadNorms, qkv: Address, out: Address, window: int
+        self, step: PlannedStep, memory: LayerKV, norms: HeadNorms, qkv: Address, out: Address, window: int
+    ) -> None: ...
+
+class Projection:
+    """A packed matrix with its bias; 0: none. The matrix's bytes are placed by then."""
+
+    def __init__(self, weights: Packed, bias: Address) -> None: ...
+
+class DecoderLayer:
+    """The weights and the KV memory of one dense layer; see native/decoder.h."""
+
+    def __init__(
+        self,
+        attention_norm: Address,
+        qkv: Projection,
+        head_norms: HeadNorms,
+        memory: LayerKV,
+        window: int,
+        output: Projection,
+        mlp_norm: Address,
+        gate_up: Projection,
+        down: Projection,
+    ) -> None: ...
+
+class Decoder:
+    """A dense decoder whose pass is one call."""
+
+    def __init__(self, attention: Attention, embedding: Packed, final_norm: Address, eps: float) -> None: ...
+    def add(self, layer: DecoderLayer) -> None: ...
+    def scratch_numbers(self, tokens: int) -> int: ...
+    def forward(
+        self,
+        step: PlannedStep,
+        token_ids: Address,
+        tokens: int,
+        wanted: Address,
+        outputs: int,
+        scratch: Address,
+        out: Address,
     ) -> None: ...
 
 def available_isas() -> list[str]:

@@ -163,7 +163,7 @@ def scheduled(case: Case, rng: np.random.Generator, isa: str, kv_dtype: torch.dt
     attentions = [case.native(requests.num_pages, isa, threads, kv_dtype) for threads in (1, 2, 5)]
     for attention in attentions:
         attention.kv = attentions[0].kv
-        attention._memory = attentions[0]._memory
+        attention.memory = attentions[0].memory
     outputs: list[list[torch.Tensor]] = [[] for _ in case.lengths]
     while any(done < length for done, length in zip(requests.computed, case.lengths, strict=True)):
         chunks = []

@@ -1,7 +1,11 @@
-"""Whole decoders on native kernels: near transformers, and the same bits in any batch, chunk and number of threads."""
+"""Whole decoders on native kernels: near transformers, and the same bits in any batch, chunk and number of threads.
+
+The pass in one call has the bits of the pass kernel by kernel, whatever of its tokens is asked for.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,13 @@ import torch
 
 from tests.checkpoints import load_oracle, make_checkpoint
 from tests.paging import Chunks, PagedRequests, random_schedule
+from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.attention.select import select
 from tokenmill.kernels.formats import QUANTIZATIONS, UNQUANTIZED, Format, Formats, formats
 from tokenmill.kernels.native import load_kernels
 from tokenmill.kernels.select import select_kernels
 from tokenmill.models.decoder import Decoder
+from tokenmill.models.native_decoder import NativeDecoder, in_one_call
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.loader import load_model
 
@@ -44,12 +50,17 @@ def load(folder: Path, stored: Formats, threads: int) -> tuple[Decoder, Any]:
 def run(
     model: tuple[Decoder, Any], sequences: list[list[int]], steps: list[Chunks], rng: np.random.Generator
 ) -> list[torch.Tensor]:
-    decoder, native = model
     requests = PagedRequests(sequences, 16, rng)
-    attention, _ = select(
-        "native", "cpu", decoder.attention_spec, requests.num_pages, 16, torch.bfloat16, native=native
-    )
-    return requests.run(decoder, attention, steps)
+    attention = native_attention(model, requests)
+    return requests.run(in_one_call(model[0], attention), attention, steps)
+
+
+def native_attention(
+    model: tuple[Decoder, Any], requests: PagedRequests, kv_dtype: torch.dtype | None = None
+) -> AttentionBackend:
+    spec, num_pages = model[0].attention_spec, requests.num_pages
+    attention, _ = select("native", "cpu", spec, num_pages, 16, torch.bfloat16, kv_dtype=kv_dtype, native=model[1])
+    return attention
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -101,3 +112,34 @@ def test_quantized_logits_stay_near(stored: str, most: float, tmp_path: Path, rn
     (got,) = run(load(folder, FORMATS[stored], 1), [sequence], [[(0, 60)]], rng)
     error = ((got - want).norm(dim=-1) / want.norm(dim=-1)).median()
     assert 0 < error < most
+
+
+@pytest.mark.parametrize("stored", FORMATS)
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral"])
+def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    overrides = {"hidden_size": 64, "intermediate_size": 96, **FAMILIES[family]}
+    folder = make_checkpoint(tmp_path, family, tokenizer=False, dtype=torch.bfloat16, **overrides)
+    model = load(folder, FORMATS[stored], int(rng.integers(1, 3)))
+    lengths = rng.integers(1, 90, 6).tolist()
+    requests = PagedRequests([rng.integers(0, 331, length).tolist() for length in lengths], 16, rng)
+    kv_dtype = torch.int8 if rng.random() < 0.5 else None
+    in_parts, whole = (native_attention(model, requests, kv_dtype) for _ in range(2))
+    decoder = in_one_call(model[0], whole)
+    assert isinstance(decoder, NativeDecoder)
+    for chunks in random_schedule(lengths, 40, rng):
+        batch = requests.batch(chunks)
+        kept = np.sort(rng.permutation(len(batch.token_ids))[: rng.integers(0, len(batch.token_ids) + 1)])
+        batch = dataclasses.replace(batch, output_indices=torch.from_numpy(kept))
+        with torch.inference_mode():
+            want, got = model[0].forward(batch, in_parts), decoder.forward(batch, whole)
+        assert torch.equal(got, want), f"{chunks}, outputs {kept.tolist()}"
+
+
+def test_mixtures_and_other_attention_are_run_kernel_by_kernel(tmp_path: Path, rng: np.random.Generator) -> None:
+    sparse = make_checkpoint(tmp_path / "sparse", "qwen3_moe", tokenizer=False, dtype=torch.bfloat16)
+    dense = make_checkpoint(tmp_path / "dense", "qwen3", tokenizer=False, dtype=torch.bfloat16)
+    requests = PagedRequests([[1, 2]], 16, rng)
+    mixture, plain = load(sparse, UNQUANTIZED, 1), load(dense, UNQUANTIZED, 1)
+    assert in_one_call(mixture[0], native_attention(mixture, requests)) is mixture[0]
+    reference, _ = select("reference", "cpu", plain[0].attention_spec, 4, 16, torch.bfloat16, native=plain[1])
+    assert in_one_call(plain[0], reference) is plain[0]

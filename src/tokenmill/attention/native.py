@@ -46,7 +46,12 @@ class NativePlan:
 
 
 class NativeAttention:
-    """See the module's text."""
+    """See the module's text.
+
+    Attributes:
+        attention: the C++ side of it.
+        memory: the KV memory of each layer.
+    """
 
     name = "native"
 
@@ -55,12 +60,12 @@ class NativeAttention:
         self.kv = kv
         native = importlib.import_module(MODULE)
         heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        self._attention: _native.Attention = native.Attention(kernels, *heads, kv.page_size, spec.scale)
+        self.attention: _native.Attention = native.Attention(kernels, *heads, kv.page_size, spec.scale)
         self._no_norms: _native.HeadNorms = native.HeadNorms(0, 0, 0.0)
         self._norms = native.HeadNorms
         scales = torch.zeros(2, spec.num_layers, 0) if kv.scales is None else kv.scales
-        self._memory: list[_native.KVMemory] = [
-            native.KVMemory(*(memory[layer].data_ptr() for memory in (kv.keys, kv.values, *scales)))
+        self.memory: list[_native.LayerKV] = [
+            native.LayerKV(*(memory[layer].data_ptr() for memory in (kv.keys, kv.values, *scales)))
             for layer in range(spec.num_layers)
         ]
 
@@ -70,7 +75,7 @@ class NativeAttention:
             assert lengths.dtype == np.int32 and lengths.flags.c_contiguous, "lengths are int32 in one piece"
         assert batch.page_table.dtype == torch.int32 and batch.page_table.stride(1) == 1, "a page table is int32 rows"
         assert rotary.cos.is_contiguous() and rotary.sin.is_contiguous(), "the angles' tables lie in one piece"
-        step = self._attention.plan(
+        step = self.attention.plan(
             len(batch.query_lens),
             batch.query_starts.ctypes.data,
             batch.context_lens.ctypes.data,
@@ -87,8 +92,12 @@ class NativeAttention:
         """See `AttentionBackend.forward`."""
         assert qkv.is_contiguous() and qkv.dtype == torch.bfloat16, "the projection is bfloat16 in one piece"
         out = qkv.new_empty(len(qkv), self.spec.num_heads * self.spec.head_dim)
-        head_norms = self._no_norms
-        if norms is not None:
-            head_norms = self._norms(norms.q.data_ptr(), norms.k.data_ptr(), norms.eps)
-        self._attention.forward(plan.step, self._memory[layer], head_norms, qkv.data_ptr(), out.data_ptr(), window or 0)
+        head_norms = self.head_norms(norms)
+        self.attention.forward(plan.step, self.memory[layer], head_norms, qkv.data_ptr(), out.data_ptr(), window or 0)
         return out
+
+    def head_norms(self, norms: HeadNorms | None) -> _native.HeadNorms:
+        """The norms of a layer's heads, by their addresses."""
+        if norms is None:
+            return self._no_norms
+        return self._norms(norms.q.data_ptr(), norms.k.data_ptr(), norms.eps)

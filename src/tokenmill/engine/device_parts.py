@@ -19,6 +19,7 @@ from tokenmill.kernels.protocol import Kernels
 from tokenmill.kernels.select import select_kernels
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
+from tokenmill.models.native_decoder import in_one_call
 from tokenmill.platform.prefault import prefault
 from tokenmill.platform.protocol import Platform
 from tokenmill.runner.model_runner import ModelRunner
@@ -107,7 +108,9 @@ def make_runner(
     if platform.is_accelerator:
         return _stream_runner(model, memory, masks, platform)
     overlap = bool(config.async_scheduling)
-    runner = ModelRunner(model, memory.attention, memory.tables, memory.sampling, masks, overlap=overlap)
+    runner = ModelRunner(
+        in_one_call(model, memory.attention), memory.attention, memory.tables, memory.sampling, masks, overlap=overlap
+    )
     runner.sampler = Sampler(_native(kernels))
     return runner
 

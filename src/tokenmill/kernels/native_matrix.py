@@ -44,6 +44,9 @@ class PackedMatrix:
         shape: out_size, in_size.
         role: a GATED matrix is laid out for `gated` and can do nothing else.
         format: how the weights are stored.
+
+    Attributes:
+        packed: its shape, and where its bytes are.
     """
 
     def __init__(
@@ -57,11 +60,11 @@ class PackedMatrix:
         self._kernels = kernels
         self._is_gated = role is MatrixRole.GATED
         self._format = format
-        self._packed: Packed = importlib.import_module(MODULE).Packed(format, *shape, self._is_gated)
-        self.num_bytes = self._packed.num_bytes
+        self.packed: Packed = importlib.import_module(MODULE).Packed(format, *shape, self._is_gated)
+        self.num_bytes = self.packed.num_bytes
         # The padding has to be zeros: it is multiplied too.
         self._memory = zeros((self.num_bytes,), torch.uint8, "cpu")
-        self._packed.place(self._memory.data_ptr())
+        self.packed.place(self._memory.data_ptr())
 
     def fill(self, start: int, rows: Rows) -> None:
         """See `Matrix.fill`; rows that are quantized as this matrix is are taken as they are, others are rounded."""
@@ -78,14 +81,14 @@ class PackedMatrix:
             rows = rows.float()
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         element = ELEMENTS[rows.dtype]
-        self._kernels.pack(self._packed, start, rows.data_ptr(), rows.shape[0], rows.stride(0), element)
+        self._kernels.pack(self.packed, start, rows.data_ptr(), rows.shape[0], rows.stride(0), element)
 
     def _fill_integers(self, start: int, rows: QuantizedRows) -> None:
         values = rows.values.cpu().contiguous()
         scales = rows.scales.float().cpu().contiguous()
         offsets = None if rows.offsets is None else rows.offsets.float().cpu().contiguous()
         self._kernels.pack_integers(
-            self._packed,
+            self.packed,
             start,
             values.data_ptr(),
             values.shape[0],
@@ -121,14 +124,14 @@ class PackedMatrix:
         """See `Matrix.argmax`; the logits are not kept."""
         x = self._checked(x)
         ids = torch.empty(x.shape[0], dtype=torch.int64)
-        self._kernels.argmax(self._packed, x.data_ptr(), x.shape[0], x.stride(0), ids.data_ptr())
+        self._kernels.argmax(self.packed, x.data_ptr(), x.shape[0], x.stride(0), ids.data_ptr())
         return ids
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         """See `Matrix.lookup`; the ids are not checked."""
         ids = ids.contiguous()
         out = torch.empty(ids.shape[0], self.shape[1], dtype=torch.bfloat16)
-        self._kernels.lookup(self._packed, ids.data_ptr(), ids.shape[0], out.data_ptr())
+        self._kernels.lookup(self.packed, ids.data_ptr(), ids.shape[0], out.data_ptr())
         return out
 
     def _linear(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -136,7 +139,7 @@ class PackedMatrix:
         if bias is not None and (bias.dtype != torch.bfloat16 or not bias.is_contiguous()):
             bias = bias.to(torch.bfloat16).contiguous()
         self._kernels.linear(
-            self._packed,
+            self.packed,
             x.data_ptr(),
             x.shape[0],
             x.stride(0),
