@@ -23,8 +23,9 @@ static PlannedStep plan(const Attention& self, int64_t requests, Address query_s
 
 static void forward(const Attention& self, PlannedStep& planned, const LayerKV& memory, const HeadNorms& norms,
                     Address qkv, Address out, int window) {
-  const AttentionCall call{self.shape, planned.step, planned.plan, memory, norms, at<const uint16_t>(qkv),
-                           at<uint16_t>(out), window};
+  const AttentionShape& shape = self.shape;
+  const AttentionCall call{shape, planned.step, planned.plan, memory, norms, at<const uint16_t>(qkv), shape.qkv_size(),
+                           at<uint16_t>(out), shape.out_size(), window};
   self.kernels.table.attention(call, self.kernels.threads);
 }
 

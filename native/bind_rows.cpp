@@ -7,7 +7,7 @@ namespace tokenmill {
 static void rms_norm(const Kernels& self, Address x, int64_t x_stride, Address update, int64_t update_stride,
                      Address weight, float eps, Address out, int64_t count, int64_t size) {
   const NormCall call{at<uint16_t>(x), x_stride, at<const uint16_t>(update), update_stride,
-                      at<const uint16_t>(weight), eps, at<uint16_t>(out), count, size};
+                      at<const uint16_t>(weight), eps, at<uint16_t>(out), size, count, size};
   self.table.rms_norm(call, self.threads);
 }
 

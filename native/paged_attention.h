@@ -26,6 +26,8 @@ struct AttentionShape {
   float scale;
 
   int group() const { return heads / kv_heads; }
+  int64_t qkv_size() const { return static_cast<int64_t>(heads + 2 * kv_heads) * head_dim; }
+  int64_t out_size() const { return static_cast<int64_t>(heads) * head_dim; }
   // bf16 or int8 numbers of the keys, or of the values, of one page and KV head.
   int64_t page_numbers() const { return static_cast<int64_t>(page_size) * head_dim; }
 };
@@ -89,7 +91,9 @@ struct AttentionCall {
   LayerKV memory;
   HeadNorms norms;
   const uint16_t* qkv;  // [T][(heads + 2 * kv_heads) * head_dim]
+  int64_t qkv_stride;   // numbers from a token to the next
   uint16_t* out;        // [T][heads * head_dim]
+  int64_t out_stride;
   int window;           // a token sees itself and window - 1 tokens before it; 0: all
 };
 

@@ -5,7 +5,7 @@
 
 namespace tokenmill {
 
-// Norms of rows of bf16 [count][size]. Where there is an update, it is added to x first, in place.
+// Norms of rows of bf16 [count][size], each array with its own stride. Where there is an update, it is added to x first, in place.
 struct NormCall {
   uint16_t* x;
   int64_t x_stride;
@@ -13,7 +13,8 @@ struct NormCall {
   int64_t update_stride;
   const uint16_t* weight;  // [size]
   float eps;
-  uint16_t* out;  // [count][size]
+  uint16_t* out;
+  int64_t out_stride;
   int64_t count, size;
 };
 

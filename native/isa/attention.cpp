@@ -49,7 +49,7 @@ void store_tokens(const AttentionCall& call, const Pages& pages, const PageWrite
     const int count = std::min(STRIP, end - first);
     const auto key = [&](int i) {
       const int64_t token = call.step.query_starts[write.request] + first + i;
-      return call.qkv + (token * (shape.heads + 2 * shape.kv_heads) + shape.heads + pages.head) * shape.head_dim;
+      return call.qkv + token * call.qkv_stride + (shape.heads + pages.head) * shape.head_dim;
     };
     const auto position = [&](int i) { return call.step.first_position(write.request) + first + i; };
     prepare_heads(call, call.norms.k, count, key, position, keys);
@@ -137,9 +137,10 @@ class TileWork {
   Visible visible(int row, int start) const {
     return {std::max(seen_[row].first - start, 0), std::min(seen_[row].end - start, SPAN)};
   }
-  int64_t out_row(int row) const {  // of [T * heads]
-    const int64_t token = call_.step.query_starts[tile_.request] + query(row);
-    return token * call_.shape.heads + head_ * group_ + (tile_.first_row + row) % group_;
+  int64_t token(int row) const { return call_.step.query_starts[tile_.request] + query(row); }
+  // Where the numbers of a row's head begin in those of its token.
+  int64_t head_start(int row) const {
+    return static_cast<int64_t>(head_ * group_ + (tile_.first_row + row) % group_) * head_dim_;
   }
 
   void sum_partitions() {
@@ -167,10 +168,7 @@ class TileWork {
   }
 
   void prepare_queries() {
-    const auto source = [&](int row) {
-      const int64_t token = call_.step.query_starts[tile_.request] + query(row);
-      return call_.qkv + (out_row(row) + token * 2 * call_.shape.kv_heads) * head_dim_;
-    };
+    const auto source = [&](int row) { return call_.qkv + token(row) * call_.qkv_stride + head_start(row); };
     prepare_heads(call_, call_.norms.q, tile_.rows, source, [&](int row) { return position(row); }, q_);
     for (int row = 0; row < tile_.rows; ++row) {
       const int end = position(row) + 1;
@@ -287,7 +285,7 @@ class TileWork {
   }
 
   void write_out(int row) {
-    uint16_t* out = call_.out + out_row(row) * head_dim_;
+    uint16_t* out = call_.out + token(row) * call_.out_stride + head_start(row);
     const F32 factor = broadcast(1.0f / merged_[row].weight);
     for (int d = 0; d < head_dim_; d += LANES) {
       // Without the sign of a zero, which may come of tokens that are not seen.

@@ -21,7 +21,7 @@ void add_row(uint16_t* x, const uint16_t* update, int64_t size) {
 
 void norm_row(const NormCall& call, int64_t row) {
   uint16_t* x = call.x + row * call.x_stride;
-  uint16_t* out = call.out + row * call.size;
+  uint16_t* out = call.out + row * call.out_stride;
   if (call.update) add_row(x, call.update + row * call.update_stride, call.size);
   float factor = sum_of_squares(x, call.size);
   inverse_rms(&factor, 1, call.size, call.eps);
