@@ -5,7 +5,8 @@
 
 namespace tokenmill {
 
-// Norms of rows of bf16 [count][size], each array with its own stride. Where there is an update, it is added to x first, in place.
+// Norms of rows of bf16 [count][size], each array with its own stride. Where there is an update, it is added to x first, in
+// place.
 struct NormCall {
   uint16_t* x;
   int64_t x_stride;
