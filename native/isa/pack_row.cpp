@@ -26,8 +26,13 @@ struct Group {
   }
   uint8_t& at(int64_t k) const { return bytes[k / 4 * 4 * LANES + k % 4]; }
   int get(int64_t k) const { return at(k) >> shift & 15; }
-  void set(int64_t k, int value) const {
-    at(k) = static_cast<uint8_t>((at(k) & (shift ? 0x0F : 0xF0)) | value << shift);
+  // All 32, each from 0 to 15, by words of four.
+  void set(const int8_t* numbers) const {
+    const uint32_t other = shift ? 0x0F0F0F0F : 0xF0F0F0F0;
+    for (int64_t k = 0; k < GROUP; k += 4) {
+      const uint32_t word = (load_word(&at(k)) & other) | load_word(numbers + k) << shift;
+      std::memcpy(&at(k), &word, 4);
+    }
   }
   void set_scale(uint16_t half) const { std::memcpy(scale, &half, 2); }
   void set_offset(uint16_t half) const { std::memcpy(offset, &half, 2); }
@@ -41,50 +46,76 @@ inline uint8_t* int8_scale(const Packed& weights, uint8_t* panel, int64_t lane) 
   return panel + weights.stretches() * weights.stretch_bytes() + lane * 4;
 }
 
-inline int rounded(float value, int low, int high) {
-  // A NaN fails both comparisons.
-  return value >= high ? high : value >= low ? static_cast<int>(std::nearbyintf(value)) : low;
-}
 inline float inverse(float value) { return value == 0 ? 0 : 1 / value; }
 
+// (numbers - offset) * factor, rounded to whole ones from low to high; a NaN counts as low. A multiple of 16.
+inline void round_all(const float* numbers, int64_t count, float offset, float factor, float low, float high, int8_t* to) {
+  for (int64_t i = 0; i < count; i += LANES) {
+    const F32 scaled = mul(sub(load(numbers + i), broadcast(offset)), broadcast(factor));
+    store_int8(to + i, min(max(scaled, broadcast(low)), broadcast(high)));  // max of a NaN and a number is the number
+  }
+}
+
+// The smallest and the largest of some numbers, a multiple of 16, and whether all of them are finite.
+struct Range {
+  float low, high;
+  bool is_finite;
+
+  Range(const float* numbers, int64_t count) {
+    F32 least = load(numbers), most = least, sound = zero();
+    for (int64_t i = 0; i < count; i += LANES) {
+      const F32 some = load(numbers + i);
+      least = min(some, least);
+      most = max(some, most);
+      sound = fma(some, zero(), sound);
+    }
+    low = -largest(sub(zero(), least));
+    high = largest(most);
+    is_finite = sum(sound) == 0;
+  }
+  float size() const { return high > -low ? high : -low; }
+};
+
 void quantize_int8(const Packed& weights, uint8_t* panel, int64_t lane, const float* numbers) {
-  float most = 0;
-  for (int64_t k = 0; k < weights.depth; ++k) most = std::fabs(numbers[k]) > most ? std::fabs(numbers[k]) : most;
-  bool is_finite = true;
-  for (int64_t k = 0; k < weights.depth; ++k) is_finite &= std::isfinite(numbers[k]);
-  const float scale = is_finite ? most / 127 : NAN, factor = most == 0 ? 0 : 127 / most;
-  for (int64_t k = 0; k < weights.stretches() * STRETCH; ++k) {
-    int8_at(panel, lane, k) = static_cast<uint8_t>(128 + rounded(numbers[k] * factor, -127, 127));
+  const int64_t depth = weights.stretches() * STRETCH;
+  const Range range(numbers, depth);
+  const float most = range.size(), scale = range.is_finite ? most / 127 : NAN, factor = most == 0 ? 0 : 127 / most;
+  for (int64_t k = 0; k < depth; k += STRETCH) {
+    int8_t whole[STRETCH];
+    round_all(numbers + k, STRETCH, 0, factor, -127, 127, whole);
+    for (int64_t i = 0; i < STRETCH; i += 4) {
+      const uint32_t word = load_word(whole + i) ^ 0x80808080;  // + 128 each
+      std::memcpy(&int8_at(panel, lane, k + i), &word, 4);
+    }
   }
   std::memcpy(int8_scale(weights, panel, lane), &scale, 4);
 }
 
 // -8 to 7 times the scale: the largest number in size is -8 times it.
 void quantize_group(const Group& group, const float* numbers) {
-  float extreme = 0;
-  bool is_finite = true;
-  for (int64_t k = 0; k < GROUP; ++k) {
-    if (std::fabs(numbers[k]) > std::fabs(extreme)) extreme = numbers[k];
-    is_finite &= std::isfinite(numbers[k]);
+  const Range range(numbers, GROUP);
+  float extreme = range.high > -range.low ? range.high : range.low;
+  if (range.high == -range.low) {  // the first of both
+    for (int64_t k = GROUP - 1; k >= 0; --k) {
+      if (std::fabs(numbers[k]) == range.high) extreme = numbers[k];
+    }
   }
-  const uint16_t half = to_half(is_finite ? extreme / -8 : NAN);
-  const float factor = inverse(half_to_float(half));
-  for (int64_t k = 0; k < GROUP; ++k) group.set(k, 8 + rounded(numbers[k] * factor, -8, 7));
+  const uint16_t half = to_half(range.is_finite ? extreme / -8 : NAN);
+  int8_t whole[GROUP];
+  round_all(numbers, GROUP, 0, inverse(half_to_float(half)), -8, 7, whole);
+  for (int8_t& number : whole) number = static_cast<int8_t>(number + 8);
+  group.set(whole);
   group.set_scale(half);
 }
 
 // 0 to 15 times the scale, from the smallest number on.
 void quantize_range(const Group& group, const float* numbers) {
-  float low = numbers[0], high = numbers[0];
-  bool is_finite = true;
-  for (int64_t k = 0; k < GROUP; ++k) {
-    low = numbers[k] < low ? numbers[k] : low;
-    high = numbers[k] > high ? numbers[k] : high;
-    is_finite &= std::isfinite(numbers[k]);
-  }
-  const uint16_t offset = to_half(low), scale = to_half(is_finite ? (high - half_to_float(offset)) / 15 : NAN);
-  const float factor = inverse(half_to_float(scale));
-  for (int64_t k = 0; k < GROUP; ++k) group.set(k, rounded((numbers[k] - half_to_float(offset)) * factor, 0, 15));
+  const Range range(numbers, GROUP);
+  const uint16_t offset = to_half(range.low);
+  const uint16_t scale = to_half(range.is_finite ? (range.high - half_to_float(offset)) / 15 : NAN);
+  int8_t whole[GROUP];
+  round_all(numbers, GROUP, half_to_float(offset), inverse(half_to_float(scale)), 0, 15, whole);
+  group.set(whole);
   group.set_scale(scale);
   group.set_offset(offset);
 }
@@ -111,9 +142,9 @@ void store_row(const Packed& weights, uint8_t* panel, int64_t lane, const Intege
     const Group group(weights, panel, lane, g);
     const bool is_padding = g * GROUP >= weights.depth;
     const int64_t from = is_padding ? 0 : g * GROUP / group_size;
-    for (int64_t k = 0; k < GROUP; ++k) {
-      group.set(k, g * GROUP + k < weights.depth ? row.values[g * GROUP + k] & 15 : 0);
-    }
+    int8_t whole[GROUP];
+    for (int64_t k = 0; k < GROUP; ++k) whole[k] = g * GROUP + k < weights.depth ? row.values[g * GROUP + k] & 15 : 0;
+    group.set(whole);
     group.set_scale(is_padding ? 0 : to_half(row.scales[from]));
     if (group.offset) group.set_offset(is_padding || !row.offsets ? 0 : to_half(row.offsets[from]));
   }
