@@ -7,7 +7,7 @@ the engine's other threads want too. Where everything is native anyway, native/d
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -67,33 +67,37 @@ def in_one_call(decoder: Decoder, attention: AttentionBackend) -> Decoder | Nati
 
 
 def _bind(decoder: Decoder, attention: NativeAttention) -> _native.Decoder:
-    module = importlib.import_module(MODULE)
+    native = importlib.import_module(MODULE)
     assert isinstance(decoder.embedding, PackedMatrix), "its matrices are packed"
     norm = decoder.final_norm
-    bound: _native.Decoder = module.Decoder(
+    bound: _native.Decoder = native.Decoder(
         attention.attention, decoder.embedding.packed, norm.weight.data_ptr(), norm.eps
     )
-
-    def projection(linear: Linear) -> _native.Projection:
-        assert isinstance(linear.weight, PackedMatrix), "its matrices are packed"
-        bias = 0 if linear.bias is None else linear.bias.data_ptr()
-        return module.Projection(linear.weight.packed, bias)
-
-    def bound_layer(layer: Layer) -> _native.DecoderLayer:
-        block, mlp = layer.attention, layer.mlp
-        assert isinstance(mlp, MLP), "its layers are dense"
-        return module.DecoderLayer(
-            layer.attention_norm.weight.data_ptr(),
-            projection(block.qkv),
-            attention.head_norms(block.norms),
-            attention.memory[block.layer],
-            block.window or 0,
-            projection(block.output),
-            layer.mlp_norm.weight.data_ptr(),
-            projection(mlp.gate_up),
-            projection(mlp.down),
-        )
-
     for layer in decoder.layers:
-        bound.add(bound_layer(layer))
+        bound.add(_bind_layer(native, layer, attention))
     return bound
+
+
+def _bind_layer(native: Any, layer: Layer, attention: NativeAttention) -> _native.DecoderLayer:
+    own, mlp = layer.attention, layer.mlp
+    assert isinstance(mlp, MLP), "its layers are dense"
+    bound: _native.DecoderLayer = native.DecoderLayer(
+        attention_norm=layer.attention_norm.weight.data_ptr(),
+        qkv=_projection(native, own.qkv),
+        head_norms=attention.head_norms(own.norms),
+        memory=attention.memory[own.layer],
+        window=own.window or 0,
+        output=_projection(native, own.output),
+        mlp_norm=layer.mlp_norm.weight.data_ptr(),
+        gate_up=_projection(native, mlp.gate_up),
+        down=_projection(native, mlp.down),
+    )
+    return bound
+
+
+def _projection(native: Any, linear: Linear) -> _native.Projection:
+    assert isinstance(linear.weight, PackedMatrix), "its matrices are packed"
+    projection: _native.Projection = native.Projection(
+        linear.weight.packed, 0 if linear.bias is None else linear.bias.data_ptr()
+    )
+    return projection
