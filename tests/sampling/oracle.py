@@ -118,7 +118,7 @@ def chi_square_deviate(counts: npt.NDArray[np.int64], probabilities: Floats) -> 
     """How far counts are from probabilities, in standard deviations of the chi-square distribution.
 
     Categories are merged so that each expects at least 5; the statistic becomes a normal deviate by Wilson and
-    Hilferty's transform.
+    Hilferty's transform. 0 where a single category is left, which gets all that there are.
     """
     order = np.argsort(probabilities)
     expected, observed = [0.0], [0]
@@ -128,8 +128,12 @@ def chi_square_deviate(counts: npt.NDArray[np.int64], probabilities: Floats) -> 
             observed.append(0)
         expected[-1] += float(probabilities[index]) * counts.sum()
         observed[-1] += int(counts[index])
+    if len(expected) > 1 and expected[-1] < 5.0:
+        expected[-2:] = [sum(expected[-2:])]
+        observed[-2:] = [sum(observed[-2:])]
     degrees = len(expected) - 1
-    assert degrees > 0
+    if degrees == 0:
+        return 0.0
     statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
     spread = 2.0 / (9.0 * degrees)
     return ((statistic / degrees) ** (1 / 3) - (1.0 - spread)) / math.sqrt(spread)
