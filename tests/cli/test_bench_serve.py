@@ -68,7 +68,8 @@ def test_an_answer_that_is_not_whole_is_an_error(pieces, status, error, detail):
 
 def test_a_server_under_load_is_measured(tiny_model, capsys, tmp_path):
     picture = tmp_path / "out.png"
-    load = ["--num-prompts", "24", "--max-concurrency", "6", "--output-len", "2:9", "--max-token-id", "300"]
+    # Long enough that not every answer arrives in one piece, which would leave nothing between tokens to measure.
+    load = ["--num-prompts", "24", "--max-concurrency", "6", "--output-len", "30:60", "--max-token-id", "300"]
     with serve(tiny_model) as server:
         assert main(["bench", "serve", "--url", server.url, *load, "--plot", str(picture)]) == 0
         document = json.loads(capsys.readouterr().out.splitlines()[-1])
