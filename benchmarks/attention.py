@@ -22,17 +22,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenmill.attention.protocol import AttentionSpec
-from tokenmill.attention.select import select
+from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
+from tokenmill.core.plan import AdmittedRequest
+from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.kernels.native import load_kernels
 from tokenmill.sampling.sampler import Sampler
-from tokenmill.sampling.table import SamplingTable
-from tokenmill.sampling_params import SamplingParams
-from tokenmill.scheduler.plan import NewRow
+from tokenmill.sampling.state import SamplingState
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.paging import PagedRequests
+from tests.paging import PagedRequests, make_attention
 
 PAGE_SIZE = 16
 VOCAB_SIZE = 151_936
@@ -81,23 +80,23 @@ class Layers:
         self.paged.computed = [context - tokens] * requests
         self.batch = self.paged.batch([(request, tokens) for request in range(requests)])
         head_dim = options.head_dim
-        self.spec = AttentionSpec(self.layers, options.heads, options.kv_heads, head_dim, head_dim**-0.5)
+        self.spec = AttentionSpec(self.layers, options.heads, options.kv_heads, head_dim)
         angles = torch.outer(torch.arange(context).float(), 1e6 ** -(torch.arange(0, head_dim, 2) / head_dim))
-        self.rotary = RotaryTables(angles.cos().bfloat16(), angles.sin().bfloat16())
-        self.norms = HeadNorms(torch.ones(head_dim).bfloat16(), torch.ones(head_dim).bfloat16(), 1e-6)
+        rotary = RotaryTables(angles.cos().bfloat16(), angles.sin().bfloat16())
+        norms = HeadNorms(torch.ones(head_dim).bfloat16(), torch.ones(head_dim).bfloat16(), 1e-6)
+        self.kinds = [AttentionLayer(layer, head_dim**-0.5, None, norms, rotary) for layer in range(self.layers)]
         self.qkv = torch.randn(requests * tokens, (options.heads + 2 * options.kv_heads) * head_dim).bfloat16()
 
     def time(self, name: str, repeats: int, **native: Any) -> dict[str, float]:
         """Milliseconds a layer on one backend."""
-        place = "cpu", self.spec, self.paged.num_pages, PAGE_SIZE, torch.bfloat16
-        attention, _ = select(name, *place, **native)
+        attention = make_attention(name, self.spec, self.paged.num_pages, PAGE_SIZE, torch.bfloat16, **native)
         for memory in (attention.kv.keys, attention.kv.values):
             memory.random_(-9, 9)
 
         def step() -> None:
-            plan = attention.plan(self.batch, self.rotary)
-            for layer in range(self.layers):
-                attention.forward(self.qkv, self.norms, layer, plan)
+            plan = attention.plan(self.batch)
+            for layer in self.kinds:
+                attention.forward(self.qkv, layer, plan)
 
         return timed(step, repeats, self.layers)
 
@@ -123,17 +122,20 @@ def attention_rows(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 def draw_rows(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Draws over the vocabulary of Qwen3, with native kernels and without."""
-    samplers = {"native": Sampler(load_kernels(options.threads)), "torch": Sampler()}
+    samplers = {"native": Sampler(native=load_kernels(options.threads)), "torch": Sampler()}
     no_tokens = torch.zeros(32, 1, dtype=torch.int32)
     rows = {}
     for name, params in DRAWS.items():
         for count in (1, 8, 32):
-            table = SamplingTable(count, VOCAB_SIZE, "cpu")
+            state = SamplingState(count, VOCAB_SIZE)
             for row in range(count):
-                table.set(NewRow(row, str(row), np.zeros(1, np.int32), 1, params, (), row))
-            batch = table.batch(np.arange(count), np.ones(count, np.int64))
+                state.set(AdmittedRequest(row, str(row), np.zeros(1, np.int32), 1, params, (), row))
+            metadata = state.select(np.arange(count), np.ones(count, np.int64))
             logits = torch.randn(count, VOCAB_SIZE) * 3
-            calls = {way: functools.partial(each.sample, logits, batch, no_tokens) for way, each in samplers.items()}
+            calls = {
+                way: functools.partial(each.sample_logits, logits, metadata, no_tokens)
+                for way, each in samplers.items()
+            }
             rows[f"{name}, {count} rows"] = {way: timed(call, options.repeats, 1) for way, call in calls.items()}
             print(f"{name}, {count} rows: {rows[f'{name}, {count} rows']}", file=sys.stderr)
     return rows

@@ -107,7 +107,10 @@ async def _stream(port: int, num_tokens: int) -> tuple[int, float]:
     body = json.dumps(
         {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": num_tokens, "stream": True}
     )
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -144,7 +147,7 @@ def _server(step_seconds: float) -> Iterator[tuple[int, list[int]]]:
 
 def _serve(port: int) -> int:
     from tokenmill.config import EngineConfig, ServerConfig
-    from tokenmill.server.launch import run
+    from tokenmill.server.process.launch import run
 
     engine, server = EngineConfig(), ServerConfig(port=port, disable_log_stats=True)
     return run(engine, server, on_ready=lambda _: print(READY, flush=True), engine_module="frontend_stub")

@@ -1,6 +1,6 @@
 """A stand-in for the engine: every running request gets one token of the vocabulary each step, at a fixed pace.
 
-python -m frontend_stub FOLDER        (started by the server; its pace is in TOKENMILL_STUB_STEP_SECONDS)
+python -m frontend_stub FOLDER 0 0    (started by the server; its pace is in TOKENMILL_STUB_STEP_SECONDS)
 """
 
 from __future__ import annotations
@@ -15,10 +15,22 @@ from pathlib import Path
 
 import zmq
 
-from tokenmill.channels import API, ENGINE, Inbox, LaunchFile, Outbox, worker_name
-from tokenmill.messages import AbortRequests, AddRequest, EngineReady, EngineStats, StepOutputs, ToEngine, TokenOutput
+from tokenmill.core.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineReady,
+    EngineStats,
+    Ping,
+    Pong,
+    StepOutputs,
+    ToEngine,
+    TokenOutput,
+)
+from tokenmill.core.request import FinishReason
+from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name, worker_name
+from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.model_files import read_json
-from tokenmill.request import FinishReason
+from tokenmill.replicas.launch_file import LaunchFile
 
 
 def serve(folder: Path, step_seconds: float) -> None:
@@ -27,9 +39,10 @@ def serve(folder: Path, step_seconds: float) -> None:
     model = Path(launch.engine.model)
     vocab_size = int(read_json(model, "config.json")["vocab_size"])
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    inbox: Inbox[ToEngine] = Inbox(context, folder, ENGINE, ToEngine)
+    inbox: Inbox[ToEngine] = Inbox(context, folder, engine_name(0), ToEngine)
     api = Outbox(context, folder, API)
-    workers = [Outbox(context, folder, worker_name(i)) for i in range(max(1, launch.server.tokenizer_workers))]
+    workers = [Outbox(context, folder, worker_name(i)) for i in launch.topology.workers]
+    Heartbeat(context, folder, inbox, launch.server.engine_timeout).__enter__()  # until the process ends
     api.send(_ready(model, vocab_size))
     left: dict[str, int] = {}
     worker_of: dict[str, int] = {}
@@ -43,6 +56,8 @@ def serve(folder: Path, step_seconds: float) -> None:
             elif isinstance(message, AbortRequests):
                 for request_id in message.ids:
                     left.pop(request_id, None)
+            elif isinstance(message, Ping):
+                api.send(Pong(engine_name(0)))
         outputs: list[list[TokenOutput]] = [[] for _ in workers]
         for request_id in list(left):
             left[request_id] -= 1

@@ -19,10 +19,10 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from tokenmill.kernels.formats import Format
 from tokenmill.kernels.native import load_kernels
-from tokenmill.kernels.native_matrix import PackedMatrix
-from tokenmill.kernels.protocol import MatrixRole
+from tokenmill.kernels.native_weight import PackedWeight
+from tokenmill.kernels.protocol import WeightRole
+from tokenmill.quantization.packed import PackedFormat
 
 HIDDEN, VOCABULARY, LAYERS, COPIES = 1024, 151_936, 28, 12
 SHAPES = {"qkv": (4096, HIDDEN), "o": (HIDDEN, 2048), "gate_up": (6144, HIDDEN), "down": (HIDDEN, 3072)}
@@ -62,19 +62,19 @@ class TorchLayers:
 class NativeLayers:
     """The matrices in one format."""
 
-    def __init__(self, format: Format, options: argparse.Namespace) -> None:
+    def __init__(self, format: PackedFormat, options: argparse.Namespace) -> None:
         kernels = load_kernels(options.threads, options.isa)
         if kernels is None:
             raise SystemExit("the native kernels are not built")
 
-        def packed(rows: int, size: int, role: MatrixRole = MatrixRole.LINEAR) -> PackedMatrix:
-            matrix = PackedMatrix(kernels, (rows, size), role, format)
-            matrix.fill(0, torch.randn(rows, size) / size**0.5)
+        def packed(rows: int, size: int, role: WeightRole = WeightRole.LINEAR) -> PackedWeight:
+            matrix = PackedWeight(kernels, (rows, size), role, format)
+            matrix.load_rows(0, torch.randn(rows, size) / size**0.5)
             return matrix
 
-        roles = {"gate_up": MatrixRole.GATED}
+        roles = {"gate_up": WeightRole.GATE_UP}
         self.layers = {
-            name: [packed(*shape, roles.get(name, MatrixRole.LINEAR)) for _ in range(COPIES)]
+            name: [packed(*shape, roles.get(name, WeightRole.LINEAR)) for _ in range(COPIES)]
             for name, shape in SHAPES.items()
         }
         self.head = packed(VOCABULARY, HIDDEN)
@@ -84,7 +84,7 @@ class NativeLayers:
     def run(self, name: str, x: torch.Tensor) -> None:
         """Every copy of a matrix once."""
         for matrix in self.layers[name]:
-            matrix.gated(x) if name == "gate_up" else matrix.multiply(x)
+            matrix.silu_and_mul(x) if name == "gate_up" else matrix.multiply(x)
 
     def run_head(self, x: torch.Tensor) -> None:
         """The ids of the largest logits."""
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--isa", default="")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    native = {f"native {format.name.lower()}": NativeLayers(format, options) for format in Format}
+    native = {f"native {format.name.lower()}": NativeLayers(format, options) for format in PackedFormat}
     subjects: dict[str, TorchLayers | NativeLayers] = {"torch bf16": TorchLayers(), **native}
     results: list[dict[str, object]] = []
     for rows in map(int, options.rows.split(",")):

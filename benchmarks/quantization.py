@@ -24,10 +24,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tokenmill.attention.batch import ForwardBatch
-from tokenmill.attention.select import select
-from tokenmill.kernels.formats import QUANTIZATIONS, UNQUANTIZED, Format, Formats, formats
+from tokenmill.attention.registry import AttentionConfig, choose_attention
 from tokenmill.kernels.select import select_kernels
 from tokenmill.models.decoder import Decoder
+from tokenmill.platform.cpu import CpuPlatform
+from tokenmill.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormat, PackedFormats
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.loader import load_model
 
@@ -42,7 +43,7 @@ class Way:
     """One way of storing weights and KV."""
 
     name: str
-    formats: Formats = field(default_factory=lambda: UNQUANTIZED)
+    formats: PackedFormats = field(default_factory=lambda: UNQUANTIZED)
     kv_dtype: torch.dtype | None = None
 
 
@@ -50,8 +51,8 @@ WAYS = (
     Way("bfloat16"),
     Way("--quantization int8", QUANTIZATIONS["int8"]),
     Way("--quantization int4", QUANTIZATIONS["int4"]),
-    Way("int4 with offsets (as AWQ, Q4_K)", formats(Format.INT4_OFFSET, Format.INT8)),
-    Way("int4, the vocabulary in bfloat16", formats(Format.INT4)),
+    Way("int4 with offsets (as AWQ, Q4_K)", PackedFormats(PackedFormat.INT4_OFFSET, PackedFormat.INT8)),
+    Way("int4, the vocabulary in bfloat16", PackedFormats(PackedFormat.INT4)),
     Way("--kv-cache-dtype int8", kv_dtype=torch.int8),
     Way("int8 and int8 KV", QUANTIZATIONS["int8"], torch.int8),
 )
@@ -115,8 +116,8 @@ def measure(way: Way, texts: list[Text], best: Choices | None) -> tuple[Row, Cho
     kernels, _ = select_kernels("native", "cpu", torch.bfloat16, 1, way.formats)
     decoder = load_model(MODEL, read_architecture(MODEL), kernels)
     num_pages = 2 + max(len(text.ids) for text in texts) // PAGE_SIZE
-    place = "native", "cpu", decoder.attention_spec, num_pages + 1, PAGE_SIZE, torch.bfloat16
-    attention, _ = select(*place, kv_dtype=way.kv_dtype, native=kernels.native)
+    wanted = (decoder.attention_spec, PAGE_SIZE, torch.bfloat16, CpuPlatform(), way.kv_dtype, kernels.native)
+    attention = choose_attention("native", AttentionConfig(*wanted)).make(num_pages + 1)
     loss, choices = 0.0, []
     for text in texts:
         wanted = text.mask[1:]

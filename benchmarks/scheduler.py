@@ -17,13 +17,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tokenmill.core.plan import StepPlan, StepResult
+from tokenmill.core.request import Request
+from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.kv.kv_manager import KVManager
 from tokenmill.kv.page_pool import PagePool
 from tokenmill.kv.radix_tree import RadixTree
-from tokenmill.request import Request
-from tokenmill.sampling_params import SamplingParams
 from tokenmill.scheduler.config import SchedulerConfig
-from tokenmill.scheduler.plan import StepPlan, StepResult
 from tokenmill.scheduler.scheduler import Scheduler
 
 Seconds = tuple[float, float]
@@ -75,7 +75,7 @@ def since(start: Seconds, parts: int = 1) -> Seconds:
 
 
 def make_scheduler(rows: int, num_pages: int, budget: int) -> Scheduler:
-    """A scheduler over a pool of `num_pages`."""
+    """A scheduler over a pool of `num_pages`; each request is a tenant of its own, as calls without keys are."""
     kv = KVManager(PagePool(num_pages + 1), RadixTree(PAGE_SIZE), PAGE_SIZE)
     return Scheduler(SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=budget), kv)
 
@@ -85,12 +85,14 @@ def request(number: int, prompt: np.ndarray, max_tokens: int) -> Request:
     prompt = prompt.copy()
     prompt[0] = number
     params = SamplingParams(max_tokens=max_tokens)
-    return Request(str(number), prompt, params, arrival=number, max_tokens_total=len(prompt) + max_tokens)
+    total = len(prompt) + max_tokens
+    return Request(str(number), prompt, params, arrival=number, max_tokens_total=total, tenant=str(number))
 
 
 def outcome(plan: StepPlan) -> StepResult:
     """Some token for every request that samples."""
-    return StepResult(plan.step, np.where(plan.samples, plan.step % 1000, -1).astype(np.int32), {})
+    starts = np.concatenate([[0], np.cumsum(plan.num_samples)]).astype(np.int32)
+    return StepResult(plan.step, np.full(starts[-1], plan.step % 1000, dtype=np.int32), starts)
 
 
 def decode_steps(context: int, arguments: argparse.Namespace) -> Iterator[Seconds]:

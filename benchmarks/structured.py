@@ -21,7 +21,7 @@ import time
 from typing import Any, NamedTuple
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.structured.outputs import StructuredOutputs
+from tokenmill.core.structured_outputs import StructuredOutputs
 
 PERSON: dict[str, Any] = {
     "type": "object",

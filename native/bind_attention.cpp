@@ -5,27 +5,30 @@ namespace nb = nanobind;
 namespace tokenmill {
 
 static void make_attention(Attention* self, const Kernels& kernels, int heads, int kv_heads, int head_dim,
-                           int page_size, float scale) {
-  new (self) Attention{kernels, {heads, kv_heads, head_dim, page_size, scale}};
+                           int page_size) {
+  new (self) Attention{kernels, {heads, kv_heads, head_dim, page_size}};
+}
+
+static void make_layer(AttentionLayer* self, const LayerKV& memory, const HeadNorms& norms, Address cos, Address sin,
+                       float scale, int window) {
+  new (self) AttentionLayer{memory, norms, {at<const uint16_t>(cos), at<const uint16_t>(sin)}, scale, window};
 }
 
 static PlannedStep plan(const Attention& self, int64_t requests, Address query_starts, Address context_lens,
-                        Address page_table, int64_t page_stride, Address cos, Address sin) {
+                        Address page_table, int64_t page_stride) {
   const AttentionStep step{requests,
                            at<const int32_t>(query_starts),
                            at<const int32_t>(context_lens),
                            at<const int32_t>(page_table),
-                           page_stride,
-                           at<const uint16_t>(cos),
-                           at<const uint16_t>(sin)};
+                           page_stride};
   return {step, plan_attention(self.shape, step, self.kernels.threads)};
 }
 
-static void forward(const Attention& self, PlannedStep& planned, const LayerKV& memory, const HeadNorms& norms,
-                    Address qkv, Address out, int window) {
+static void forward(const Attention& self, PlannedStep& planned, const AttentionLayer& layer, Address qkv,
+                    Address out) {
   const AttentionShape& shape = self.shape;
-  const AttentionCall call{shape, planned.step, planned.plan, memory, norms, at<const uint16_t>(qkv), shape.qkv_size(),
-                           at<uint16_t>(out), shape.out_size(), window};
+  const AttentionCall call{shape, planned.step, planned.plan, layer, at<const uint16_t>(qkv), shape.qkv_size(),
+                           at<uint16_t>(out), shape.out_size()};
   self.kernels.table.attention(call, self.kernels.threads);
 }
 
@@ -43,13 +46,15 @@ void bind_attention(nb::module_& module) {
              new (self) HeadNorms{at<const uint16_t>(q), at<const uint16_t>(k), eps};
            },
            nb::arg("q"), nb::arg("k"), nb::arg("eps"));
+  nb::class_<AttentionLayer>(module, "AttentionLayer")
+      .def("__init__", make_layer, nb::arg("memory"), nb::arg("norms"), nb::arg("cos"), nb::arg("sin"),
+           nb::arg("scale"), nb::arg("window"));
   nb::class_<Attention>(module, "Attention")
       .def("__init__", make_attention, nb::arg("kernels"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
-           nb::arg("page_size"), nb::arg("scale"))
+           nb::arg("page_size"))
       .def("plan", plan, nb::arg("requests"), nb::arg("query_starts"), nb::arg("context_lens"), nb::arg("page_table"),
-           nb::arg("page_stride"), nb::arg("cos"), nb::arg("sin"))
-      .def("forward", forward, nb::arg("step"), nb::arg("memory"), nb::arg("norms"), nb::arg("qkv"), nb::arg("out"),
-           nb::arg("window"), Unlocked());
+           nb::arg("page_stride"))
+      .def("forward", forward, nb::arg("step"), nb::arg("layer"), nb::arg("qkv"), nb::arg("out"), ReleaseGil());
 }
 
 }  // namespace tokenmill

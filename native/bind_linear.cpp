@@ -9,7 +9,9 @@ namespace tokenmill {
 namespace {
 
 void make_packed(Packed* self, int format, int64_t rows, int64_t depth, bool gated) {
-  if (rows < 1 || depth < 1 || format < 0 || format > 3 || (gated && rows % 2)) throw std::invalid_argument("no such matrix");
+  if (rows < 1 || depth < 1 || format < 0 || format > 3 || (gated && rows % 2)) {
+    throw std::invalid_argument("no such matrix");
+  }
   new (self) Packed{static_cast<Format>(format), gated, rows, depth, nullptr};
 }
 
@@ -20,7 +22,8 @@ void pack(const Kernels& self, const Packed& weights, int64_t start, Address sou
 
 void pack_integers(const Kernels& self, const Packed& weights, int64_t start, Address values, int64_t count,
                    Address scales, Address offsets, int64_t groups) {
-  const Integers source = {at<const uint8_t>(values), count, at<const float>(scales), at<const float>(offsets), groups};
+  const QuantizedRows source = {at<const uint8_t>(values), count, at<const float>(scales), at<const float>(offsets),
+                                groups};
   self.table.pack_integers(weights, start, source, self.threads);
 }
 
@@ -46,14 +49,14 @@ void bind_linear(nb::module_& module, KernelsClass& kernels) {
       .def_prop_ro("num_bytes", &Packed::num_bytes)
       .def("place", [](Packed& self, Address data) { self.data = at<uint8_t>(data); }, nb::arg("data"));
   kernels.def("pack", pack, nb::arg("weights"), nb::arg("start"), nb::arg("source"), nb::arg("count"),
-              nb::arg("stride"), nb::arg("element"), Unlocked());
+              nb::arg("stride"), nb::arg("element"), ReleaseGil());
   kernels.def("pack_integers", pack_integers, nb::arg("weights"), nb::arg("start"), nb::arg("values"),
-              nb::arg("count"), nb::arg("scales"), nb::arg("offsets"), nb::arg("groups"), Unlocked());
+              nb::arg("count"), nb::arg("scales"), nb::arg("offsets"), nb::arg("groups"), ReleaseGil());
   kernels.def("linear", linear, nb::arg("weights"), nb::arg("x"), nb::arg("count"), nb::arg("stride"), nb::arg("out"),
-              nb::arg("out_stride"), nb::arg("element"), nb::arg("bias"), Unlocked());
+              nb::arg("out_stride"), nb::arg("element"), nb::arg("bias"), ReleaseGil());
   kernels.def("argmax", argmax, nb::arg("weights"), nb::arg("x"), nb::arg("count"), nb::arg("stride"), nb::arg("ids"),
-              Unlocked());
-  kernels.def("lookup", lookup, nb::arg("weights"), nb::arg("ids"), nb::arg("count"), nb::arg("out"), Unlocked());
+              ReleaseGil());
+  kernels.def("lookup", lookup, nb::arg("weights"), nb::arg("ids"), nb::arg("count"), nb::arg("out"), ReleaseGil());
 }
 
 }  // namespace tokenmill

@@ -9,37 +9,37 @@ namespace {
 
 constexpr int64_t LINE = 32;  // bf16 numbers of a cache line
 
-// How far rows of so many numbers lie apart: an odd number of cache lines, for rows that lie a power of two apart fall on
-// the same few places of the caches.
+// The stride of rows of `size` numbers: an odd number of cache lines, because rows that lie a power of two apart fall
+// into the same few sets of the caches.
 int64_t stride_of(int64_t size) { return ((size + LINE - 1) / LINE | 1) * LINE; }
 
-// What is kept of each token from one kernel to the next, in numbers of bf16.
+// How many numbers of bf16 each token has in the buffers.
 struct Strides {
-  int64_t hidden, qkv, attended, middle;
+  int64_t hidden, qkv, attention_out, intermediate;
 
   explicit Strides(const Decoder& decoder)
       : hidden(stride_of(decoder.embedding.depth)),
         qkv(stride_of(decoder.attention.shape.qkv_size())),
-        attended(stride_of(decoder.attention.shape.out_size())),
-        middle(0) {
+        attention_out(stride_of(decoder.attention.shape.out_size())),
+        intermediate(0) {
     for (const auto& layer : decoder.layers) {
       const int64_t size = stride_of(layer.down.weights.depth);
-      middle = size > middle ? size : middle;
+      intermediate = size > intermediate ? size : intermediate;
     }
   }
-  // The stream of hidden states, what is to be added to it, and its norm; and the others.
-  int64_t all() const { return 3 * hidden + qkv + attended + middle; }
+  // Three are of the hidden size: the residual stream, the delta to be added to it, and its norm.
+  int64_t all() const { return 3 * hidden + qkv + attention_out + intermediate; }
 };
 
-struct Kept {
+struct Buffer {
   uint16_t* data;
   int64_t stride;
 };
 
-// One pass: the rows that are left of it, and their buffers.
-class Pass {
+// One pass: its buffers, and how many rows are in them.
+class ForwardPass {
  public:
-  Pass(const Decoder& decoder, const DecoderCall& call)
+  ForwardPass(const Decoder& decoder, const DecoderCall& call)
       : decoder_(decoder),
         call_(call),
         table_(decoder.attention.kernels.table),
@@ -47,19 +47,19 @@ class Pass {
         rows_(call.tokens) {
     const Strides strides(decoder);
     uint16_t* free = call.scratch;
-    for (auto [kept, stride] : {std::pair{&hidden_, strides.hidden}, {&update_, strides.hidden},
-                                {&normed_, strides.hidden}, {&qkv_, strides.qkv},
-                                {&attended_, strides.attended}, {&middle_, strides.middle}}) {
-      *kept = {free, stride};
+    for (auto [buffer, stride] : {std::pair{&residual_, strides.hidden}, {&delta_, strides.hidden},
+                                  {&normed_, strides.hidden}, {&qkv_, strides.qkv},
+                                  {&attention_out_, strides.attention_out}, {&intermediate_, strides.intermediate}}) {
+      *buffer = {free, stride};
       free += call.tokens * stride;
     }
   }
 
   void run() {
-    table_.lookup(decoder_.embedding, call_.token_ids, rows_of(hidden_), threads_);
+    embed();
     for (const auto& layer : decoder_.layers) {
       attend(layer);
-      if (&layer == &decoder_.layers.back()) keep_wanted();
+      if (&layer == &decoder_.layers.back()) keep_outputs();
       feed_forward(layer);
     }
     norm(decoder_.final_norm, {call_.out, decoder_.embedding.depth});
@@ -71,44 +71,55 @@ class Pass {
   const KernelTable& table_;
   const int threads_;
   int64_t rows_;
-  bool has_update_ = false;  // update_ is still to be added to hidden_
-  Kept hidden_, update_, normed_, qkv_, attended_, middle_;
+  bool has_delta_ = false;  // delta_ is yet to be added to residual_
+  float delta_scale_ = 1;   // multiplied by this
+  Buffer residual_, delta_, normed_, qkv_, attention_out_, intermediate_;
 
-  Rows rows_of(const Kept& kept) const { return {kept.data, rows_, kept.stride}; }
+  Rows rows_of(const Buffer& buffer) const { return {buffer.data, rows_, buffer.stride}; }
+
+  // Embeddings that are multiplied are a delta to a residual stream of zeros: the first norm multiplies and rounds them.
+  void embed() {
+    has_delta_ = decoder_.embedding_multiplier != 1;
+    delta_scale_ = decoder_.embedding_multiplier;
+    if (has_delta_) std::memset(residual_.data, 0, rows_ * residual_.stride * sizeof(uint16_t));
+    table_.lookup(decoder_.embedding, call_.token_ids, rows_of(has_delta_ ? delta_ : residual_), threads_);
+  }
 
   void attend(const DecoderLayer& layer) {
     norm(layer.attention_norm, normed_);
     project(layer.qkv, normed_, qkv_);
     auto& [step, plan] = call_.planned;
-    table_.attention({decoder_.attention.shape, step, plan, layer.memory, layer.head_norms, qkv_.data, qkv_.stride,
-                      attended_.data, attended_.stride, layer.window}, threads_);
+    table_.attention({decoder_.attention.shape, step, plan, layer.attention, qkv_.data, qkv_.stride,
+                      attention_out_.data, attention_out_.stride}, threads_);
   }
 
   void feed_forward(const DecoderLayer& layer) {
-    project(layer.output, attended_, update_);
-    has_update_ = true;
+    project(layer.output, attention_out_, delta_);
+    has_delta_ = true;
+    delta_scale_ = layer.residual_multiplier;
     norm(layer.mlp_norm, normed_);
-    project(layer.gate_up, normed_, middle_);
-    project(layer.down, middle_, update_);
+    project(layer.gate_up, normed_, intermediate_);
+    project(layer.down, intermediate_, delta_);
   }
 
-  // Adds the last update, if there is one, and norms the sum.
-  void norm(const uint16_t* weight, const Kept& out) const {
-    const uint16_t* update = has_update_ ? update_.data : nullptr;
-    table_.rms_norm({hidden_.data, hidden_.stride, update, update_.stride, weight, decoder_.eps, out.data, out.stride,
-                     rows_, decoder_.embedding.depth}, threads_);
+  // Adds the delta to the residual stream, if there is one, and norms the sum.
+  void norm(const uint16_t* weight, const Buffer& out) const {
+    const uint16_t* delta = has_delta_ ? delta_.data : nullptr;
+    table_.rms_norm({residual_.data, residual_.stride, delta, delta_.stride, delta_scale_, weight, decoder_.eps,
+                     out.data, out.stride, rows_, decoder_.embedding.depth}, threads_);
   }
 
-  void project(const Projection& projection, const Kept& x, const Kept& out) const {
+  void project(const Projection& projection, const Buffer& x, const Buffer& out) const {
     table_.linear(projection.weights, rows_of(x), {rows_of(out), Element::bf16, projection.bias}, threads_);
   }
 
-  // Leaves only the tokens whose results are asked for; they are in order, so none is written before it is read.
-  void keep_wanted() {
-    for (const Kept& kept : {hidden_, attended_}) {
+  // Keeps only the rows of tokens that have an output. Their indices increase, so no row is overwritten before it is
+  // read.
+  void keep_outputs() {
+    for (const Buffer& buffer : {residual_, attention_out_}) {
       for (int64_t i = 0; i < call_.outputs; ++i) {
-        const uint16_t* row = kept.data + call_.wanted[i] * kept.stride;
-        std::memmove(kept.data + i * kept.stride, row, kept.stride * sizeof(uint16_t));
+        const uint16_t* row = buffer.data + call_.output_indices[i] * buffer.stride;
+        std::memmove(buffer.data + i * buffer.stride, row, buffer.stride * sizeof(uint16_t));
       }
     }
     rows_ = call_.outputs;
@@ -119,6 +130,6 @@ class Pass {
 
 int64_t Decoder::scratch_numbers(int64_t tokens) const { return tokens * Strides(*this).all(); }
 
-void Decoder::forward(const DecoderCall& call) const { Pass(*this, call).run(); }
+void Decoder::forward(const DecoderCall& call) const { ForwardPass(*this, call).run(); }
 
 }  // namespace tokenmill

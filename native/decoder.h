@@ -1,8 +1,8 @@
-// A dense decoder's pass over the tokens of a step, from their ids to the final norm.
+// The forward pass of a dense decoder over the tokens of a step, from their ids to the final norm.
 //
-// The same kernels in the same order as tokenmill.models.decoder calls them one by one, so the same bits; but nothing lies
-// between two of them: the helping threads go on from one to the next without a look at the clock, and Python's lock is
-// let go once a step instead of seven times a layer.
+// It calls the kernels in the order of tokenmill.models.decoder, so the bits are the same. But Python's lock is
+// released once a step instead of seven times a layer, and the pause between two kernels is so short that the worker
+// threads still spin when the next one begins. While they spin they look at the clock once in 32 turns (workers.cpp).
 #pragma once
 
 #include <cstdint>
@@ -20,20 +20,19 @@ struct Projection {
 struct DecoderLayer {
   const uint16_t* attention_norm;  // [hidden]
   Projection qkv;
-  HeadNorms head_norms;
-  LayerKV memory;
-  int window;  // as in AttentionCall
+  AttentionLayer attention;
   Projection output;
   const uint16_t* mlp_norm;  // [hidden]
   Projection gate_up, down;
+  float residual_multiplier;  // of what the layer's two blocks add to the hidden states
 };
 
-// One step's tokens, and where their results go.
+// The tokens of a step, and where their results go.
 struct DecoderCall {
   PlannedStep& planned;
   const int64_t* token_ids;  // [tokens]
   int64_t tokens;
-  const int64_t* wanted;  // [outputs] of the tokens, increasing
+  const int64_t* output_indices;  // [outputs] of the tokens, increasing
   int64_t outputs;
   uint16_t* scratch;  // [Decoder::scratch_numbers(tokens)]
   uint16_t* out;      // [outputs][hidden]
@@ -42,6 +41,7 @@ struct DecoderCall {
 struct Decoder {
   const Attention& attention;
   Packed embedding;
+  float embedding_multiplier;
   const uint16_t* final_norm;  // [hidden]
   float eps;                   // of the norms of hidden states
   std::vector<DecoderLayer> layers;

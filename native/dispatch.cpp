@@ -16,7 +16,8 @@ TM_DECLARE(amx)
 #undef TM_DECLARE
 
 #ifdef TM_HAS_amx
-// Linux saves the tile registers of a process, and of the threads that it starts, only once it has been asked to.
+// Linux lets a process, and the threads that it starts, use the tile registers only after the process has asked for
+// them.
 static bool tiles_granted() {
   constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
   static const bool granted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;

@@ -1,4 +1,4 @@
-// Which instruction sets were built and which of them this machine runs.
+// Which instruction sets were built, and which of them this machine runs.
 #pragma once
 
 #include <string>

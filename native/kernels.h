@@ -12,17 +12,17 @@ struct Kernels {
   int threads;
 };
 
-// Attention of one model; step and call are told to it by address.
+// The attention of one model. Tensors are passed to it by address.
 struct Attention {
   Kernels kernels;
   AttentionShape shape;
 };
 
 using KernelsClass = nanobind::class_<Kernels>;
-// Every kernel lets other Python threads run: it touches raw memory only.
-using Unlocked = nanobind::call_guard<nanobind::gil_scoped_release>;
+// Kernels touch raw memory only, so they release the GIL.
+using ReleaseGil = nanobind::call_guard<nanobind::gil_scoped_release>;
 
-// Addresses cross the boundary as integers, from Tensor.data_ptr().
+// Python passes addresses as integers, from Tensor.data_ptr().
 using Address = uintptr_t;
 
 template <class T>
@@ -30,7 +30,7 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-// Each adds its methods to the class; bind_<noun>.cpp.
+// Each adds the classes or methods of its file, bind_<noun>.cpp.
 void bind_linear(nanobind::module_& module, KernelsClass& kernels);
 void bind_attention(nanobind::module_& module);
 void bind_decoder(nanobind::module_& module);

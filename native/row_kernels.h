@@ -1,17 +1,18 @@
-// Kernels that work on each row by itself: what their calls are given, the same for every instruction set.
+// Kernels whose rows are independent: what their calls are given, the same for every instruction set.
 #pragma once
 
 #include <cstdint>
 
 namespace tokenmill {
 
-// Norms of rows of bf16 [count][size], each array with its own stride. Where there is an update, it is added to x first, in
-// place.
+// RMSNorm of rows of bf16 [count][size], each array with its own stride. A delta, times its scale, is added to x first, in
+// place, rounded once.
 struct NormCall {
   uint16_t* x;
   int64_t x_stride;
-  const uint16_t* update;  // may be null
-  int64_t update_stride;
+  const uint16_t* delta;  // may be null
+  int64_t delta_stride;
+  float delta_scale;
   const uint16_t* weight;  // [size]
   float eps;
   uint16_t* out;
@@ -19,20 +20,26 @@ struct NormCall {
   int64_t count, size;
 };
 
-// Draws from rows of float32 logits: the inverse of the cumulative weights, in the order of the ids or, where there are
-// filters, larger logit first, then lower id. As tokenmill.sampling defines them.
+// What is drawn if a logit of the row is NaN or +inf, or if all are -inf.
+constexpr int64_t NO_TOKEN = -1;
+
+// How a row comes to its token: packed by tokenmill.sampling.draws, declared where it is read, in isa/draw.cpp.
+struct Draw;
+
+// Draws a token from each of some rows of float32 logits: the largest, or the inverse of the cumulative softmax weights
+// at `uniform`. Without filters the tokens are in the order of their ids, with filters in descending order of the
+// logits, equal ones by id. As tokenmill.sampling.reference defines it.
 struct DrawCall {
-  const float* logits;  // [...][size]
+  const float* logits;  // [count][size]
   int64_t stride, size;
   int64_t count;
-  const int64_t* rows;  // [count] of the logits
-  const double *temperature, *top_p, *min_p, *uniform;  // [count]
-  const int64_t* top_k;                                 // [count], `size` where it is off
-  int64_t* ids;  // [count], the tokens
+  const Draw* draws;  // [count]
+  int64_t* ids;       // [count], the tokens, or NO_TOKEN
 };
 
-// Leaves rows of float32 logits only the tokens whose bit is set; the others become -inf, in place.
-struct BanCall {
+// Applies a token bitmask to each of some rows of float32 logits, in place: tokens whose bit is clear get -inf, or NaN
+// if their logit is NaN or +inf.
+struct TokenBitmaskCall {
   float* logits;  // [...][size]
   int64_t stride, size;
   int64_t count;

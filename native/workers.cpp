@@ -13,49 +13,49 @@ namespace tokenmill {
 
 namespace {
 
-// How long a helper looks for the next job before it sleeps: longer than what lies between two kernels of a step.
-constexpr auto ATTENTION = std::chrono::microseconds(50);
+// How long a worker looks for the next job before it sleeps: longer than the pause between two kernels of a step.
+constexpr auto SPIN_TIME = std::chrono::microseconds(50);
 
 inline void pause() { __builtin_ia32_pause(); }
 
 class Workers {
  public:
   void run(int64_t count, int threads, DoPiece do_piece, const void* work) {
-    if (taken_.exchange(true)) {
+    if (is_in_use_.exchange(true)) {
       for (int64_t i = 0; i < count; ++i) do_piece(work, i, i + 1);
       return;
     }
-    while (helpers_ < threads - 1) add_helper();
+    while (started_ < threads - 1) start_worker();
     do_piece_ = do_piece;
     work_ = work;
     count_ = count;
-    wanted_ = (threads < count ? threads : static_cast<int>(count)) - 1;
+    joining_ = (threads < count ? threads : static_cast<int>(count)) - 1;
     unclaimed_.store(0, std::memory_order_relaxed);
     state_.fetch_add(1);
     if (sleepers_.load() > 0) wake();
-    take_pieces();
+    do_pieces();
     state_.fetch_add(1);
-    // Whoever came in before the line above has been counted; whoever came later has seen that the job is over.
+    // A worker that joined before the line above is counted in busy_; one that comes later sees that the job is over.
     for (int i = 0; busy_.load() > 0; ++i) i < 1000 ? pause() : std::this_thread::yield();
-    taken_.store(false);
+    is_in_use_.store(false);
   }
 
  private:
-  std::atomic<bool> taken_{false};  // there is a job, or one is being made
+  std::atomic<bool> is_in_use_{false};  // there is a job, or one is being prepared
   DoPiece do_piece_ = nullptr;
   const void* work_ = nullptr;
   int64_t count_ = 0;
-  int wanted_ = 0, helpers_ = 0;
+  int joining_ = 0, started_ = 0;  // workers that this job is for; workers that were started
   alignas(64) std::atomic<int64_t> unclaimed_{0};
-  alignas(64) std::atomic<uint64_t> state_{0};  // odd: there is a job; the fields above do not change
-  alignas(64) std::atomic<int> busy_{0};        // helpers that may be at a job
+  alignas(64) std::atomic<uint64_t> state_{0};  // odd: there is a job, and the fields above do not change
+  alignas(64) std::atomic<int> busy_{0};        // workers that may be doing pieces
   std::atomic<int> sleepers_{0};
   std::mutex sleep_;
   std::condition_variable woken_;
 
   int64_t claim() { return unclaimed_.fetch_add(1, std::memory_order_relaxed); }
 
-  void take_pieces() {
+  void do_pieces() {
     for (int64_t i = claim(); i < count_;) {
       const int64_t next = claim();
       do_piece_(work_, i, next);
@@ -68,20 +68,20 @@ class Workers {
     woken_.notify_all();
   }
 
-  void add_helper() {
-    // Signals are for the threads of Python.
+  void start_worker() {
+    // Signals go to the threads of Python: all are blocked in the new thread, which inherits the mask.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::thread(&Workers::help, this, helpers_++).detach();
+    std::thread(&Workers::worker_loop, this, started_++).detach();
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  void help(int index) {
+  void worker_loop(int index) {
     for (uint64_t seen = 0;;) {
       seen = wait_for_job(seen);
       busy_.fetch_add(1);
-      if (state_.load() == seen && index < wanted_) take_pieces();
+      if (state_.load() == seen && index < joining_) do_pieces();
       busy_.fetch_sub(1);
     }
   }
@@ -89,7 +89,7 @@ class Workers {
   static bool is_new_job(uint64_t state, uint64_t seen) { return state % 2 == 1 && state != seen; }
 
   uint64_t wait_for_job(uint64_t seen) {
-    const auto end = std::chrono::steady_clock::now() + ATTENTION;
+    const auto end = std::chrono::steady_clock::now() + SPIN_TIME;
     do {
       for (int i = 0; i < 32; ++i) {
         const uint64_t state = state_.load();
@@ -109,10 +109,10 @@ class Workers {
 // Never freed: its threads end with the process.
 std::atomic<Workers*> workers{nullptr};
 
-Workers& the_workers() {
+Workers& process_workers() {
   static const bool made = [] {
     workers = new Workers;
-    // A forked process has none of the threads.
+    // A forked process has none of these threads, so it starts with none.
     pthread_atfork(nullptr, nullptr, [] { workers = new Workers; });
     return true;
   }();
@@ -123,7 +123,7 @@ Workers& the_workers() {
 }  // namespace
 
 void run_pieces(int64_t count, int threads, DoPiece do_piece, const void* work) {
-  the_workers().run(count, threads, do_piece, work);
+  process_workers().run(count, threads, do_piece, work);
 }
 
 }  // namespace tokenmill

@@ -14,7 +14,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "qwen3_moe")
+FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "qwen3_moe", "smollm3", "granite")
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 331
 
@@ -31,6 +31,8 @@ _CLASSES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+    "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
+    "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
 }
 
 _SHAPE: dict[str, Any] = {
@@ -48,6 +50,13 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
     "mistral": {"sliding_window": None},
     "qwen3_moe": {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "smollm3": {"num_hidden_layers": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "granite": {
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 2.5,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 0.6,
+    },
 }
 
 _CORPUS = [

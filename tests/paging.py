@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from tokenmill.attention.batch import ForwardBatch
-from tokenmill.attention.protocol import AttentionBackend
-from tokenmill.kernels.heads import RotaryTables
-from tokenmill.runner.model_runner import Model
+from tokenmill.attention.protocol import AttentionBackend, AttentionLayer, AttentionSpec
+from tokenmill.attention.registry import AttentionConfig, choose_attention
+from tokenmill.kernels.heads import HeadNorms, RotaryTables
+from tokenmill.platform.cpu import CpuPlatform
+from tokenmill.runner.model import Model
 
 Chunks = Sequence[tuple[int, int]]
 """(request, tokens of it to run), in batch order."""
@@ -20,6 +23,24 @@ def unrotated(length: int, head_dim: int, dtype: torch.dtype = torch.float32) ->
     """Angles of zero at every position: attention without a rotary embedding."""
     cos = torch.ones(length, head_dim // 2, dtype=dtype)
     return RotaryTables(cos, torch.zeros_like(cos))
+
+
+def make_attention(
+    name: str, spec: AttentionSpec, num_pages: int, page_size: int, dtype: torch.dtype, **wanted: Any
+) -> AttentionBackend:
+    """The backend of this name on a CPU, with its KV cache."""
+    return choose_attention(name, AttentionConfig(spec, page_size, dtype, CpuPlatform(), **wanted)).make(num_pages)
+
+
+def attention_layers(
+    spec: AttentionSpec,
+    rotary: RotaryTables | None = None,
+    norms: HeadNorms | None = None,
+    window: int | None = None,
+) -> list[AttentionLayer]:
+    """As many layers as the KV memory has, all of one kind."""
+    scale = spec.head_dim**-0.5
+    return [AttentionLayer(index, scale, window, norms, rotary) for index in range(spec.num_layers)]
 
 
 class PagedRequests:

@@ -37,7 +37,7 @@ def main() -> int:
     from tools.gpu.machine import make_platform
     from tools.gpu.report import markdown, write_report
 
-    from tokenmill.errors import InvalidConfig
+    from tokenmill.core.errors import InvalidConfig
 
     try:
         platform = make_platform(options.device)

@@ -7,7 +7,7 @@ namespace tokenmill::TM_ISA {
 
 namespace {
 
-// Without its sign a bf16 is ordered like an integer, NaN and infinity at the top.
+// Without their signs, bf16 numbers are ordered like integers; infinity and NaN are the largest.
 inline uint16_t largest_magnitude(const uint16_t* x, int64_t count) {
   uint16_t largest = 0;
   for (int64_t k = 0; k < count; ++k) {
@@ -17,31 +17,31 @@ inline uint16_t largest_magnitude(const uint16_t* x, int64_t count) {
   return largest;
 }
 
-// bf16 numbers of one scale into int8; returns the scale and sets their sum. Inlined where `count` is known, a multiple of
-// GROUP: a loop of known length is one of vectors.
+// Quantizes bf16 numbers that share a scale to int8; returns the scale and sets the sum of the integers. It is inlined
+// where `count`, a multiple of GROUP_SIZE, is known: the compiler vectorizes loops of known length.
 [[gnu::always_inline]] inline float quantize(const uint16_t* x, int64_t count, int8_t* to, int32_t* sum) {
   const uint16_t largest = largest_magnitude(x, count);
   // The smallest numbers count as zero: the inverse of their scale would be infinite.
-  const float most = to_float(largest);
-  if (largest >= 0x7F80 || most < 1e-30f) {
+  const float maximum = to_float(largest);
+  if (largest >= 0x7F80 || maximum < 1e-30f) {
     std::memset(to, 0, count);
     *sum = 0;
     return largest >= 0x7F80 ? __builtin_nanf("") : 0;
   }
-  const F32 inverse = broadcast(127.0f / most);
+  const F32 inverse = broadcast(127.0f / maximum);
   for (int64_t k = 0; k < count; k += LANES) store_int8(to + k, mul(load_bf16(x + k), inverse));
   int32_t total = 0;
   for (int64_t k = 0; k < count; ++k) total += to[k];
   *sum = total;
-  return most / 127.0f;
+  return maximum / 127.0f;
 }
 
 int64_t round_up(int64_t size, int64_t unit) { return ceil_div(size, unit) * unit; }
 
-// The rows of x, each `size` numbers long: zeros stand behind those that are shorter.
-class LongRows {
+// The rows of x, padded with zeros to `size` numbers.
+class PaddedRows {
  public:
-  LongRows(const Rows& x, int64_t depth, int64_t size) : x_(x), depth_(depth) {
+  PaddedRows(const Rows& x, int64_t depth, int64_t size) : x_(x), depth_(depth) {
     if (size != depth) copy_.reset(new uint16_t[size]());
   }
   const uint16_t* operator[](int64_t m) {
@@ -55,31 +55,32 @@ class LongRows {
   std::unique_ptr<uint16_t[]> copy_;
 };
 
-struct Memory {
+struct AlignedBuffer {
   std::unique_ptr<uint8_t[]> all;
   uint8_t* aligned;
-  explicit Memory(int64_t bytes) : all(new uint8_t[bytes + 64]), aligned(all.get() + (-reinterpret_cast<uintptr_t>(all.get()) & 63)) {}
+  explicit AlignedBuffer(int64_t bytes)
+      : all(new uint8_t[bytes + 64]), aligned(all.get() + (-reinterpret_cast<uintptr_t>(all.get()) & 63)) {}
 };
 
-// Integers row by row: prepare() has them in rows, prepare_strips() in strips.
+// Quantizes x row by row. Where the rows go is up to the caller: prepare() keeps rows, pack_a_panels() makes panels.
 class Quantizer {
  public:
   Quantizer(const Packed& weights, const Rows& x)
       : weights_(weights),
         x_(x),
-        depth_(weights.stretches() * STRETCH),
+        depth_(weights.k_blocks() * K_BLOCK),
         count_(round_up(x.count, LANES)),
-        groups_(weights.format == Format::int8 ? 1 : depth_ / GROUP),
+        groups_(weights.format == Format::int8 ? 1 : depth_ / GROUP_SIZE),
         words_(round_up(count_ * groups_ * 4, 64)),
         memory_(rows_bytes() + 2 * words_) {}
 
-  // write(m, row) for every row, those behind the last too; each thread has a buffer for its own.
+  // Calls write(m, row) for every row, also for the padding. The row is in a buffer of the thread.
   template <class Write>
   void run(int threads, const Write& write) {
-    // Waking a thread costs as much as some ten thousand numbers.
+    // Waking a thread costs as much time as quantizing some ten thousand numbers.
     parallel_for(count_ / LANES, count_ * depth_ < 1 << 15 ? 1 : threads, [&](int64_t i) {
-      LongRows rows(x_, weights_.depth, depth_);
-      const Memory numbers(depth_);
+      PaddedRows rows(x_, weights_.depth, depth_);
+      const AlignedBuffer numbers(depth_);
       for (int64_t m = i * LANES; m < (i + 1) * LANES; ++m) {
         auto* to = reinterpret_cast<int8_t*>(numbers.aligned);
         if (m < x_.count) {
@@ -95,7 +96,7 @@ class Quantizer {
 
   uint8_t* data() const { return memory_.aligned; }
   int64_t depth() const { return depth_; }
-  Activations take(int64_t stride) {
+  Activations activations(int64_t stride) {
     return {data(), stride, scales(), sums(), count_, std::move(memory_.all)};
   }
 
@@ -103,9 +104,9 @@ class Quantizer {
   const Packed& weights_;
   const Rows& x_;
   int64_t depth_, count_, groups_, words_;
-  Memory memory_;
+  AlignedBuffer memory_;
 
-  int64_t rows_bytes() const { return round_up(count_, 2 * LANES) * depth_; }  // whole strips
+  int64_t rows_bytes() const { return round_up(count_, 2 * LANES) * depth_; }  // whole A panels
   float* scales() const { return reinterpret_cast<float*>(data() + rows_bytes()); }
   int32_t* sums() const { return reinterpret_cast<int32_t*>(data() + rows_bytes() + words_); }
 
@@ -115,7 +116,8 @@ class Quantizer {
       return;
     }
     for (int64_t g = 0; g < groups_; ++g) {
-      scales()[g * count_ + m] = quantize(row + g * GROUP, GROUP, to + g * GROUP, &sums()[g * count_ + m]);
+      scales()[g * count_ + m] =
+          quantize(row + g * GROUP_SIZE, GROUP_SIZE, to + g * GROUP_SIZE, &sums()[g * count_ + m]);
     }
   }
 };
@@ -123,61 +125,63 @@ class Quantizer {
 }  // namespace
 
 Activations prepare(const Packed& weights, const Rows& x, int threads) {
-  if (weights.format == Format::bf16) return {static_cast<const uint8_t*>(x.data), x.stride * 2, nullptr, nullptr, x.count, {}};
+  if (weights.format == Format::bf16) {
+    return {static_cast<const uint8_t*>(x.data), x.stride * 2, nullptr, nullptr, x.count, {}};
+  }
   Quantizer quantizer(weights, x);
   const int64_t depth = quantizer.depth();
   quantizer.run(threads, [&](int64_t m, const uint8_t* row) { std::memcpy(quantizer.data() + m * depth, row, depth); });
-  return quantizer.take(depth);
+  return quantizer.activations(depth);
 }
 
 #if defined(__AMX_TILE__)
 
 namespace {
 
-constexpr int64_t LINE = 64;
+constexpr int64_t K_STEP_BYTES = 64;
 
-// Where the lines of rows go.
-struct Strips {
+// Where the K steps of a row go.
+struct APanels {
   uint8_t* data;
-  int64_t lines, height;  // of a row, rows of a strip
+  int64_t k_steps, panel_rows;
 
-  int64_t step() const { return height * LINE; }
-  int64_t strip() const { return lines * step(); }
+  int64_t k_step_stride() const { return panel_rows * K_STEP_BYTES; }
+  int64_t panel_bytes() const { return k_steps * k_step_stride(); }
   void write(int64_t m, const uint8_t* row) const {
-    uint8_t* to = data + m / height * strip() + m % height * LINE;
-    for (int64_t i = 0; i < lines; ++i) std::memcpy(to + i * step(), row + i * LINE, LINE);
+    uint8_t* to = data + m / panel_rows * panel_bytes() + m % panel_rows * K_STEP_BYTES;
+    for (int64_t i = 0; i < k_steps; ++i) std::memcpy(to + i * k_step_stride(), row + i * K_STEP_BYTES, K_STEP_BYTES);
   }
 };
 
-Activations in_strips(Activations rows, const Strips& strips) {
-  rows.step = strips.step();
-  rows.strip = strips.strip();
+Activations in_a_panels(Activations rows, const APanels& panels) {
+  rows.k_step_stride = panels.k_step_stride();
+  rows.a_panel_bytes = panels.panel_bytes();
   return rows;
 }
 
-Activations bf16_strips(const Packed& weights, const Rows& x, int threads) {
-  const int64_t size = round_up(weights.depth, GROUP);
-  if (x.count == 1 && size == weights.depth) return in_strips(prepare(weights, x, threads), {nullptr, 1, 1});
-  const int64_t height = x.count < Activations::STRIP_ROWS ? x.count : Activations::STRIP_ROWS;
-  Memory memory(round_up(x.count, height) * size * 2);
-  const Strips strips = {memory.aligned, size * 2 / LINE, height};
+Activations bf16_a_panels(const Packed& weights, const Rows& x, int threads) {
+  const int64_t size = round_up(weights.depth, GROUP_SIZE);
+  if (x.count == 1 && size == weights.depth) return in_a_panels(prepare(weights, x, threads), {nullptr, 1, 1});
+  const int64_t panel_rows = x.count < AMX_MR ? x.count : AMX_MR;
+  AlignedBuffer memory(round_up(x.count, panel_rows) * size * 2);
+  const APanels panels = {memory.aligned, size * 2 / K_STEP_BYTES, panel_rows};
   parallel_for(ceil_div(x.count, LANES), x.count * size < 1 << 15 ? 1 : threads, [&](int64_t i) {
-    LongRows rows(x, weights.depth, size);
+    PaddedRows rows(x, weights.depth, size);
     const int64_t end = (i + 1) * LANES < x.count ? (i + 1) * LANES : x.count;
-    for (int64_t m = i * LANES; m < end; ++m) strips.write(m, reinterpret_cast<const uint8_t*>(rows[m]));
+    for (int64_t m = i * LANES; m < end; ++m) panels.write(m, reinterpret_cast<const uint8_t*>(rows[m]));
   });
-  return in_strips({memory.aligned, LINE, nullptr, nullptr, x.count, std::move(memory.all)}, strips);
+  return in_a_panels({memory.aligned, K_STEP_BYTES, nullptr, nullptr, x.count, std::move(memory.all)}, panels);
 }
 
 }  // namespace
 
-Activations prepare_strips(const Packed& weights, const Rows& x, int threads) {
-  if (weights.format == Format::bf16) return bf16_strips(weights, x, threads);
+Activations pack_a_panels(const Packed& weights, const Rows& x, int threads) {
+  if (weights.format == Format::bf16) return bf16_a_panels(weights, x, threads);
   Quantizer quantizer(weights, x);
   const int64_t count = round_up(x.count, LANES);
-  const Strips strips = {quantizer.data(), quantizer.depth() / LINE, count < Activations::STRIP_ROWS ? count : Activations::STRIP_ROWS};
-  quantizer.run(threads, [&](int64_t m, const uint8_t* row) { strips.write(m, row); });
-  return in_strips(quantizer.take(LINE), strips);
+  const APanels panels = {quantizer.data(), quantizer.depth() / K_STEP_BYTES, count < AMX_MR ? count : AMX_MR};
+  quantizer.run(threads, [&](int64_t m, const uint8_t* row) { panels.write(m, row); });
+  return in_a_panels(quantizer.activations(K_STEP_BYTES), panels);
 }
 
 #endif

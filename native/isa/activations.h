@@ -1,4 +1,5 @@
-// Rows of x as the tiles of a format read them: as they are, or as int8 with a scale for each row or group of 32 inputs.
+// Rows of x, the operand A of the GEMM, as the micro-kernels of a format read them: bf16, or int8 with a scale for each
+// row or for each group of 32 inputs.
 #pragma once
 
 #include <memory>
@@ -7,30 +8,32 @@
 
 namespace tokenmill::TM_ISA {
 
+#if defined(__AMX_TILE__)
+constexpr int AMX_MR = 32;  // rows of an A panel: two tile registers
+#endif
+
 struct Activations {
   const uint8_t* data;
   int64_t stride;        // bytes from row to row
-  const float* scales;   // [groups][count]: x is about the integer times this; NaN where x has one that is not finite
+  const float* scales;   // [groups][count]: x is about the integer times this; NaN where a number of x is not finite
   const int32_t* sums;   // [groups][count] of the integers
-  int64_t count;         // of integers: rows up to a multiple of 16, those behind the last are zeros
+  int64_t count;         // rows; of integers padded with rows of zeros to a multiple of 16
   std::unique_ptr<uint8_t[]> memory;  // what the others point into
 #if defined(__AMX_TILE__)
-  int64_t step, strip;   // of strips: bytes from a line to the next one of the same row, and from strip to strip
+  int64_t k_step_stride, a_panel_bytes;  // of A panels: bytes from one K step of a row to the next; of a whole panel
 
-  // The strip of up to STRIP_ROWS rows that begins at `row`.
-  const uint8_t* strip_at(int64_t row) const { return data + row / STRIP_ROWS * strip; }
-
-  static constexpr int STRIP_ROWS = 32;
+  // The A panel of up to AMX_MR rows that begins at `row`.
+  const uint8_t* a_panel_at(int64_t row) const { return data + row / AMX_MR * a_panel_bytes; }
 #endif
 };
 
-// x in bf16 as the weights' format wants it.
+// x [count, depth] in bf16, row-major, as the weights' format needs it.
 Activations prepare(const Packed& weights, const Rows& x, int threads);
 
 #if defined(__AMX_TILE__)
-// The same in strips, each of lines of 64 bytes, [strip][line of the depth][row], padded with zeros: what a tile register
-// loads lies together, and rows a power of two apart do not contend for the same places of the first-level cache.
-Activations prepare_strips(const Packed& weights, const Rows& x, int threads);
+// The same in packed A panels, padded with zeros: [panel][K step of 64 bytes][row]. What a tile register loads is
+// contiguous, and rows that lie a power of two apart do not compete for the same sets of the first-level cache.
+Activations pack_a_panels(const Packed& weights, const Rows& x, int threads);
 #endif
 
 }  // namespace tokenmill::TM_ISA

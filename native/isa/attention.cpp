@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "isa/band.h"
+#include "isa/attention_micro_kernel.h"
 #include "isa/heads.h"
-#include "isa/kv_strips.h"
+#include "isa/kv_subpages.h"
 #include "isa/parallel.h"
-#include "isa/tile_band.h"
+#include "isa/attention_micro_kernel_amx.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -14,45 +14,45 @@ namespace {
 
 constexpr float LOG2_E = 1.44269504f;
 
-// Sums of one row over some partitions.
-struct RowSums {
+// The partial result of one row over one or more KV splits.
+struct PartialRow {
   float* values;  // [head_dim]
-  float weight;
-  float largest;
+  float weight_sum;
+  float max_score;
 };
 
-float exp2_of(float x) { return largest(exp2(broadcast(x))); }
+float exp2_of(float x) { return reduce_max(exp2(broadcast(x))); }
 
-// into = into and later together; partitions are merged in order.
-void merge(RowSums& into, const RowSums& later, int head_dim) {
-  const float most = later.largest > into.largest ? later.largest : into.largest;
-  const float a = exp2_of(into.largest - most), b = exp2_of(later.largest - most);
+// Merges `later` into `into`. Splits are merged in order.
+void merge(PartialRow& into, const PartialRow& later, int head_dim) {
+  const float maximum = later.max_score > into.max_score ? later.max_score : into.max_score;
+  const float a = exp2_of(into.max_score - maximum), b = exp2_of(later.max_score - maximum);
   for (int d = 0; d < head_dim; d += LANES) {
     store(into.values + d, fma(load(into.values + d), broadcast(a), mul(load(later.values + d), broadcast(b))));
   }
-  into.weight = std::fma(into.weight, a, later.weight * b);
-  into.largest = most;
+  into.weight_sum = std::fma(into.weight_sum, a, later.weight_sum * b);
+  into.max_score = maximum;
 }
 
-bool is_finite(const RowSums& row, int head_dim) {
-  F32 zeros = mul(broadcast(row.weight), zero());
+bool is_finite(const PartialRow& row, int head_dim) {
+  F32 zeros = mul(broadcast(row.weight_sum), zero());
   for (int d = 0; d < head_dim; d += LANES) zeros = fma(load(row.values + d), zero(), zeros);
-  return sum(zeros) == 0;
+  return reduce_add(zeros) == 0;
 }
 
 // Stores the keys and values of some tokens of a request.
 void store_tokens(const AttentionCall& call, const Pages& pages, const PageWrite& write) {
   const AttentionShape& shape = call.shape;
-  alignas(64) uint16_t keys[STRIP * MAX_HEAD_DIM];
+  alignas(64) uint16_t keys[SUBPAGE * MAX_HEAD_DIM];
   const int end = write.first_query + write.queries;
-  for (int first = write.first_query; first < end; first += STRIP) {
-    const int count = std::min(STRIP, end - first);
+  for (int first = write.first_query; first < end; first += SUBPAGE) {
+    const int count = std::min(SUBPAGE, end - first);
     const auto key = [&](int i) {
       const int64_t token = call.step.query_starts[write.request] + first + i;
       return call.qkv + token * call.qkv_stride + (shape.heads + pages.head) * shape.head_dim;
     };
     const auto position = [&](int i) { return call.step.first_position(write.request) + first + i; };
-    prepare_heads(call, call.norms.k, count, key, position, keys);
+    norm_and_rotate_heads(call, call.layer.norms.k, count, key, position, keys);
     const auto value = [&](int i) { return key(i) + shape.kv_heads * shape.head_dim; };
     for (int i = 0; i < count; ++i) store_key(pages, position(i), keys + i * shape.head_dim);
     for (int i = 0; i < count;) {
@@ -63,30 +63,30 @@ void store_tokens(const AttentionCall& call, const Pages& pages, const PageWrite
   }
 }
 
-// Where work with a tile at one KV head begins to read the cache.
-struct FirstStrips {
+// Where a query tile begins to read the cache of one KV head: what is prefetched before the tile's turn.
+struct FirstSubpages {
   Pages pages;
-  int start, last;  // positions: of the first span, and the last of all
+  int start, last;  // the position where the first key block begins, and the last position that is read
 
-  FirstStrips(const AttentionCall& call, const QueryTile& tile, int head)
-      : pages{call.shape, call.memory, call.step.page_table + tile.request * call.step.page_stride, head} {
+  FirstSubpages(const AttentionCall& call, const QueryTile& tile, int head)
+      : pages{call.shape, call.layer.memory, call.step.page_table + tile.request * call.step.page_stride, head} {
     const int group = call.shape.group(), first = call.step.first_position(tile.request);
-    const int seen = call.window > 0 ? std::max(first + tile.first_row / group + 1 - call.window, 0) : 0;
-    start = std::max(tile.first_partition * PARTITION, seen / SPAN * SPAN);
+    const int seen = call.layer.window > 0 ? std::max(first + tile.first_row / group + 1 - call.layer.window, 0) : 0;
+    start = std::max(tile.first_split * KV_SPLIT, seen / KEY_BLOCK * KEY_BLOCK);
     last = first + (tile.first_row + tile.rows - 1) / group;
   }
 
-  // Of the strip at `offset` positions after the first, or of the last one.
-  int64_t strip(int offset) const { return pages.strip(std::min(start + offset, last)); }
+  // Index of the sub-page that lies `offset` positions behind the start, or of the last one.
+  int64_t subpage(int offset) const { return pages.subpage(std::min(start + offset, last)); }
 };
 
-// A tile at one KV head; `next` is what this thread will read afterwards.
+// A query tile at one KV head. `next` is what this thread will read afterwards.
 class TileWork {
  public:
-  TileWork(const AttentionCall& call, const QueryTile& tile, int head, const FirstStrips& next)
+  TileWork(const AttentionCall& call, const QueryTile& tile, int head, const FirstSubpages& next)
       : call_(call),
         tile_(tile),
-        pages_{call.shape, call.memory, call.step.page_table + tile.request * call.step.page_stride, head},
+        pages_{call.shape, call.layer.memory, call.step.page_table + tile.request * call.step.page_stride, head},
         next_(next),
         group_(call.shape.group()),
         head_dim_(call.shape.head_dim),
@@ -94,20 +94,21 @@ class TileWork {
 
   void run() {
 #if defined(__AMX_BF16__)
-    TileRegisters registers;
-    if (goes_by_tiles(head_dim_) && tile_.rows > FEW_ROWS) registers.shape(shapes_for(tile_.rows));
+    AmxTiles amx_tiles;
+    if (heads_use_amx(head_dim_) && tile_.rows > FEW_ROWS) amx_tiles.configure(query_tile_config(tile_.rows));
 #endif
-    if (tile_.stores_its_own) store_tokens(call_, pages_, {tile_.request, 0, 1});
-    sum_partitions();
-    // A token that another row must not see weighs 0 there; times a NaN or an infinity, that is no number.
+    if (tile_.writes_own_kv) store_tokens(call_, pages_, {tile_.request, 0, 1});
+    attend_splits();
+    // A key that one row sees and another does not has the weight 0 in the other; but 0 times NaN or infinity is NaN.
+    // So a row that is not finite is computed again by itself.
     if (query(0) != query(tile_.rows - 1)) {
       for (int row = 0; row < tile_.rows; ++row)
-        if (!is_finite(merged_[row], head_dim_)) sum_alone(row);
+        if (!is_finite(partials_[row], head_dim_)) attend_row_alone(row);
     }
-    if (tile_.split < 0) {
-      for (int row = 0; row < tile_.rows; ++row) write_out(row);
+    if (tile_.split_tile < 0) {
+      for (int row = 0; row < tile_.rows; ++row) write_output(row);
     } else {
-      end_part();
+      finish_split();
     }
   }
 
@@ -115,209 +116,213 @@ class TileWork {
   const AttentionCall& call_;
   const QueryTile& tile_;
   const Pages pages_;
-  const FirstStrips& next_;
+  const FirstSubpages& next_;
   const int group_, head_dim_, head_;
 
-  alignas(64) uint16_t q_[MOST_ROWS * MAX_HEAD_DIM];
-  alignas(64) float values_[MOST_ROWS * MAX_HEAD_DIM];
-  alignas(64) float merged_values_[MOST_ROWS * MAX_HEAD_DIM];
-  alignas(64) float weights_[MOST_ROWS * LANES];
-  float largest_[MOST_ROWS];
-  Visible seen_[MOST_ROWS];  // positions that each row sees
-  RowSums merged_[MOST_ROWS];
-  // Strips of a span where they cannot be read in place: what int8 numbers are in bf16, values that lie apart or hold
-  // hidden ones. And the scales.
-  alignas(64) uint16_t wide_keys_[SPAN * MAX_HEAD_DIM];
-  alignas(64) uint16_t wide_values_[SPAN * MAX_HEAD_DIM];
-  alignas(64) float key_scales_[SPAN], value_scales_[SPAN];
+  alignas(64) uint16_t q_[QUERY_TILE_ROWS * MAX_HEAD_DIM];
+  alignas(64) float values_[QUERY_TILE_ROWS * MAX_HEAD_DIM];
+  alignas(64) float first_values_[QUERY_TILE_ROWS * MAX_HEAD_DIM];
+  alignas(64) float weight_sums_[QUERY_TILE_ROWS * LANES];
+  float max_scores_[QUERY_TILE_ROWS];
+  KeyRange visible_keys_[QUERY_TILE_ROWS];  // positions, for each row
+  PartialRow partials_[QUERY_TILE_ROWS];
+  // Copies of sub-pages that cannot be read where they are: int8 as bf16; values that are not contiguous, or partly
+  // hidden.
+  alignas(64) uint16_t bf16_keys_[KEY_BLOCK * MAX_HEAD_DIM];
+  alignas(64) uint16_t bf16_values_[KEY_BLOCK * MAX_HEAD_DIM];
+  alignas(64) float key_scales_[KEY_BLOCK], value_scales_[KEY_BLOCK];  // of int8
 
   int query(int row) const { return (tile_.first_row + row) / group_; }
   int position(int row) const { return call_.step.first_position(tile_.request) + query(row); }
-  // Of a span, what a row sees.
-  Visible visible(int row, int start) const {
-    return {std::max(seen_[row].first - start, 0), std::min(seen_[row].end - start, SPAN)};
+  // What a row sees of the key block that begins at position `start`.
+  KeyRange visible(int row, int start) const {
+    return {std::max(visible_keys_[row].first - start, 0), std::min(visible_keys_[row].end - start, KEY_BLOCK)};
   }
   int64_t token(int row) const { return call_.step.query_starts[tile_.request] + query(row); }
-  // Where the numbers of a row's head begin in those of its token.
+  // Where the head of a row begins among the heads of its token.
   int64_t head_start(int row) const {
     return static_cast<int64_t>(head_ * group_ + (tile_.first_row + row) % group_) * head_dim_;
   }
 
-  void sum_partitions() {
+  void attend_splits() {
     prepare_queries();
-    sum_partition(tile_.first_partition, merged_values_);
-    for (int row = 0; row < tile_.rows; ++row) merged_[row] = row_sums(row, merged_values_);
-    for (int partition = tile_.first_partition + 1; partition < tile_.end_partition; ++partition) {
-      sum_partition(partition, values_);
-      for (int row = 0; row < tile_.rows; ++row) merge(merged_[row], row_sums(row, values_), head_dim_);
+    attend_split(tile_.first_split, first_values_);
+    for (int row = 0; row < tile_.rows; ++row) partials_[row] = partial_row(row, first_values_);
+    for (int split = tile_.first_split + 1; split < tile_.end_split; ++split) {
+      attend_split(split, values_);
+      for (int row = 0; row < tile_.rows; ++row) merge(partials_[row], partial_row(row, values_), head_dim_);
     }
   }
 
-  RowSums row_sums(int row, float* values) const {
-    return {values + row * head_dim_, sum(load(weights_ + row * LANES)), largest_[row]};
+  PartialRow partial_row(int row, float* values) const {
+    return {values + row * head_dim_, reduce_add(load(weight_sums_ + row * LANES)), max_scores_[row]};
   }
 
-  __attribute__((noinline)) void sum_alone(int row) {
+  __attribute__((noinline)) void attend_row_alone(int row) {
     QueryTile one = tile_;
     one.first_row += row;
     one.rows = 1;
     TileWork work(call_, one, head_, next_);
-    work.sum_partitions();
-    merged_[row].weight = work.merged_[0].weight;
-    std::memcpy(merged_[row].values, work.merged_[0].values, head_dim_ * sizeof(float));
+    work.attend_splits();
+    partials_[row].weight_sum = work.partials_[0].weight_sum;
+    std::memcpy(partials_[row].values, work.partials_[0].values, head_dim_ * sizeof(float));
   }
 
   void prepare_queries() {
     const auto source = [&](int row) { return call_.qkv + token(row) * call_.qkv_stride + head_start(row); };
-    prepare_heads(call_, call_.norms.q, tile_.rows, source, [&](int row) { return position(row); }, q_);
+    norm_and_rotate_heads(call_, call_.layer.norms.q, tile_.rows, source, [&](int row) { return position(row); }, q_);
     for (int row = 0; row < tile_.rows; ++row) {
       const int end = position(row) + 1;
-      seen_[row] = {call_.window > 0 ? std::max(end - call_.window, 0) : 0, end};
+      visible_keys_[row] = {call_.layer.window > 0 ? std::max(end - call_.layer.window, 0) : 0, end};
     }
   }
 
-  void sum_partition(int partition, float* values) {
-    const int first = std::max(partition * PARTITION, seen_[0].first / SPAN * SPAN);
-    const int end = std::min((partition + 1) * PARTITION, seen_[tile_.rows - 1].end);
+  void attend_split(int split, float* values) {
+    const int first = std::max(split * KV_SPLIT, visible_keys_[0].first / KEY_BLOCK * KEY_BLOCK);
+    const int end = std::min((split + 1) * KV_SPLIT, visible_keys_[tile_.rows - 1].end);
     std::memset(values, 0, tile_.rows * head_dim_ * sizeof(float));
-    std::memset(weights_, 0, sizeof(weights_[0]) * tile_.rows * LANES);
-    std::fill_n(largest_, tile_.rows, LOWEST);
-    for (int start = first; start < end; start += SPAN) sum_span(start, values);
+    std::memset(weight_sums_, 0, sizeof(weight_sums_[0]) * tile_.rows * LANES);
+    std::fill_n(max_scores_, tile_.rows, LOWEST);
+    for (int start = first; start < end; start += KEY_BLOCK) attend_block(start, values);
   }
 
-  void sum_span(int start, float* values) {
-    const Span span = read_span(start, {visible(0, start).first, visible(tile_.rows - 1, start).end});
-    const bool on_tiles = goes_by_tiles(head_dim_);
-    const int height = on_tiles ? MOST_BAND : BAND;
-    for (int row = 0; row < tile_.rows; row += height) {
-      const int rows = std::min(height, tile_.rows - row);
-      Band band{q_ + row * head_dim_, largest_ + row, weights_ + row * LANES, values + row * head_dim_, {}};
-      for (int i = 0; i < rows; ++i) band.visible[i] = visible(row + i, start);
-      if (band.visible[rows - 1].end <= 0 || band.visible[0].first >= SPAN) continue;
-      const float scale = call_.shape.scale * LOG2_E;
-      on_tiles ? take_span_on_tiles(band, rows, head_dim_, scale, span) : take_span(band, rows, head_dim_, scale, span);
+  void attend_block(int start, float* values) {
+    const KeyBlock block = load_block(start, {visible(0, start).first, visible(tile_.rows - 1, start).end});
+    const bool on_amx = heads_use_amx(head_dim_);
+    const int mr = on_amx ? AMX_QUERY_MR : QUERY_MR;
+    for (int row = 0; row < tile_.rows; row += mr) {
+      const int rows = std::min(mr, tile_.rows - row);
+      QueryMicroTile tile{q_ + row * head_dim_, max_scores_ + row, weight_sums_ + row * LANES, values + row * head_dim_,
+                          {}};
+      for (int i = 0; i < rows; ++i) tile.visible[i] = visible(row + i, start);
+      if (tile.visible[rows - 1].end <= 0 || tile.visible[0].first >= KEY_BLOCK) continue;
+      const float scale = call_.layer.scale * LOG2_E;
+      on_amx ? attend_key_block_amx(tile, rows, head_dim_, scale, block)
+             : attend_key_block(tile, rows, head_dim_, scale, block);
     }
   }
 
-  Span read_span(int start, const Visible& visible) {
-    Span span{};
-    span.reads_ahead = tile_.rows <= MOST_BAND && !pages_.is_int8();
-    span.lies_apart = goes_by_tiles(head_dim_) && tile_.rows <= FEW_ROWS;
+  KeyBlock load_block(int start, const KeyRange& visible) {
+    KeyBlock block{};
+    block.prefetches_keys = tile_.rows <= AMX_QUERY_MR && !pages_.is_int8();
+    block.reads_in_place = heads_use_amx(head_dim_) && tile_.rows <= FEW_ROWS;
     if (pages_.is_int8()) {
       read_scales(pages_.memory.key_scales, start, visible, key_scales_);
       read_scales(pages_.memory.value_scales, start, visible, value_scales_);
-      span.key_scales = key_scales_;
-      span.value_scales = value_scales_;
+      block.key_scales = key_scales_;
+      block.value_scales = value_scales_;
     }
-    const int last = seen_[tile_.rows - 1].end - 1;
-    const bool is_last = start + SPAN > std::min(last, tile_.end_partition * PARTITION - 1);
-    for (int s = 0; s < SPAN_STRIPS; ++s) {
-      const int visible_strip = std::min(std::max(s, visible.first / STRIP), (visible.end - 1) / STRIP);
-      const int64_t strip = pages_.strip(start + visible_strip * STRIP);
-      const int64_t next = is_last ? next_.strip(s * STRIP) : pages_.strip(std::min(start + SPAN + s * STRIP, last));
-      const Visible inside{visible.first - visible_strip * STRIP, visible.end - visible_strip * STRIP};
+    const int last = visible_keys_[tile_.rows - 1].end - 1;
+    const bool is_last = start + KEY_BLOCK > std::min(last, tile_.end_split * KV_SPLIT - 1);
+    for (int s = 0; s < BLOCK_SUBPAGES; ++s) {
+      const int visible_subpage = std::min(std::max(s, visible.first / SUBPAGE), (visible.end - 1) / SUBPAGE);
+      const int64_t subpage = pages_.subpage(start + visible_subpage * SUBPAGE);
+      const int next_start = std::min(start + KEY_BLOCK + s * SUBPAGE, last);
+      const int64_t next = is_last ? next_.subpage(s * SUBPAGE) : pages_.subpage(next_start);
+      const KeyRange inside{visible.first - visible_subpage * SUBPAGE, visible.end - visible_subpage * SUBPAGE};
       if (!pages_.is_int8()) {
-        place_strip<uint16_t>(span, s, strip, next);
-        if (inside.first > 0 || inside.end < STRIP) hide_values(span, s, inside);
-      } else if (span.lies_apart) {
-        place_strip<int8_t>(span.narrow, s, strip, next);
+        point_at_subpage<uint16_t>(block, s, subpage, next);
+        if (inside.first > 0 || inside.end < SUBPAGE) mask_values(block, s, inside);
+      } else if (block.reads_in_place) {
+        point_at_subpage<int8_t>(block.int8, s, subpage, next);
       } else {
-        widen_strip(span, s, strip, next);
+        convert_subpage(block, s, subpage, next);
       }
     }
-    if (goes_by_tiles(head_dim_) && !span.lies_apart) join_values(span, visible);
-    return span;
+    if (heads_use_amx(head_dim_) && !block.reads_in_place) gather_values(block, visible);
+    return block;
   }
 
   template <class Number>
-  void place_strip(Strips<Number>& strips, int s, int64_t strip, int64_t next) const {
-    const auto *keys = static_cast<const Number*>(pages_.memory.keys), *values = static_cast<const Number*>(pages_.memory.values);
-    strips.keys[s] = keys + strip;
-    strips.values[s] = values + strip;
-    strips.next_keys[s] = keys + next;
-    strips.next_values[s] = values + next;
+  void point_at_subpage(Subpages<Number>& subpages, int s, int64_t subpage, int64_t next) const {
+    const auto* keys = static_cast<const Number*>(pages_.memory.keys);
+    const auto* values = static_cast<const Number*>(pages_.memory.values);
+    subpages.keys[s] = keys + subpage;
+    subpages.values[s] = values + subpage;
+    subpages.next_keys[s] = keys + next;
+    subpages.next_values[s] = values + next;
   }
 
-  // A strip of int8 as bf16; the numbers of the next one are fetched on the way.
-  void widen_strip(Span& span, int s, int64_t strip, int64_t next) {
-    const int64_t numbers = pages_.strip_numbers();
-    const auto widened = [&](const void* memory, uint16_t* wide) {
-      const auto* narrow = static_cast<const int8_t*>(memory);
-      widen(narrow + strip, numbers, wide, narrow + next);
-      return wide;
+  // Converts a sub-page of int8 to bf16 and prefetches the next one.
+  void convert_subpage(KeyBlock& block, int s, int64_t subpage, int64_t next) {
+    const int64_t numbers = pages_.subpage_numbers();
+    const auto converted = [&](const void* memory, uint16_t* bf16) {
+      const auto* int8 = static_cast<const int8_t*>(memory);
+      int8_to_bf16(int8 + subpage, numbers, bf16, int8 + next);
+      return bf16;
     };
-    span.keys[s] = span.next_keys[s] = widened(pages_.memory.keys, wide_keys_ + s * numbers);
-    span.values[s] = span.next_values[s] = widened(pages_.memory.values, wide_values_ + s * numbers);
+    block.keys[s] = block.next_keys[s] = converted(pages_.memory.keys, bf16_keys_ + s * numbers);
+    block.values[s] = block.next_values[s] = converted(pages_.memory.values, bf16_values_ + s * numbers);
   }
 
-  // Each two strips in one piece, where any of their values is visible.
-  void join_values(Span& span, const Visible& visible) {
-    const int64_t numbers = pages_.strip_numbers();
-    for (int s = visible.first / (2 * STRIP) * 2; s * STRIP < visible.end; s += 2) {
-      if (span.values[s + 1] == span.values[s] + numbers) continue;
+  // Makes the values of each two sub-pages contiguous, where any of them is visible: they are one K step of AMX.
+  void gather_values(KeyBlock& block, const KeyRange& visible) {
+    const int64_t numbers = pages_.subpage_numbers();
+    for (int s = visible.first / (2 * SUBPAGE) * 2; s * SUBPAGE < visible.end; s += 2) {
+      if (block.values[s + 1] == block.values[s] + numbers) continue;
       for (int i = s; i < s + 2; ++i) {
-        uint16_t* copy = wide_values_ + i * numbers;
-        if (span.values[i] != copy) copy_numbers(span.values[i], numbers, copy, span.next_values[i]);
-        span.values[i] = copy;
+        uint16_t* copy = bf16_values_ + i * numbers;
+        if (block.values[i] != copy) copy_numbers(block.values[i], numbers, copy, block.next_values[i]);
+        block.values[i] = copy;
       }
     }
   }
 
-  // Values of a strip that is seen in part are copied, with 0 for what is hidden: it may hold a NaN, which a weight of 0
-  // does not hide.
-  void hide_values(Span& span, int s, const Visible& visible) {
-    uint16_t* copy = wide_values_ + s * pages_.strip_numbers();
-    std::memcpy(copy, span.values[s], pages_.strip_numbers() * sizeof(uint16_t));
-    for (int place = 0; place < STRIP; ++place) {
+  // Copies the values of a partly visible sub-page, with 0 in place of hidden ones: they may be NaN, and 0 times NaN is
+  // NaN.
+  void mask_values(KeyBlock& block, int s, const KeyRange& visible) {
+    uint16_t* copy = bf16_values_ + s * pages_.subpage_numbers();
+    std::memcpy(copy, block.values[s], pages_.subpage_numbers() * sizeof(uint16_t));
+    for (int place = 0; place < SUBPAGE; ++place) {
       if (place >= visible.first && place < visible.end) continue;
       for (int d = 0; d < head_dim_; ++d) copy[value_index(d, place, head_dim_)] = 0;
     }
-    span.values[s] = copy;
+    block.values[s] = copy;
   }
 
-  void read_scales(const float* scales, int start, const Visible& visible, float* to) const {
-    std::memset(to, 0, SPAN * sizeof(float));
+  void read_scales(const float* scales, int start, const KeyRange& visible, float* to) const {
+    std::memset(to, 0, KEY_BLOCK * sizeof(float));
     for (int i = visible.first; i < visible.end;) {
-      const int end = std::min(visible.end, (i / STRIP + 1) * STRIP);
+      const int end = std::min(visible.end, (i / SUBPAGE + 1) * SUBPAGE);
       std::memcpy(to + i, scales + pages_.slot(start + i), (end - i) * sizeof(float));
       i = end;
     }
   }
 
-  void write_out(int row) {
+  void write_output(int row) {
     uint16_t* out = call_.out + token(row) * call_.out_stride + head_start(row);
-    const F32 factor = broadcast(1.0f / merged_[row].weight);
+    const F32 factor = broadcast(1.0f / partials_[row].weight_sum);
     for (int d = 0; d < head_dim_; d += LANES) {
-      // Without the sign of a zero, which may come of tokens that are not seen.
-      store_bf16(out + d, add(mul(load(merged_[row].values + d), factor), zero()));
+      // Adding 0 turns -0 into 0: the sign of a zero may come from hidden tokens.
+      store_bf16(out + d, add(mul(load(partials_[row].values + d), factor), zero()));
     }
   }
 
-  // Where the sums of a row over one partition of a split tile lie.
-  RowSums kept(const SplitTile& split, int partition, int row) const {
-    const int64_t index = split.first_sums + (partition - split.first_partition) * tile_.rows + row;
-    float* sums = call_.plan.sums.data() + (index * call_.shape.kv_heads + head_) * (head_dim_ + 2);
-    return {sums, sums[head_dim_], sums[head_dim_ + 1]};
+  // Where the plan's memory has the partial result of a row over one split.
+  PartialRow stored_partial(const SplitTile& split_tile, int split, int row) const {
+    const int64_t index = split_tile.first_partial + (split - split_tile.first_split) * tile_.rows + row;
+    float* partial = call_.plan.partials.data() + (index * call_.shape.kv_heads + head_) * (head_dim_ + 2);
+    return {partial, partial[head_dim_], partial[head_dim_ + 1]};
   }
 
-  // Keeps the sums of this part; whoever ends last merges all.
-  void end_part() {
-    const SplitTile& split = call_.plan.splits[tile_.split];
+  // Stores the partial results of this split; whoever finishes the last split of the tile merges them all.
+  void finish_split() {
+    const SplitTile& split_tile = call_.plan.split_tiles[tile_.split_tile];
     for (int row = 0; row < tile_.rows; ++row) {
-      float* to = kept(split, tile_.first_partition, row).values;
-      std::memcpy(to, merged_[row].values, head_dim_ * sizeof(float));
-      to[head_dim_] = merged_[row].weight;
-      to[head_dim_ + 1] = merged_[row].largest;
+      float* to = stored_partial(split_tile, tile_.first_split, row).values;
+      std::memcpy(to, partials_[row].values, head_dim_ * sizeof(float));
+      to[head_dim_] = partials_[row].weight_sum;
+      to[head_dim_ + 1] = partials_[row].max_score;
     }
-    int32_t& open = call_.plan.open[tile_.split * call_.shape.kv_heads + head_];
-    if (__atomic_sub_fetch(&open, 1, __ATOMIC_ACQ_REL) > 0) return;
-    open = split.end_partition - split.first_partition;
+    int32_t& pending = call_.plan.pending[tile_.split_tile * call_.shape.kv_heads + head_];
+    if (__atomic_sub_fetch(&pending, 1, __ATOMIC_ACQ_REL) > 0) return;
+    pending = split_tile.end_split - split_tile.first_split;
     for (int row = 0; row < tile_.rows; ++row) {
-      merged_[row] = kept(split, split.first_partition, row);
-      for (int partition = split.first_partition + 1; partition < split.end_partition; ++partition) {
-        merge(merged_[row], kept(split, partition, row), head_dim_);
+      partials_[row] = stored_partial(split_tile, split_tile.first_split, row);
+      for (int split = split_tile.first_split + 1; split < split_tile.end_split; ++split) {
+        merge(partials_[row], stored_partial(split_tile, split, row), head_dim_);
       }
-      write_out(row);
+      write_output(row);
     }
   }
 };
@@ -330,14 +335,14 @@ void attention(const AttentionCall& call, int threads) {
   parallel_for(static_cast<int64_t>(plan.writes.size()), threads, [&](int64_t i) {
     const PageWrite& write = plan.writes[i];
     const int32_t* page_table = call.step.page_table + write.request * call.step.page_stride;
-    for (int head = 0; head < heads; ++head) store_tokens(call, {call.shape, call.memory, page_table, head}, write);
+    for (int head = 0; head < heads; ++head) store_tokens(call, {call.shape, call.layer.memory, page_table, head}, write);
   });
   const int64_t pieces = static_cast<int64_t>(plan.tiles.size()) * heads;
   parallel_chain(pieces, threads, [&](int64_t i, int64_t next) {
     const auto tile = [&](int64_t piece) -> const QueryTile& { return plan.tiles[piece / heads]; };
     const auto head = [&](int64_t piece) { return static_cast<int>(piece % heads); };
     if (next >= pieces) next = i;
-    const FirstStrips first(call, tile(next), head(next));
+    const FirstSubpages first(call, tile(next), head(next));
     TileWork(call, tile(i), head(i), first).run();
   });
 }

@@ -7,36 +7,43 @@
 #include "isa/parallel.h"
 #include "isa/ranking.h"
 
+namespace tokenmill {
+
+// The fields of tokenmill.sampling.draws.Draw, in its order.
+struct Draw {
+  int64_t row, position, kind, top_k;
+  double temperature, top_p, min_p, uniform, redraw;
+};
+
+}  // namespace tokenmill
+
 namespace tokenmill::TM_ISA {
 
 namespace {
 
-// Tokens that are sorted to see whether they hold all that the filters leave.
-constexpr int64_t MOST_CANDIDATES = 256;
+// As tokenmill.sampling.draws.Kind; all others are filtered.
+constexpr int64_t GREEDY = 0, UNFILTERED = 1;
 
-// What a row needs on the way.
+// The largest logits that are sorted first: they are usually all that the filters leave.
+constexpr int64_t MAX_CANDIDATES = 256;
+
+// Memory for the draw of a row.
 struct Scratch {
   std::vector<float> maxima, ordered;  // of groups
   std::vector<double> cumulative;      // weights, of groups or of candidates
   std::vector<uint64_t> keys;          // of candidates
 };
 
-// The parameters of one row.
-struct Draw {
-  double temperature, top_p, min_p, uniform;
-  int64_t top_k;
-};
-
-// First index at which the cumulative weight exceeds the target; never one past the last weight.
+// First index at which the cumulative weight exceeds the target; never one behind the last token that has a weight.
 int64_t first_above(const double* cumulative, int64_t count, double target) {
-  const double whole = cumulative[count - 1];
+  const double total = cumulative[count - 1];
   int64_t place = 0;
-  while (place < count - 1 && cumulative[place] <= target && cumulative[place] < whole) ++place;
+  while (place < count - 1 && cumulative[place] <= target && cumulative[place] < total) ++place;
   return place;
 }
 
-// The keys of the first `wanted` tokens, in order. As many groups have a largest logit of at least the bound, so no
-// token below it is one of them.
+// The sort keys of the `wanted` largest tokens, in order. The maxima of at least as many groups reach the bound, so no
+// token below it is among them.
 void find_candidates(const Logits& row, int64_t wanted, Scratch& scratch) {
   float bound = -FLT_MAX;
   if (wanted < row.groups()) {
@@ -50,7 +57,7 @@ void find_candidates(const Logits& row, int64_t wanted, Scratch& scratch) {
     if (scratch.maxima[group] < bound) continue;
     for (int64_t id = group * GROUP; id < row.group_end(group); ++id) {
       const float logit = finite(row.data[id]);
-      if (logit >= bound) scratch.keys.push_back(key_of(logit, id));
+      if (logit >= bound) scratch.keys.push_back(sort_key(logit, id));
     }
   }
   const auto end = scratch.keys.begin() + wanted;
@@ -59,27 +66,28 @@ void find_candidates(const Logits& row, int64_t wanted, Scratch& scratch) {
   scratch.keys.resize(wanted);
 }
 
-// The cumulative weights of the candidates of a weight of at least `min_p`: a head of them, for weights fall.
-void weigh_candidates(const Logits& row, float most, const Draw& draw, Scratch& scratch) {
+// The cumulative weights of the candidates that weigh at least `min_p`: the first ones, for they are in descending
+// order.
+void weigh_candidates(const Logits& row, float maximum, const Draw& draw, Scratch& scratch) {
   scratch.cumulative.clear();
   double total = 0;
   for (const uint64_t key : scratch.keys) {
-    const double weight = std::exp((static_cast<double>(finite(row.data[id_of(key)])) - most) / draw.temperature);
+    const double weight = std::exp((static_cast<double>(finite(row.data[token_id(key)])) - maximum) / draw.temperature);
     if (!(weight >= draw.min_p)) break;
     scratch.cumulative.push_back(total += weight);
   }
 }
 
-// In the order of the ids: a group, then a token of it.
-int64_t draw_plain(const Logits& row, const Draw& draw, Scratch& scratch) {
-  const Weigh weigh(group_maxima(row, scratch.maxima), draw.temperature);
-  const double target = draw.uniform * cumulate(row, weigh, scratch.cumulative);
+// Without filters: in the order of the ids, first the group, then the token in it.
+int64_t draw_unfiltered(const Logits& row, float maximum, const Draw& draw, Scratch& scratch) {
+  const SoftmaxWeight weight_of(maximum, draw.temperature);
+  const double target = draw.uniform * cumulate(row, weight_of, scratch.cumulative);
   const int64_t group = first_above(scratch.cumulative.data(), row.groups(), target);
   const double below = group ? scratch.cumulative[group - 1] : 0;
   float weights[GROUP];
   float* next = weights;
   row.over(group, [&](F32 logits) {
-    store(next, weigh(logits));
+    store(next, weight_of(logits));
     next += LANES;
   });
   double cumulative[GROUP], total = 0;
@@ -88,9 +96,9 @@ int64_t draw_plain(const Logits& row, const Draw& draw, Scratch& scratch) {
   return first + first_above(cumulative, count, target - below);
 }
 
-// By rank, from a support that may be long.
-int64_t draw_wide(const Logits& row, float most, const Draw& draw) {
-  Ranking ranking(row, most, draw.temperature, draw.min_p);
+// With filters, exact for any number of tokens that they leave: by rank, from all tokens.
+int64_t draw_exact(const Logits& row, float maximum, const Draw& draw) {
+  Ranking ranking(row, maximum, draw.temperature, draw.min_p);
   int64_t count = std::min(draw.top_k, ranking.size());
   if (draw.top_p < 1) {
     count = std::min(count, 1 + ranking.find(draw.top_p * ranking.weight_of_first(count), false).rank);
@@ -98,40 +106,54 @@ int64_t draw_wide(const Logits& row, float most, const Draw& draw) {
   return ranking.find(draw.uniform * ranking.weight_of_first(count), true).id;
 }
 
-// By rank; a wide draw where the candidates may not hold all that the filters leave.
-int64_t draw_filtered(const Logits& row, const Draw& draw, Scratch& scratch) {
-  const float most = group_maxima(row, scratch.maxima);
+// With filters: from the largest tokens; draw_exact() where these may not be all that the filters leave.
+int64_t draw_filtered(const Logits& row, float maximum, const Draw& draw, Scratch& scratch) {
   const int64_t limit = std::min(draw.top_k, row.size);
-  if (limit < row.size && limit > MOST_CANDIDATES) return draw_wide(row, most, draw);
-  const int64_t wanted = std::min(limit, MOST_CANDIDATES);
-  const bool may_need_whole = wanted < limit && draw.min_p <= 0;
-  const double whole = may_need_whole ? cumulate(row, Weigh(most, draw.temperature), scratch.cumulative) : 0;
+  if (limit < row.size && limit > MAX_CANDIDATES) return draw_exact(row, maximum, draw);
+  const int64_t wanted = std::min(limit, MAX_CANDIDATES);
+  const bool needs_total = wanted < limit && draw.min_p <= 0;
+  const double all = needs_total ? cumulate(row, SoftmaxWeight(maximum, draw.temperature), scratch.cumulative) : 0;
   find_candidates(row, wanted, scratch);
-  weigh_candidates(row, most, draw, scratch);
+  weigh_candidates(row, maximum, draw, scratch);
   const auto& cumulative = scratch.cumulative;
   double total = cumulative.back();
   int64_t count = cumulative.size();
   if (count == wanted && wanted < limit) {
-    if (draw.min_p > 0 || whole * draw.top_p > total) return draw_wide(row, most, draw);
-    total = whole;
+    if (draw.min_p > 0 || all * draw.top_p > total) return draw_exact(row, maximum, draw);
+    total = all;
   }
   if (draw.top_p < 1) {
-    // Those before which less than the nucleus lies; the first in any case.
+    // The tokens before which the cumulative weight is below top_p; the first one in any case.
     const auto reached = std::lower_bound(cumulative.begin(), cumulative.end(), draw.top_p * total);
     count = std::min<int64_t>(reached - cumulative.begin() + 1, count);
   }
-  return id_of(scratch.keys[first_above(cumulative.data(), count, draw.uniform * cumulative[count - 1])]);
+  return token_id(scratch.keys[first_above(cumulative.data(), count, draw.uniform * cumulative[count - 1])]);
+}
+
+// The lowest id of the largest logit.
+int64_t first_largest(const Logits& row, float maximum, const Scratch& scratch) {
+  int64_t group = 0;
+  while (scratch.maxima[group] < maximum) ++group;
+  int64_t id = group * GROUP;
+  while (row.data[id] != maximum) ++id;
+  return id;
+}
+
+// NO_TOKEN if a logit is NaN or +inf, or if all are -inf.
+int64_t draw_row(const Logits& row, const Draw& draw) {
+  Scratch scratch;
+  const float maximum = group_maxima(row, scratch.maxima);
+  if (std::fabs(maximum) >= FLT_MAX) return NO_TOKEN;
+  if (draw.kind == GREEDY) return first_largest(row, maximum, scratch);
+  if (draw.kind == UNFILTERED) return draw_unfiltered(row, maximum, draw, scratch);
+  return draw_filtered(row, maximum, draw, scratch);
 }
 
 }  // namespace
 
 void draw(const DrawCall& call, int threads) {
   parallel_for(call.count, threads, [&](int64_t i) {
-    Scratch scratch;
-    const Logits row{call.logits + call.rows[i] * call.stride, call.size};
-    const Draw draw{call.temperature[i], call.top_p[i], call.min_p[i], call.uniform[i], call.top_k[i]};
-    const bool is_plain = draw.top_k >= call.size && draw.top_p >= 1 && draw.min_p <= 0;
-    call.ids[i] = is_plain ? draw_plain(row, draw, scratch) : draw_filtered(row, draw, scratch);
+    call.ids[i] = draw_row({call.logits + i * call.stride, call.size}, call.draws[i]);
   });
 }
 

@@ -1,16 +1,31 @@
 // Heads of q or k between the projection and the attention: RMSNorm and the rotary embedding.
 #pragma once
 
+#include <cstring>
+
 #include "isa/norm.h"
 #include "paged_attention.h"
 
 namespace tokenmill::TM_ISA {
 
-// One head, times factor and weight unless there is no weight, and rotated in pairs (i, i + head_dim / 2).
-inline void prepare_head(const AttentionCall& call, const uint16_t* x, const uint16_t* weight, float factor,
+// One head: multiplied by factor and weight, if there is a weight.
+inline void norm_head(const uint16_t* x, const uint16_t* weight, float factor, int size, uint16_t* out) {
+  if (!weight) {
+    std::memcpy(out, x, size * sizeof(uint16_t));
+    return;
+  }
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) store_bf16(out + i, scaled(load_bf16(x + i), factor, load_bf16(weight + i)));
+  for (; i < size; ++i) out[i] = to_bf16(scaled(to_float(x[i]), factor, to_float(weight[i])));
+}
+
+// The same, and rotated in pairs (i, i + head_dim / 2), if the layer rotates.
+inline void norm_and_rotate_head(const AttentionCall& call, const uint16_t* x, const uint16_t* weight, float factor,
                          int64_t position, uint16_t* out) {
   const int half = call.shape.head_dim / 2;
-  const uint16_t *cos = call.step.cos + position * half, *sin = call.step.sin + position * half;
+  const RotaryTables& rotary = call.layer.rotary;
+  if (!rotary.cos) return norm_head(x, weight, factor, 2 * half, out);
+  const uint16_t *cos = rotary.cos + position * half, *sin = rotary.sin + position * half;
   int i = 0;
   for (; i + LANES <= half; i += LANES) {
     F32 a = load_bf16(x + i), b = load_bf16(x + half + i);
@@ -34,18 +49,21 @@ inline void prepare_head(const AttentionCall& call, const uint16_t* x, const uin
   }
 }
 
-// `count` <= MOST_ROWS heads as attention wants them, into out [count][head_dim]; `weight` [head_dim] of the norm, or
-// null. source(i) is a head, position(i) that of its token. The norms' roots are taken together: one alone is a wait.
+// Norms and rotates `count` <= QUERY_TILE_ROWS heads, into out [count][head_dim]. `weight` [head_dim] is that of the
+// norm, or null. source(i) is a head, position(i) the position of its token. The square roots of all norms are taken
+// together, because one alone has to be waited for.
 template <class Source, class Position>
-void prepare_heads(const AttentionCall& call, const uint16_t* weight, int count, const Source& source,
+void norm_and_rotate_heads(const AttentionCall& call, const uint16_t* weight, int count, const Source& source,
                    const Position& position, uint16_t* out) {
   const int size = call.shape.head_dim;
-  float factors[MOST_ROWS] = {};
+  float factors[QUERY_TILE_ROWS] = {};
   if (weight) {
     for (int i = 0; i < count; ++i) factors[i] = sum_of_squares(source(i), size);
-    inverse_rms(factors, count, size, call.norms.eps);
+    inverse_rms(factors, count, size, call.layer.norms.eps);
   }
-  for (int i = 0; i < count; ++i) prepare_head(call, source(i), weight, factors[i], position(i), out + i * size);
+  for (int i = 0; i < count; ++i) {
+    norm_and_rotate_head(call, source(i), weight, factors[i], position(i), out + i * size);
+  }
 }
 
 }  // namespace tokenmill::TM_ISA

@@ -1,104 +1,110 @@
-// The linear layer over any format: tiles handed out to threads, and what becomes of their sums.
+// The linear layer in vector registers: macro-tiles handed out to threads; and the epilogues of all formats and levels.
 #include "isa/linear.h"
 
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "isa/linear_amx.h"
 #include "isa/math.h"
 #include "isa/parallel.h"
-#include "isa/slabs.h"
 
 namespace tokenmill::TM_ISA {
 
 namespace {
 
-// Rows of x that one piece of work takes: few enough to stay in the cache beside the panels.
-constexpr int64_t ROWS_PER_PIECE = 20 * TALL_ROWS;
-constexpr int64_t FEW_INTEGER_ROWS = 8;
+// Rows of x in a piece of work: few enough to stay in the cache beside the panels.
+constexpr int64_t MC = 20 * MR;
+constexpr int64_t FEW_INT_ROWS = 8;
 
-// How the work is cut: a piece is a column of `width` panels by a band of rows, in tiles of `span` panels.
+// How the work is divided: a piece, or macro-tile, is a block of up to MC rows by a column of `column_panels` panels;
+// its micro-tiles have `tile_panels` panels.
 //
-// What is best was measured (benchmarks/linears.py). One row waits for memory: four panels at once keep the most reads on
-// their way, but for int4, whose panels are too short for the hardware to look ahead. A few rows go from panel to panel
-// while the next one is fetched; many take two panels, whose numbers are used by twelve rows.
-struct Cut {
-  int64_t width, span, columns, bands, tiles;
+// The numbers were measured (benchmarks/linears.py). One row waits for memory: four panels at once keep the most reads
+// in flight, except for int4, whose panels are too short for the hardware's prefetcher. A few rows go panel by panel,
+// while the next panel is prefetched. Many rows take two panels, whose numbers are used by MR rows.
+struct Blocking {
+  int64_t column_panels, tile_panels, columns, row_blocks, tiles_per_block;
 
-  Cut(const Packed& weights, int64_t rows) {
+  Blocking(const Packed& weights, int64_t rows) {
     const bool is_int4 = weights.format == Format::int4 || weights.format == Format::int4_offset;
-    const int64_t few = weights.format == Format::bf16 || TALL_ROWS < FEW_INTEGER_ROWS ? TALL_ROWS : FEW_INTEGER_ROWS;
-    width = rows <= few ? WIDE_PANELS : TALL_PANELS;
-    span = rows > few ? TALL_PANELS : rows > 1 || is_int4 ? 1 : WIDE_PANELS;
-    columns = ceil_div(weights.panels(), width);
-    bands = ceil_div(rows, ROWS_PER_PIECE);
-    tiles = ceil_div(ceil_div(rows, bands), TALL_ROWS);
-    // One tile for each panel of the next column that is to be fetched meanwhile.
-    if (rows > few && tiles < TALL_PANELS) tiles = TALL_PANELS;
+    const int64_t few = weights.format == Format::bf16 || MR < FEW_INT_ROWS ? MR : FEW_INT_ROWS;
+    column_panels = rows <= few ? GEMV_PANELS : GEMM_PANELS;
+    tile_panels = rows > few ? GEMM_PANELS : rows > 1 || is_int4 ? 1 : GEMV_PANELS;
+    columns = ceil_div(weights.panels(), column_panels);
+    row_blocks = ceil_div(rows, MC);
+    tiles_per_block = ceil_div(ceil_div(rows, row_blocks), MR);
+    // During each micro-tile one panel of the next column is prefetched: there are as many as that column has panels.
+    if (rows > few && tiles_per_block < GEMM_PANELS) tiles_per_block = GEMM_PANELS;
   }
 };
 
-auto tile_function(Format format) -> void (*)(const Tile&) {
+auto micro_kernel_of(Format format) -> void (*)(const MicroTile&) {
   switch (format) {
-    case Format::bf16: return tile_bf16;
-    case Format::int8: return tile_int8;
-    case Format::int4: return tile_int4;
-    case Format::int4_offset: return tile_int4_offset;
+    case Format::bf16: return micro_kernel_bf16;
+    case Format::int8: return micro_kernel_int8;
+    case Format::int4: return micro_kernel_int4;
+    case Format::int4_offset: return micro_kernel_int4_offset;
   }
   return nullptr;
 }
 
-// One piece of work, and the one after it.
+// One piece of work, and the panel where this thread's next one begins.
 struct Piece {
   int64_t panel, panels, next_panel, first_tile;
-  bool stays;  // in the same column
+  bool next_is_same_column;
 };
 
-// The panel that is fetched while a tile is computed; -1: none.
-inline int64_t panel_ahead(const Cut& cut, const Piece& piece, int64_t p, int64_t tile, int64_t rows) {
-  if (rows == 1 && cut.span > 1) return -1;
-  if (cut.span == 1) return p + 1 < piece.panels ? piece.panel + p + 1 : piece.next_panel;
-  return piece.stays || tile >= cut.width ? -1 : piece.next_panel + tile;
+// The panel that is prefetched while a micro-tile is computed; -1: none.
+inline int64_t prefetched_panel(const Blocking& blocking, const Piece& piece, int64_t p, int64_t tile, int64_t rows) {
+  if (rows == 1 && blocking.tile_panels > 1) return -1;
+  if (blocking.tile_panels == 1) return p + 1 < piece.panels ? piece.panel + p + 1 : piece.next_panel;
+  return piece.next_is_same_column || tile >= blocking.column_panels ? -1 : piece.next_panel + tile;
 }
 
 #if defined(__AMX_TILE__)
 
-// A few rows of integers are left to the tiles of vectors, which have the same bits: of int8 a single one, of int4 those
-// that are done before a tile register's sums of every group are scaled.
-inline bool takes_slabs(const Packed& weights, int64_t rows) {
+// Integer sums are exact, so a few rows may use the vector micro-kernels where these are faster: a single row of int8;
+// of int4 so many rows as take less time than scaling the sums of whole tile registers for every group.
+inline bool uses_amx(const Packed& weights, int64_t rows) {
   if (weights.format == Format::bf16) return true;
-  return rows > (weights.format == Format::int8 ? 1 : FEW_INTEGER_ROWS);
+  return rows > (weights.format == Format::int8 ? 1 : FEW_INT_ROWS);
 }
 
 #endif
 
-// Calls finish(m, panel, panels, sums) for all rows, and panels by two or four (a last one may be alone).
-template <class Finish>
-void for_each_tile(const Packed& weights, const Rows& x, int threads, const Finish& finish) {
+// Calls epilogue(m, panel, panels, sums) for all rows, with two or four panels (a last one may be alone).
+template <class Epilogue>
+void for_each_sums(const Packed& weights, const Rows& x, int threads, const Epilogue& epilogue) {
   if (x.count == 0) return;
 #if defined(__AMX_TILE__)
-  if (takes_slabs(weights, x.count)) return for_each_slab(weights, x, threads, finish);
+  if (uses_amx(weights, x.count)) return for_each_sums_on_amx(weights, x, threads, epilogue);
 #endif
-  const Cut cut(weights, x.count);
+  const Blocking blocking(weights, x.count);
   const Activations activations = prepare(weights, x, threads);
-  const auto run = tile_function(weights.format);
-  const int64_t all_panels = weights.panels(), all_tiles = cut.tiles * cut.bands;
-  parallel_chain(cut.columns * cut.bands, threads, [&](int64_t i, int64_t next) {
-    const int64_t panel = i / cut.bands * cut.width, left = all_panels - panel, panels = left < cut.width ? left : cut.width;
-    const Piece piece = {panel, panels, next / cut.bands * cut.width, i % cut.bands * cut.tiles, next / cut.bands == i / cut.bands};
-    const int64_t span = panels < cut.width ? 1 : cut.span, stride = panels * LANES;
-    alignas(64) float sums[TALL_ROWS * WIDE_PANELS * LANES];
-    for (int64_t tile = 0; tile < cut.tiles; ++tile) {
-      // Tiles of nearly equal height: 13 rows are 7 and 6, not 12 and 1.
+  const auto run = micro_kernel_of(weights.format);
+  const int64_t all_panels = weights.panels(), all_tiles = blocking.tiles_per_block * blocking.row_blocks;
+  parallel_chain(blocking.columns * blocking.row_blocks, threads, [&](int64_t i, int64_t next) {
+    const int64_t panel = i / blocking.row_blocks * blocking.column_panels, left = all_panels - panel;
+    const int64_t panels = left < blocking.column_panels ? left : blocking.column_panels;
+    const Piece piece = {panel, panels, next / blocking.row_blocks * blocking.column_panels,
+                         i % blocking.row_blocks * blocking.tiles_per_block,
+                         next / blocking.row_blocks == i / blocking.row_blocks};
+    const int64_t tile_panels = panels < blocking.column_panels ? 1 : blocking.tile_panels, stride = panels * LANES;
+    alignas(64) float sums[MR * GEMV_PANELS * LANES];
+    for (int64_t tile = 0; tile < blocking.tiles_per_block; ++tile) {
+      // Micro-tiles of nearly equal height: 13 rows are 7 and 6, not 12 and 1.
       const int64_t top = x.count * (piece.first_tile + tile) / all_tiles;
       const int64_t end = x.count * (piece.first_tile + tile + 1) / all_tiles;
-      for (int64_t p = 0; p < panels; p += span) {
-        const int64_t ahead = panel_ahead(cut, piece, p, tile, x.count);
-        run({weights, panel + p, static_cast<int>(span), activations, top, static_cast<int>(end - top), sums + p * LANES,
-             stride, ahead < 0 || ahead >= all_panels ? nullptr : weights.data + ahead * weights.panel_bytes()});
+      for (int64_t p = 0; p < panels; p += tile_panels) {
+        const int64_t ahead = prefetched_panel(blocking, piece, p, tile, x.count);
+        run({weights, panel + p, static_cast<int>(tile_panels), activations, top, static_cast<int>(end - top),
+             sums + p * LANES, stride,
+             ahead < 0 || ahead >= all_panels ? nullptr : weights.data + ahead * weights.panel_bytes()});
       }
-      for (int64_t m = top; m < end; ++m) finish(m, panel, static_cast<int>(panels), sums + (m - top) * stride);
+      for (int64_t m = top; m < end; ++m) epilogue(m, panel, static_cast<int>(panels), sums + (m - top) * stride);
     }
   });
 }
@@ -109,14 +115,14 @@ inline int64_t lanes_left(int64_t count, int64_t start) { return count - start <
 inline void write(const Output& output, int64_t m, int64_t n, int64_t columns, F32 values) {
   const int64_t lanes = lanes_left(columns, n), at = m * output.rows.stride + n;
   if (output.element == Element::float32) {
-    store_some(static_cast<float*>(output.rows.data) + at, values, lanes);
+    store_partial(static_cast<float*>(output.rows.data) + at, values, lanes);
   } else {
-    store_some_bf16(static_cast<uint16_t*>(output.rows.data) + at, values, lanes);
+    store_partial_bf16(static_cast<uint16_t*>(output.rows.data) + at, values, lanes);
   }
 }
 
 inline F32 with_bias(const uint16_t* bias, int64_t n, int64_t columns, F32 sums) {
-  return bias ? add(sums, load_some_bf16(bias + n, lanes_left(columns, n))) : sums;
+  return bias ? add(sums, load_partial_bf16(bias + n, lanes_left(columns, n))) : sums;
 }
 
 }  // namespace
@@ -125,7 +131,7 @@ void linear(const Packed& weights, const Rows& x, const Output& output, int thre
   const uint16_t* bias = output.bias;
   if (weights.gated) {
     const int64_t half = weights.half();
-    for_each_tile(weights, x, threads, [&](int64_t m, int64_t panel, int panels, const float* sums) {
+    for_each_sums(weights, x, threads, [&](int64_t m, int64_t panel, int panels, const float* sums) {
       for (int p = 0; p < panels; p += 2) {
         const int64_t n = (panel + p) / 2 * LANES;
         const F32 gate = with_bias(bias, n, half, load(sums + p * LANES));
@@ -135,7 +141,7 @@ void linear(const Packed& weights, const Rows& x, const Output& output, int thre
     });
     return;
   }
-  for_each_tile(weights, x, threads, [&](int64_t m, int64_t panel, int panels, const float* sums) {
+  for_each_sums(weights, x, threads, [&](int64_t m, int64_t panel, int panels, const float* sums) {
     for (int p = 0; p < panels; ++p) {
       const int64_t n = (panel + p) * LANES;
       write(output, m, n, weights.rows, with_bias(bias, n, weights.rows, load(sums + p * LANES)));
@@ -150,22 +156,22 @@ struct Best {
   int64_t id;
 };
 
-// In the order of torch.argmax, whichever is seen first.
+// Whether `one` comes before `other` in torch.argmax: NaN first, then the larger value, then the lower id.
 inline bool larger(const Best& one, const Best& other) {
   const bool is_nan = one.value != one.value;
   if (is_nan != (other.value != other.value)) return is_nan;
   return is_nan || one.value == other.value ? one.id < other.id : one.value > other.value;
 }
 
-// Whether all of some sums are numbers smaller than `least`.
-inline bool are_smaller(const float* sums, int panels, float least) {
-  F32 most = load(sums), not_finite = sub(most, most);
+// Whether all sums are finite and smaller than `bound`.
+inline bool are_smaller(const float* sums, int panels, float bound) {
+  F32 maximum = load(sums), not_finite = sub(maximum, maximum);
   for (int p = 1; p < panels; ++p) {
     const F32 more = load(sums + p * LANES);
-    most = max(most, more);
+    maximum = max(maximum, more);
     not_finite = add(not_finite, sub(more, more));
   }
-  return sum(not_finite) == 0 && largest(most) < least;
+  return reduce_add(not_finite) == 0 && reduce_max(maximum) < bound;
 }
 
 }  // namespace
@@ -173,12 +179,12 @@ inline bool are_smaller(const float* sums, int panels, float least) {
 void argmax(const Packed& weights, const Rows& x, int64_t* ids, int threads) {
   const Best nothing = {-__builtin_inff(), weights.rows};
   std::vector<Best> best(x.count, nothing);
-  // No more than the best value: most sums are passed over without the lock.
-  const std::unique_ptr<std::atomic<float>[]> least(new std::atomic<float>[x.count]);
-  for (int64_t m = 0; m < x.count; ++m) least[m] = nothing.value;
+  // Bounds that never exceed the best values: sums below them are skipped without the lock, and most sums are.
+  const std::unique_ptr<std::atomic<float>[]> bounds(new std::atomic<float>[x.count]);
+  for (int64_t m = 0; m < x.count; ++m) bounds[m] = nothing.value;
   std::mutex merging;
-  for_each_tile(weights, x, threads, [&](int64_t m, int64_t panel, int panels, const float* sums) {
-    if (are_smaller(sums, panels, least[m].load(std::memory_order_relaxed))) return;
+  for_each_sums(weights, x, threads, [&](int64_t m, int64_t panel, int panels, const float* sums) {
+    if (are_smaller(sums, panels, bounds[m].load(std::memory_order_relaxed))) return;
     const int64_t first = panel * LANES, end = first + panels * LANES;
     Best own = nothing;
     for (int64_t n = first; n < (end < weights.rows ? end : weights.rows); ++n) {
@@ -188,10 +194,10 @@ void argmax(const Packed& weights, const Rows& x, int64_t* ids, int threads) {
     const std::lock_guard<std::mutex> lock(merging);
     if (!larger(own, best[m])) return;
     best[m] = own;
-    // Beside a NaN only another one counts: those are never passed over.
-    least[m].store(own.value == own.value ? own.value : __builtin_inff(), std::memory_order_relaxed);
+    // After a NaN only another NaN counts, and NaN is never skipped.
+    bounds[m].store(own.value == own.value ? own.value : __builtin_inff(), std::memory_order_relaxed);
   });
-  for (int64_t m = 0; m < x.count; ++m) ids[m] = best[m].id;
+  for (int64_t m = 0; m < x.count; ++m) ids[m] = std::isfinite(best[m].value) ? best[m].id : NO_TOKEN;
 }
 
 }  // namespace tokenmill::TM_ISA

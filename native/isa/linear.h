@@ -1,4 +1,5 @@
-// Linear layers over packed weights: what linear.cpp asks of each format, and what it offers.
+// The linear layer, a GEMM with packed weights as B: the micro-kernels in vector registers, one for each format, and
+// what is made of them.
 #pragma once
 
 #include <utility>
@@ -9,56 +10,55 @@
 
 namespace tokenmill::TM_ISA {
 
-// The tiles of sums that the registers of this instruction set hold: up to TALL_ROWS rows of x by one or two panels, or
-// one row by four.
+// The micro-tiles whose sums the vector registers hold: up to MR rows of x by one or two panels, or one row by four.
 #if defined(__AVX512F__)
-constexpr int TALL_ROWS = 12;
+constexpr int MR = 12;
 #else
-constexpr int TALL_ROWS = 2;
+constexpr int MR = 2;
 #endif
-constexpr int TALL_PANELS = 2, WIDE_PANELS = 4;
+constexpr int GEMM_PANELS = 2, GEMV_PANELS = 4;
 
-// Before a loop over a tile: only where all of them are unrolled do the sums stay in registers.
+// Stands before each loop over a micro-tile: the sums stay in registers only if all these loops are unrolled.
 #define TM_UNROLL _Pragma("GCC unroll 16")
 
-// A tile of sums: `rows` rows of x by `panels` panels, complete over the depth.
-struct Tile {
+// A micro-tile: the sums of `rows` rows of x by `panels` panels over the whole depth.
+struct MicroTile {
   const Packed& weights;
   int64_t panel;         // the first
-  int panels;            // 1, TALL_PANELS, or WIDE_PANELS for one row
+  int panels;            // 1, GEMM_PANELS, or GEMV_PANELS for one row
   const Activations& x;
   int64_t row;           // the first
-  int rows;              // 1..TALL_ROWS
+  int rows;              // 1..MR
   float* sums;           // [rows][stride], of which panels * LANES are written
   int64_t stride;
-  const uint8_t* ahead;  // a panel that is read into the cache meanwhile, or null
+  const uint8_t* prefetch_panel;  // a panel that is prefetched meanwhile, or null
 };
 
-// Run<rows, panels>::run for every shape of a tile, and the call of the one that a tile needs.
-template <template <int, int> class Run, class Heights>
-struct TileTable;
+// Run<rows, panels>::run for every shape of a micro-tile, and the call of the one that a micro-tile needs.
+template <template <int, int> class Run, class Rows>
+struct MicroKernels;
 template <template <int, int> class Run, int... Row>
-struct TileTable<Run, std::integer_sequence<int, Row...>> {
+struct MicroKernels<Run, std::integer_sequence<int, Row...>> {
   template <int Panels>
-  static constexpr void (*functions[])(const Tile&) = {Run<Row + 1, Panels>::run...};
+  static constexpr void (*functions[])(const MicroTile&) = {Run<Row + 1, Panels>::run...};
 };
 template <template <int, int> class Run>
-void run_tile(const Tile& tile) {
-  using Table = TileTable<Run, std::make_integer_sequence<int, TALL_ROWS>>;
+void run_micro_kernel(const MicroTile& tile) {
+  using Table = MicroKernels<Run, std::make_integer_sequence<int, MR>>;
   switch (tile.panels) {
     case 1: return Table::template functions<1>[tile.rows - 1](tile);
-    case TALL_PANELS: return Table::template functions<TALL_PANELS>[tile.rows - 1](tile);
-    case WIDE_PANELS: return Run<1, WIDE_PANELS>::run(tile);
+    case GEMM_PANELS: return Table::template functions<GEMM_PANELS>[tile.rows - 1](tile);
+    case GEMV_PANELS: return Run<1, GEMV_PANELS>::run(tile);
   }
 }
 
-void tile_bf16(const Tile& tile);
-void tile_int8(const Tile& tile);
-void tile_int4(const Tile& tile);
-void tile_int4_offset(const Tile& tile);
+void micro_kernel_bf16(const MicroTile& tile);
+void micro_kernel_int8(const MicroTile& tile);
+void micro_kernel_int4(const MicroTile& tile);
+void micro_kernel_int4_offset(const MicroTile& tile);
 
 void pack(const Packed& weights, int64_t start, const Rows& source, Element element, int threads);
-void pack_integers(const Packed& weights, int64_t start, const Integers& source, int threads);
+void pack_integers(const Packed& weights, int64_t start, const QuantizedRows& source, int threads);
 void linear(const Packed& weights, const Rows& x, const Output& output, int threads);
 void argmax(const Packed& weights, const Rows& x, int64_t* ids, int threads);
 void lookup(const Packed& weights, const int64_t* ids, const Rows& out, int threads);

@@ -1,21 +1,22 @@
-// Functions of 16 float32 at a time.
+// Functions of 16 float32 numbers.
 #pragma once
 
 #include "isa/simd.h"
 
 namespace tokenmill::TM_ISA {
 
-// e^x within 2 units in the last place for x in [-87, 88.7]; smaller x give about 1e-38, larger ones infinity, NaN a NaN.
+// e^x within 2 units in the last place for x in [-87, 88.7]; smaller x give about 1e-38, larger ones infinity, NaN
+// gives NaN.
 inline F32 exp(F32 x) {
   // x = n ln 2 + r, |r| <= ln 2 / 2; ln 2 in two parts, so that r is exact (Cody and Waite). NaN is the second operand
-  // of max and min, which return it.
+  // of max and min, which then return it.
   const F32 bounded = max(broadcast(-87.33654f), min(broadcast(89.0f), x));
-  const F32 n = round_whole(mul(bounded, broadcast(1.44269504f)));
+  const F32 n = round_to_integer(mul(bounded, broadcast(1.44269504f)));
   const F32 r = fma(n, broadcast(-1.42860677e-6f), fma(n, broadcast(-0.693145752f), bounded));
   F32 p = broadcast(1.0f / 5040.0f);
   for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) p = fma(p, r, broadcast(c));
-  // Two factors: 2^128 alone is no float32.
-  const F32 half = round_whole(mul(n, broadcast(0.5f)));
+  // 2^n as two factors: 2^128 is no float32.
+  const F32 half = round_to_integer(mul(n, broadcast(0.5f)));
   return mul(mul(p, power_of_two(half)), power_of_two(sub(n, half)));
 }
 

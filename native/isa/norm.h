@@ -1,5 +1,5 @@
-// Root mean square normalization of rows of bf16: in float32, rounded before the product with the weight and after it,
-// as transformers does.
+// RMSNorm of rows of bf16: computed in float32, rounded to bf16 before the product with the weight and after it, as in
+// transformers.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@ inline float rounded(float value) { return to_float(to_bf16(value)); }
 inline float scaled(float x, float factor, float weight) { return rounded(rounded(x * factor) * weight); }
 inline F32 scaled(F32 x, float factor, F32 weight) { return rounded(mul(rounded(mul(x, broadcast(factor))), weight)); }
 
-// Two vectors of sums, then their lanes, then what is left over.
+// The order of the sum: two vectors of sums, then their lanes, then the rest of the row.
 inline float sum_of_squares(const uint16_t* x, int64_t size) {
   F32 a = zero(), b = zero();
   int64_t i = 0;
@@ -24,12 +24,12 @@ inline float sum_of_squares(const uint16_t* x, int64_t size) {
     a = fma(even, even, a);
     b = fma(odd, odd, b);
   }
-  float total = sum(add(a, b));
+  float total = reduce_add(add(a, b));
   for (; i < size; ++i) total = std::fma(to_float(x[i]), to_float(x[i]), total);
   return total;
 }
 
-// From sums of squares of rows to the factor of each, 1 / sqrt(mean + eps).
+// Turns the sum of squares of each row into its factor, 1 / sqrt(mean + eps).
 inline void inverse_rms(float* sums, int count, int64_t size, float eps) {
   for (int i = 0; i < count; ++i) sums[i] = 1.0f / std::sqrt(sums[i] / static_cast<float>(size) + eps);
 }

@@ -1,4 +1,4 @@
-// One row of a panel of integers: made from floats, taken from a quantized checkpoint, and read back.
+// One row of a panel of integers: quantized from floats, taken from a quantized checkpoint, and read back as bf16.
 #pragma once
 
 #include "isa/simd.h"
@@ -6,18 +6,19 @@
 
 namespace tokenmill::TM_ISA {
 
-struct IntegerRow {
-  const uint8_t* values;  // as in `Integers`
+struct QuantizedRow {
+  const uint8_t* values;  // as in QuantizedRows
   const float *scales, *offsets;
   int64_t groups;
 };
 
-// Rounds `numbers`, as many as the stretches hold, to integers with the smallest scale that holds them all.
+// Rounds `numbers`, padded to whole K blocks, to integers with the smallest scale that holds them all.
 void quantize_row(const Packed& weights, uint8_t* panel, int64_t lane, const float* numbers);
 
-void store_row(const Packed& weights, uint8_t* panel, int64_t lane, const IntegerRow& row);
+// Stores integers as they are.
+void store_row(const Packed& weights, uint8_t* panel, int64_t lane, const QuantizedRow& row);
 
-// The row as bf16.
-void restore_row(const Packed& weights, const uint8_t* panel, int64_t lane, uint16_t* to);
+// Converts a row to bf16.
+void dequantize_row(const Packed& weights, const uint8_t* panel, int64_t lane, uint16_t* to);
 
 }  // namespace tokenmill::TM_ISA

@@ -1,4 +1,4 @@
-// Work handed out in pieces, so that a core that another process disturbs does not hold up the rest.
+// Work handed out in pieces, so that a core that another process uses does not hold up the others.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace tokenmill::TM_ISA {
 
-// Calls work(i, next) once for every i in [0, count), on up to `threads` threads, in no order. `next` is what this thread
-// will do afterwards, so that it can be fetched early; >= count: nothing.
+// Calls work(i, next) once for every i in [0, count), on up to `threads` threads, in any order. `next` is the piece
+// that this thread will do afterwards, so that it can be prefetched; >= count: none.
 template <class Work>
 void parallel_chain(int64_t count, int threads, const Work& work) {
   if (threads <= 1 || count <= 1) {

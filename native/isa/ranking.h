@@ -1,12 +1,12 @@
-// All tokens of a row by rank, without a sort: binned by how far they lie below the largest logit. Counts and weights of
-// the bins tell in which of them a rank or a cumulative weight falls, and only that one is sorted.
+// The tokens of a row by rank, without sorting them all: they are binned by their distance from the largest logit.
+// Counts and weights of the bins tell into which bin a rank or a cumulative weight falls, and only that bin is sorted.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "isa/keys.h"
 #include "isa/logits.h"
+#include "isa/sort_key.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -16,9 +16,13 @@ class Ranking {
     int64_t rank, id;
   };
 
-  // Of the tokens that weigh at least `least`, where the largest logit weighs 1.
-  Ranking(const Logits& row, float most, double temperature, double least)
-      : row_(row), weigh_(most, temperature), least_(static_cast<float>(least)), counts_(BINS), weights_(BINS) {
+  // Ranks the tokens that weigh at least `min_weight`, where the largest logit weighs 1.
+  Ranking(const Logits& row, float maximum, double temperature, double min_weight)
+      : row_(row),
+        weight_of_(maximum, temperature),
+        min_weight_(static_cast<float>(min_weight)),
+        counts_(BINS),
+        weights_(BINS) {
     visit([&](int64_t, int bin, float weight) {
       counts_[bin] += 1;
       weights_[bin] += weight;
@@ -38,12 +42,13 @@ class Ranking {
     return cumulative_[count - count_before(bin) - 1];
   }
 
-  // The first token with which the cumulative weight reaches `weight`, or exceeds it; never one past the last weight.
+  // The first token with which the cumulative weight reaches `weight`, or exceeds it; never one behind the last token
+  // that has a weight.
   Place find(double weight, bool exceeds) {
     const int bin = reach(weights_, weight, exceeds);
     sort_bin(bin);
     const int place = reach(cumulative_, weight, exceeds);
-    return {count_before(bin) + place, id_of(keys_[place])};
+    return {count_before(bin) + place, token_id(keys_[place])};
   }
 
  private:
@@ -51,11 +56,11 @@ class Ranking {
   static constexpr float BINS_PER_OCTAVE = 88;
 
   const Logits& row_;
-  const Weigh weigh_;
-  const float least_;
-  std::vector<int64_t> counts_;   // up to and with each bin
+  const SoftmaxWeight weight_of_;
+  const float min_weight_;
+  std::vector<int64_t> counts_;   // cumulative over the bins, each included
   std::vector<double> weights_;
-  std::vector<uint64_t> keys_;    // of one bin, in order
+  std::vector<uint64_t> keys_;    // of the sorted bin
   std::vector<double> cumulative_;
 
   int64_t count_before(int bin) const { return bin ? counts_[bin - 1] : 0; }
@@ -66,19 +71,19 @@ class Ranking {
     return static_cast<int>(std::min(place, std::lower_bound(begin, end, cumulative.back())) - begin);
   }
 
-  // each(id, bin, weight) for the tokens that count.
+  // Calls each(id, bin, weight) for the tokens that are ranked.
   template <class Each>
   void visit(const Each& each) const {
     for (int64_t group = 0; group < row_.groups(); ++group) {
       int64_t id = group * GROUP;
       row_.over(group, [&](F32 logits) {
         float weights[LANES], bins[LANES];
-        store(weights, weigh_(logits));
-        const F32 octaves = weigh_.octaves(logits);
-        store(bins, min(mul(octaves, broadcast(-BINS_PER_OCTAVE)), broadcast(BINS - 1)));
+        store(weights, weight_of_(logits));
+        const F32 log2_weight = weight_of_.log2_weight(logits);
+        store(bins, min(mul(log2_weight, broadcast(-BINS_PER_OCTAVE)), broadcast(BINS - 1)));
         const int64_t end = std::min(id + LANES, row_.group_end(group));
         for (int lane = 0; id < end; ++id, ++lane)
-          if (weights[lane] >= least_) each(id, static_cast<int>(bins[lane]), weights[lane]);
+          if (weights[lane] >= min_weight_) each(id, static_cast<int>(bins[lane]), weights[lane]);
       });
     }
   }
@@ -86,12 +91,12 @@ class Ranking {
   void sort_bin(int wanted) {
     keys_.clear();
     visit([&](int64_t id, int bin, float) {
-      if (bin == wanted) keys_.push_back(key_of(finite(row_.data[id]), id));
+      if (bin == wanted) keys_.push_back(sort_key(finite(row_.data[id]), id));
     });
     std::sort(keys_.begin(), keys_.end(), std::greater<uint64_t>());
     cumulative_.clear();
     double total = wanted ? weights_[wanted - 1] : 0;
-    for (const uint64_t key : keys_) cumulative_.push_back(total += weigh_(finite(row_.data[id_of(key)])));
+    for (const uint64_t key : keys_) cumulative_.push_back(total += weight_of_(finite(row_.data[token_id(key)])));
   }
 };
 

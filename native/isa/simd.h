@@ -1,5 +1,5 @@
-// Vectors of 16 float32 and of 16 pairs of bf16, the same operations on every instruction set.
-// Sums over lanes and products are done in one fixed order, so that results do not depend on where they are used.
+// Vectors of 16 float32 numbers: the same operations on every instruction set. The lanes of a vector are added in a
+// fixed order.
 #pragma once
 
 #include <immintrin.h>
@@ -11,7 +11,7 @@ namespace tokenmill::TM_ISA {
 
 constexpr int LANES = 16;
 
-// One number at a time.
+// bf16 to float32.
 inline float to_float(uint16_t bf16) {
   const uint32_t bits = static_cast<uint32_t>(bf16) << 16;
   float value;
@@ -19,10 +19,10 @@ inline float to_float(uint16_t bf16) {
   return value;
 }
 
-// Of an IEEE half.
-inline float half_to_float(uint16_t half) {
+// float16 to float32.
+inline float fp16_to_float(uint16_t half) {
   const uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7FFFu;
-  if (magnitude < 0x400) {  // subnormal: a whole number of 2^-24
+  if (magnitude < 0x400) {  // subnormal: a multiple of 2^-24
     const float value = static_cast<float>(magnitude) * 5.9604644775390625e-8f;
     return sign ? -value : value;
   }
@@ -33,7 +33,7 @@ inline float half_to_float(uint16_t half) {
   return value;
 }
 
-// Round to nearest even; a NaN stays one.
+// Rounds to nearest even; NaN stays NaN.
 inline uint16_t to_bf16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
@@ -51,10 +51,10 @@ inline uint16_t to_bf16(float value) {
 
 namespace tokenmill::TM_ISA {
 
-// Into the second-level cache.
-inline void prefetch(const void* from) { __builtin_prefetch(from, 0, 2); }
-// Into the first-level cache.
-inline void fetch(const void* from) { __builtin_prefetch(from, 0, 3); }
+// Prefetches into the second-level cache.
+inline void prefetch_l2(const void* from) { __builtin_prefetch(from, 0, 2); }
+// Prefetches into the first-level cache.
+inline void prefetch_l1(const void* from) { __builtin_prefetch(from, 0, 3); }
 
 inline uint32_t load_word(const void* from) {
   uint32_t word;
@@ -68,20 +68,20 @@ inline uint16_t load_halfword(const void* from) {
   return word;
 }
 
-// The first `lanes` of 16: the rest reads as zero and is not written.
-inline void store_some(float* to, F32 value, int64_t lanes) {
+// The first `lanes` of 16: the others are read as zero and are not written.
+inline void store_partial(float* to, F32 value, int64_t lanes) {
   if (lanes == LANES) return store(to, value);
   float all[LANES];
   store(all, value);
   std::memcpy(to, all, lanes * sizeof(float));
 }
-inline void store_some_bf16(uint16_t* to, F32 value, int64_t lanes) {
+inline void store_partial_bf16(uint16_t* to, F32 value, int64_t lanes) {
   if (lanes == LANES) return store_bf16(to, value);
   uint16_t all[LANES];
   store_bf16(all, value);
   std::memcpy(to, all, lanes * sizeof(uint16_t));
 }
-inline F32 load_some_bf16(const uint16_t* from, int64_t lanes) {
+inline F32 load_partial_bf16(const uint16_t* from, int64_t lanes) {
   if (lanes == LANES) return load_bf16(from);
   uint16_t all[LANES] = {};
   std::memcpy(all, from, lanes * sizeof(uint16_t));

@@ -1,7 +1,7 @@
 #include "kernel_table.h"
 
 #include "isa/attention.h"
-#include "isa/ban.h"
+#include "isa/token_bitmask.h"
 #include "isa/linear.h"
 #include "isa/draw.h"
 #include "isa/norm.h"
@@ -22,7 +22,7 @@ const KernelTable& table() {
       .attention = attention,
       .rms_norm = rms_norm,
       .draw = draw,
-      .ban = ban,
+      .apply_token_bitmask = apply_token_bitmask,
   };
   return kernels;
 }

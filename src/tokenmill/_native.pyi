@@ -44,32 +44,22 @@ class Kernels:
         self,
         x: Address,
         x_stride: int,
-        update: Address,
-        update_stride: int,
+        delta: Address,
+        delta_stride: int,
+        delta_scale: float,
         weight: Address,
         eps: float,
         out: Address,
         count: int,
         size: int,
     ) -> None: ...
-    def draw(
-        self,
-        logits: Address,
-        stride: int,
-        size: int,
-        count: int,
-        rows: Address,
-        top_k: Address,
-        temperature: Address,
-        top_p: Address,
-        min_p: Address,
-        uniform: Address,
-        ids: Address,
+    def draw(self, logits: Address, stride: int, size: int, count: int, draws: Address, ids: Address) -> None: ...
+    def apply_token_bitmask(
+        self, logits: Address, stride: int, size: int, count: int, rows: Address, bits: Address
     ) -> None: ...
-    def ban(self, logits: Address, stride: int, size: int, count: int, rows: Address, bits: Address) -> None: ...
 
 class Packed:
-    """The shape of a packed matrix and where its bytes are; see native/packed.h.
+    """The shape of a packed matrix, and where its bytes are; see docs/native.md.
 
     Raises:
         ValueError: a shape without rows or inputs, or a gated one whose rows are not two halves.
@@ -81,7 +71,7 @@ class Packed:
     def place(self, data: Address) -> None: ...
 
 class PlannedStep:
-    """How the attention of a step is cut into pieces."""
+    """How the attention of a step is divided into pieces of work."""
 
 class LayerKV:
     """KV memory of one layer; scales are 0 for bf16."""
@@ -93,12 +83,17 @@ class HeadNorms:
 
     def __init__(self, q: Address, k: Address, eps: float) -> None: ...
 
-class Attention:
-    """Attention of one model; see native/paged_attention.h."""
+class AttentionLayer:
+    """What attention is in one layer; cos and sin are 0 where it does not rotate, window where it has none."""
 
     def __init__(
-        self, kernels: Kernels, heads: int, kv_heads: int, head_dim: int, page_size: int, scale: float
+        self, memory: LayerKV, norms: HeadNorms, cos: Address, sin: Address, scale: float, window: int
     ) -> None: ...
+
+class Attention:
+    """The attention of one model; see docs/native.md."""
+
+    def __init__(self, kernels: Kernels, heads: int, kv_heads: int, head_dim: int, page_size: int) -> None: ...
     def plan(
         self,
         requests: int,
@@ -106,15 +101,11 @@ class Attention:
         context_lens: Address,
         page_table: Address,
         page_stride: int,
-        cos: Address,
-        sin: Address,
     ) -> PlannedStep: ...
-    def forward(
-        self, step: PlannedStep, memory: LayerKV, norms: HeadNorms, qkv: Address, out: Address, window: int
-    ) -> None: ...
+    def forward(self, step: PlannedStep, layer: AttentionLayer, qkv: Address, out: Address) -> None: ...
 
 class Projection:
-    """A packed matrix with its bias; 0: none. The matrix's bytes are placed by then."""
+    """A packed matrix with its bias, or 0. The bytes of the matrix have to be placed before."""
 
     def __init__(self, weights: Packed, bias: Address) -> None: ...
 
@@ -125,19 +116,20 @@ class DecoderLayer:
         self,
         attention_norm: Address,
         qkv: Projection,
-        head_norms: HeadNorms,
-        memory: LayerKV,
-        window: int,
+        attention: AttentionLayer,
         output: Projection,
         mlp_norm: Address,
         gate_up: Projection,
         down: Projection,
+        residual_multiplier: float,
     ) -> None: ...
 
 class Decoder:
-    """A dense decoder whose pass is one call."""
+    """A dense decoder whose forward pass is one call."""
 
-    def __init__(self, attention: Attention, embedding: Packed, final_norm: Address, eps: float) -> None: ...
+    def __init__(
+        self, attention: Attention, embedding: Packed, embedding_multiplier: float, final_norm: Address, eps: float
+    ) -> None: ...
     def add(self, layer: DecoderLayer) -> None: ...
     def scratch_numbers(self, tokens: int) -> int: ...
     def forward(
@@ -145,7 +137,7 @@ class Decoder:
         step: PlannedStep,
         token_ids: Address,
         tokens: int,
-        wanted: Address,
+        output_indices: Address,
         outputs: int,
         scratch: Address,
         out: Address,

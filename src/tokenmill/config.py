@@ -6,18 +6,21 @@ Nothing below this module reads the environment, and nothing changes a config in
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
-from tokenmill.errors import InvalidConfig
-from tokenmill.sampling_params import MAX_LOGPROBS
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.sampling_params import MAX_LOGPROBS
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEFAULT_PORT = 8000
 TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic")
+# Entry points of policies that are not ours; `scheduler/policies.py` finds them.
+POLICY_PLUGINS = "tokenmill.policies"
 REASONING_PARSERS = ("qwen3", "deepseek_r1")
 
 
@@ -28,6 +31,7 @@ class Flag:
     Attributes:
         aliases: further spellings, those of vLLM and SGLang among them.
         choices: the values it may take; empty: any.
+        plugins: the group of entry points whose names it may take too, and `module:name`; empty: only `choices`.
         size: accepts `32k`, `4GiB` and the like, besides a plain integer.
         repeat: may be given several times; the field is a tuple.
     """
@@ -35,6 +39,7 @@ class Flag:
     help: str
     aliases: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    plugins: str = ""
     size: bool = False
     repeat: bool = False
 
@@ -118,12 +123,21 @@ class EngineConfig:
     long_prefill_token_threshold: int = flag(0, "tokens of one prompt in a step; 0: no cap of its own", size=True)
     enable_prefix_caching: bool = flag(True, "share the KV of equal prompt prefixes")
     enable_chunked_prefill: bool = flag(True, "split prompts that exceed the budget of a step")
-    scheduling_policy: str = flag("fcfs", "order of the waiting queue", choices=("fcfs", "priority"))
-    batch_policy: str = flag("mixed", "what may share a step", choices=("mixed", "prefill-first"))
+    scheduling_policy: str = flag(
+        "fair",
+        "who is served next: tenants in turn (fair), by arrival, or by priority and in turn; a tenant is an API key "
+        "where there are several, else a call",
+        choices=("fair", "fcfs", "priority"),
+        plugins=POLICY_PLUGINS,
+    )
+    batch_policy: str = flag(
+        "mixed", "what may share a step", choices=("mixed", "prefill-first"), plugins=POLICY_PLUGINS
+    )
     admission: str = flag(
-        "optimistic",
-        "pages an admitted request takes: as it goes, or its whole output",
-        choices=("optimistic", "reserve"),
+        "whole-prompt",
+        "pages a request must find to begin: those of its prompt, of its first chunk, or of its whole output too",
+        choices=("whole-prompt", "optimistic", "reserve"),
+        plugins=POLICY_PLUGINS,
     )
     async_scheduling: bool | None = flag(None, "schedule the next step while one runs (auto: on a GPU)")
     kernels: str = flag(
@@ -236,6 +250,9 @@ class ServerConfig:
     served_model_name: str | None = flag(None, "name of the model in the API")
     root_path: str = flag("", "path prefix when behind a proxy")
     allowed_origins: tuple[str, ...] = flag((), "CORS origins that browsers may call from", repeat=True)
+    allowed_hosts: tuple[str, ...] = flag(
+        (), "names that clients may call the server by, besides those of the loopback, where no key is set", repeat=True
+    )
     tokenizer_workers: int = flag(1, "processes for tokenizing and detokenizing; 0: inside the API process")
     chat_template: str | None = flag(None, "file with a chat template")
     tool_call_parser: str | None = flag(None, "how the model writes calls of tools", choices=TOOL_CALL_PARSERS)
@@ -245,9 +262,20 @@ class ServerConfig:
     max_num_queued_tokens: int | None = flag(
         None, "prompt tokens, by a guess from their bytes, that may wait; more are answered 429", size=True
     )
+    max_body_bytes_in_flight: int = flag(
+        256 << 20, "memory for bodies that are still coming, all together; what exceeds it is answered 503", size=True
+    )
     max_logprobs: int = flag(20, "logprobs a request may ask for at most")
     ssl_keyfile: str | None = flag(None, "TLS key")
     ssl_certfile: str | None = flag(None, "TLS certificate")
+    head_timeout: float = flag(10.0, "seconds in which the head of a request must be complete")
+    body_timeout: float = flag(30.0, "seconds of silence inside a body after which its connection is closed")
+    keep_alive_timeout: float = flag(
+        75.0, "seconds that a connection may be idle between requests", aliases=("--timeout-keep-alive",)
+    )
+    engine_timeout: float = flag(
+        30.0, "seconds that a step, or what a text worker does at a time, may take before /health says 503"
+    )
     shutdown_timeout: float = flag(3.0, "seconds that open streams get to end after Ctrl-C")
     enable_log_requests: bool = flag(False, "log every request")
     disable_log_stats: bool = flag(False, "do not log throughput every ten seconds")
@@ -269,6 +297,11 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
+        _check_positive(self, "max_body_bytes_in_flight")
+        for name in ("engine_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
+            seconds = getattr(self, name)
+            if not 0 < seconds < math.inf:
+                raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")
         if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", self.metrics_prefix):
             raise InvalidConfig(f"--metrics-prefix must be a word of lower-case letters, got {self.metrics_prefix!r}")
         if self.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", self.otlp_traces_endpoint):

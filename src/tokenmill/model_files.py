@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.errors import InvalidCheckpoint
-
-_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.core.regular_file import read_regular
+from tokenmill.core.sampling_params import RECOMMENDED
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """
     path = folder / name
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(read_regular(path), type=dict[str, Any])
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -77,7 +77,7 @@ def default_sampling(folder: Path) -> dict[str, Any]:
         InvalidCheckpoint: the file is not a JSON object.
     """
     config = read_json(folder, "generation_config.json")
-    defaults = {name: config[name] for name in _SAMPLING_FIELDS if config.get(name) is not None}
+    defaults = {name: config[name] for name in RECOMMENDED if config.get(name) is not None}
     if config.get("max_new_tokens") is not None:
         defaults["max_tokens"] = config["max_new_tokens"]
     return defaults

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.paging import Chunks, PagedRequests, unrotated
-from tokenmill.attention import cpu, decode_buckets
-from tokenmill.attention.kv_pool import KVPool
+from tests.paging import Chunks, PagedRequests, attention_layers, make_attention, unrotated
+from tokenmill.attention.backends import cpu
+from tokenmill.attention.kv_cache import HeadMajorKV
 from tokenmill.attention.protocol import AttentionSpec
-from tokenmill.attention.select import select
 
 POISONS = (float("nan"), float("inf"), float("-inf"))
 
@@ -37,7 +36,7 @@ class Case:
 def random_case(rng: np.random.Generator, page_size: int, dtype: torch.dtype = torch.float32) -> Case:
     kv_heads, group = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 4, 8]))
     head_dim = int(rng.choice([2, 6, 8, 10, 24, 32]))
-    spec = AttentionSpec(2, kv_heads * group, kv_heads, head_dim, head_dim**-0.5)
+    spec = AttentionSpec(2, kv_heads * group, kv_heads, head_dim)
     lengths = [int(length) for length in rng.choice([1, 2, 31, 33, 60, 150, 300, 700], int(rng.integers(1, 9)))]
     lengths = [max(1, length + int(rng.integers(-1, 2))) for length in lengths]
     chunks = [
@@ -49,7 +48,7 @@ def random_case(rng: np.random.Generator, page_size: int, dtype: torch.dtype = t
     return Case(spec, page_size, dtype, window, lengths, chunks)
 
 
-def fill(pool: KVPool, poison: float, requests: PagedRequests, case: Case) -> None:
+def fill(pool: HeadMajorKV, poison: float, requests: PagedRequests, case: Case) -> None:
     """Random keys and values in the slots of computed tokens, poison everywhere else."""
     for memory in (pool.keys, pool.values):
         memory.fill_(poison)
@@ -68,8 +67,7 @@ def run_both(case: Case, rng: np.random.Generator) -> tuple[torch.Tensor, torch.
     requests = PagedRequests([[0] * length for length in case.lengths], case.page_size, rng)
     requests.computed = case.computed
     made = (case.spec, requests.num_pages, case.page_size, case.dtype)
-    reference, _ = select("reference", "cpu", *made)
-    batched, _ = select("cpu", "cpu", *made)
+    reference, batched = (make_attention(name, *made) for name in ("reference", "cpu"))
     fill(reference.kv, float(rng.choice(POISONS)), requests, case)
     batched.kv.keys.copy_(reference.kv.keys)
     batched.kv.values.copy_(reference.kv.values)
@@ -80,9 +78,9 @@ def run_both(case: Case, rng: np.random.Generator) -> tuple[torch.Tensor, torch.
     qkv = torch.randn(num_tokens, sum(heads) * case.spec.head_dim).to(case.dtype)
     outputs = []
     for backend in (reference, batched):
-        plan = backend.plan(batch, unrotated(max(case.lengths), case.spec.head_dim, case.dtype))
-        layers = [backend.forward(qkv.clone(), None, layer, plan, case.window) for layer in (0, 1)]
-        outputs.append(torch.stack(layers))
+        plan = backend.plan(batch)
+        layers = attention_layers(case.spec, None, None, case.window)
+        outputs.append(torch.stack([backend.forward(qkv.clone(), layer, plan) for layer in layers]))
     return outputs[0], outputs[1]
 
 
@@ -98,7 +96,7 @@ def test_cpu_equals_reference_over_poisoned_memory(page_size: int, rng: np.rando
 def test_small_buckets_and_small_query_chunks_change_nothing(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_buckets, "BUCKET_BYTES", int(rng.integers(1, 20_000)))
+    monkeypatch.setattr(cpu, "BUCKET_BYTES", int(rng.integers(1, 20_000)))
     monkeypatch.setattr(cpu, "MAX_SCORES", int(rng.integers(1, 20_000)))
     for _ in range(8):
         case = random_case(rng, 4)
@@ -119,28 +117,28 @@ def test_cpu_stays_near_the_reference_in_bfloat16(rng: np.random.Generator) -> N
 @pytest.mark.parametrize("window", [None, 1, 5])
 def test_a_token_attends_to_its_own_past_only(backend: str, window: int | None, rng: np.random.Generator) -> None:
     """Written out: softmax(q k / sqrt(d)) v over the visible positions, token by token."""
-    spec = AttentionSpec(1, 4, 2, 6, 6**-0.5)
+    spec = AttentionSpec(1, 4, 2, 6)
     length = 21
     requests = PagedRequests([[0] * length], 4, rng)
-    attention, _ = select(backend, "cpu", spec, requests.num_pages, 4, torch.float32)
+    attention = make_attention(backend, spec, requests.num_pages, 4, torch.float32)
     batch = requests.batch([(0, length)])
     qkv = torch.randn(length, 8, 6)
     q, k, v = qkv.split((4, 2, 2), 1)
-    plan = attention.plan(batch, unrotated(length, 6))
-    got = attention.forward(qkv.flatten(1).clone(), None, 0, plan, window).view(length, 4, 6)
+    (layer,) = attention_layers(spec, None, None, window)
+    got = attention.forward(qkv.flatten(1).clone(), layer, attention.plan(batch)).view(length, 4, 6)
     for token in range(length):
         first = 0 if window is None else max(0, token - window + 1)
         for head in range(4):
-            weights = torch.softmax(k[first : token + 1, head // 2] @ q[token, head] * spec.scale, 0)
+            weights = torch.softmax(k[first : token + 1, head // 2] @ q[token, head] * layer.scale, 0)
             torch.testing.assert_close(got[token, head], weights @ v[first : token + 1, head // 2])
 
 
 def test_a_bucket_holds_no_more_than_its_share_of_memory(rng: np.random.Generator) -> None:
-    spec = AttentionSpec(1, 8, 8, 128, 1.0)
+    spec = AttentionSpec(1, 8, 8, 128)
     requests = PagedRequests([[0] * 200] * 100, 16, rng)
-    pool = KVPool(spec, requests.num_pages, 16, torch.bfloat16, "cpu")
+    pool = HeadMajorKV(spec, requests.num_pages, 16, torch.bfloat16, "cpu")
     requests.computed = [199] * 100
-    buckets = decode_buckets.decode_buckets(requests.batch([(request, 1) for request in range(100)]), pool, None)
+    buckets = cpu.decode_buckets(requests.batch([(request, 1) for request in range(100)]), pool, None)
     # 200 tokens are padded to 256, which take 512 KiB.
     assert [len(bucket.tokens) for bucket in buckets] == [4] * 25
     assert sorted(torch.cat([bucket.tokens for bucket in buckets]).tolist()) == list(range(100))
@@ -148,7 +146,7 @@ def test_a_bucket_holds_no_more_than_its_share_of_memory(rng: np.random.Generato
 
 def test_padding_wastes_less_than_half_and_long_contexts_a_quarter() -> None:
     lengths = np.arange(1, 5000)
-    padded = decode_buckets.padded_lengths(lengths)
+    padded = cpu.padded_lengths(lengths)
     assert (padded >= lengths).all()
     assert (padded[lengths >= 32] < 1.5 * lengths[lengths >= 32]).all()
     assert (padded[lengths > 512] < 1.26 * lengths[lengths > 512]).all()
@@ -158,17 +156,17 @@ def test_padding_wastes_less_than_half_and_long_contexts_a_quarter() -> None:
 def test_a_decode_is_bit_identical_alone_and_in_company(dtype: torch.dtype, rng: np.random.Generator) -> None:
     lengths = [int(length) for length in rng.integers(2, 400, 6)]
     requests = PagedRequests([[0] * length for length in lengths], 16, rng)
-    spec = AttentionSpec(1, 4, 2, 16, 0.25)
-    attention, _ = select("cpu", "cpu", spec, requests.num_pages, 16, dtype)
+    spec = AttentionSpec(1, 4, 2, 16)
+    attention = make_attention("cpu", spec, requests.num_pages, 16, dtype)
     attention.kv.keys.normal_()
     attention.kv.values.normal_()
     requests.computed = [length - 1 for length in lengths]
-    qkv, rotary = torch.randn(6, 8 * 16).to(dtype), unrotated(max(lengths), 16, dtype)
+    qkv, (layer,) = torch.randn(6, 8 * 16).to(dtype), attention_layers(spec, unrotated(max(lengths), 16, dtype))
     batch = requests.batch([(request, 1) for request in range(6)])
-    together = attention.forward(qkv.clone(), None, 0, attention.plan(batch, rotary), None)
+    together = attention.forward(qkv.clone(), layer, attention.plan(batch))
     for request in range(6):
         requests.computed = [length - 1 for length in lengths]
         alone = requests.batch([(request, 1)])
         row = qkv[request : request + 1].clone()
-        single = attention.forward(row, None, 0, attention.plan(alone, rotary), None)
+        single = attention.forward(row, layer, attention.plan(alone))
         assert torch.equal(single[0], together[request]), f"lengths {lengths}, request {request}"

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from tests.kernels.native import BEST, ISAS, every_isa, kernels
-from tests.paging import Chunks, PagedRequests, unrotated
-from tokenmill.attention.kv_pool import KVPool
-from tokenmill.attention.native import NativeAttention, unsuitable
-from tokenmill.attention.packed_kv_pool import PackedKVPool
+from tests.paging import Chunks, PagedRequests, attention_layers, unrotated
+from tokenmill.attention.backends.native import NativeAttention
+from tokenmill.attention.backends.reference import ReferenceAttention
+from tokenmill.attention.kv_cache import HeadMajorKV, PackedKV
 from tokenmill.attention.protocol import AttentionSpec
-from tokenmill.attention.reference import ReferenceAttention
 from tokenmill.kernels.heads import HeadNorms, RotaryTables, split_heads
 
 POISONS = (float("nan"), float("inf"), float("-inf"))
@@ -46,7 +45,7 @@ class Case:
         head_dim = int(rng.choice([16, 32, 48, 64, 80, 128, 256], p=[0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1]))
         lengths = [int(rng.choice([1, 2, 17, 33, 64, 150, longest])) for _ in range(int(rng.integers(1, 6)))]
         return cls(
-            AttentionSpec(2, kv_heads * group, kv_heads, head_dim, head_dim**-0.5),
+            AttentionSpec(2, kv_heads * group, kv_heads, head_dim),
             int(rng.choice([16, 32, 64])),
             None if rng.random() < 0.5 else int(rng.integers(1, 200)),
             [max(1, length + int(rng.integers(-1, 2))) for length in lengths],
@@ -64,8 +63,8 @@ class Case:
         return drawn(tokens, (self.spec.num_heads + 2 * self.spec.num_kv_heads) * self.spec.head_dim)
 
     def native(self, num_pages: int, isa: str, threads: int = 1, kv_dtype: torch.dtype = torch.bfloat16):
-        pool = PackedKVPool(self.spec, num_pages, self.page_size, kv_dtype)
-        return NativeAttention(self.spec, pool, kernels(isa, threads))
+        kv = PackedKV(self.spec, num_pages, self.page_size, kv_dtype, "cpu")
+        return NativeAttention(self.spec, kv, kernels(isa, threads))
 
     def memory(self, requests: PagedRequests, poison: float) -> torch.Tensor:
         """Canonical pages: random where tokens are computed, poison everywhere else."""
@@ -79,10 +78,10 @@ class Case:
         return memory.unflatten(2, (-1, self.page_size))
 
 
-def run(attention, batch, qkv, rotary, norms=None, window=None) -> torch.Tensor:
-    plan = attention.plan(batch, rotary)
-    layers = range(attention.spec.num_layers)
-    return torch.stack([attention.forward(qkv.clone(), norms, layer, plan, window) for layer in layers])
+def run(attention, batch, qkv, rotary=None, norms=None, window=None) -> torch.Tensor:
+    plan = attention.plan(batch)
+    layers = attention_layers(attention.spec, rotary, norms, window)
+    return torch.stack([attention.forward(qkv.clone(), layer, plan) for layer in layers])
 
 
 def run_all(case: Case, rng: np.random.Generator, isa: str, rotary: RotaryTables, norms: HeadNorms | None):
@@ -91,7 +90,7 @@ def run_all(case: Case, rng: np.random.Generator, isa: str, rotary: RotaryTables
     chunks = case.chunks(rng)
     requests.computed = [length - dict(chunks)[request] for request, length in enumerate(case.lengths)]
     pages = range(requests.num_pages)
-    plain = ReferenceAttention(case.spec, KVPool(case.spec, len(pages), case.page_size, torch.bfloat16, "cpu"))
+    plain = ReferenceAttention(case.spec, HeadMajorKV(case.spec, len(pages), case.page_size, torch.bfloat16, "cpu"))
     native = case.native(len(pages), isa, threads=int(rng.integers(1, 4)))
     memory = case.memory(requests, float(rng.choice(POISONS)))
     batch = requests.batch(chunks)
@@ -127,10 +126,25 @@ def test_heads_are_normed_and_rotated_as_the_reference_does(isa: str, rng: np.ra
 
 
 @every_isa
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_a_layer_without_rope_is_one_whose_angles_are_zero(isa: str, has_norms: bool, rng: np.random.Generator) -> None:
+    case = Case.draw(rng, longest=100)
+    head_dim = case.spec.head_dim
+    norms = HeadNorms(drawn(head_dim), drawn(head_dim), 1e-6) if has_norms else None
+    requests = case.requests(rng)
+    batch = requests.batch([(request, length) for request, length in enumerate(case.lengths)])
+    qkv, pages = case.qkv(len(batch.token_ids)), range(requests.num_pages)
+    turned, plain = (case.native(requests.num_pages, isa) for _ in range(2))
+    want = run(turned, batch, qkv, unrotated(800, head_dim, torch.bfloat16), norms, case.window)
+    assert torch.equal(run(plain, batch, qkv, None, norms, case.window), want)
+    assert torch.equal(plain.kv.export(pages), turned.kv.export(pages))
+
+
+@every_isa
 def test_one_rounding_of_a_rotation(isa: str, rng: np.random.Generator) -> None:
     """Keys, exactly: in float32 from the rounded norm on, rounded once."""
     head_dim, length = int(rng.choice([16, 48, 128])), 40
-    case = Case(AttentionSpec(1, 2, 1, head_dim, 1.0), 16, None, [length])
+    case = Case(AttentionSpec(1, 2, 1, head_dim), 16, None, [length])
     requests = case.requests(rng)
     native = case.native(requests.num_pages, isa)
     batch, rotary, qkv = requests.batch([(0, length)]), angles(length, head_dim), case.qkv(length)
@@ -188,7 +202,7 @@ def scheduled(case: Case, rng: np.random.Generator, isa: str, kv_dtype: torch.dt
 @every_isa
 def test_company_chunks_and_threads_change_no_bit(isa: str, kv_dtype: torch.dtype, rng: np.random.Generator) -> None:
     for _ in range(2):
-        # Past two partitions, so that tiles are split as well.
+        # More keys than two KV splits have, so that tiles are split as well.
         case = Case.draw(rng, longest=1100 if isa in BEST else 600)
         inputs = [case.qkv(length) for length in case.lengths]
         alone = whole(case, rng, isa, kv_dtype, inputs)
@@ -202,7 +216,7 @@ def test_company_chunks_and_threads_change_no_bit(isa: str, kv_dtype: torch.dtyp
 def test_numbers_of_any_size_have_one_course(isa: str, head_dim: int, rng: np.random.Generator) -> None:
     """Prompts and decodes may go by different instructions, which must agree on denormals and on rounding."""
     heads = int(rng.integers(1, 4))
-    case = Case(AttentionSpec(2, 2 * heads, 2, head_dim, 0.3), 16, None, [int(rng.integers(65, 130))])
+    case = Case(AttentionSpec(2, 2 * heads, 2, head_dim), 16, None, [int(rng.integers(65, 130))])
     qkv = case.qkv(case.lengths[0]).float()
     qkv = (qkv * torch.exp2(torch.from_numpy(rng.integers(-140, 3, qkv.shape)).float())).bfloat16()
     (want,) = whole(case, rng, isa, torch.bfloat16, [qkv])
@@ -216,7 +230,7 @@ def test_numbers_of_any_size_have_one_course(isa: str, head_dim: int, rng: np.ra
 @best_isa
 def test_more_heads_share_keys_than_a_tile_has_rows(isa: str, rng: np.random.Generator) -> None:
     for heads in (49, 100):
-        case = Case(AttentionSpec(2, heads, 1, 32, 0.2), 16, None, [int(rng.integers(1, 90)), 530])
+        case = Case(AttentionSpec(2, heads, 1, 32), 16, None, [int(rng.integers(1, 90)), 530])
         (want, got), _ = run_all(case, rng, isa, unrotated(800, 32, torch.bfloat16), None)
         torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
         inputs = [case.qkv(length) for length in case.lengths]
@@ -231,7 +245,7 @@ def test_a_broken_token_does_not_reach_those_before_it(
     isa: str, poison: float, part: str, rng: np.random.Generator
 ) -> None:
     """Both are of one chunk, in one tile: the broken one is hidden from the others by its weight alone."""
-    case = Case(AttentionSpec(1, 4, 2, 32, 0.2), 16, None, [int(rng.integers(2, 150))])
+    case = Case(AttentionSpec(1, 4, 2, 32), 16, None, [int(rng.integers(2, 150))])
     requests = case.requests(rng)
     length = case.lengths[0]
     broken = int(rng.integers(1, length))
@@ -249,7 +263,7 @@ def test_a_broken_token_does_not_reach_those_before_it(
 
 @best_isa
 def test_int8_keys_and_values_stay_near(isa: str, rng: np.random.Generator) -> None:
-    case = Case(AttentionSpec(1, 8, 4, 128, 128**-0.5), 16, None, [300])
+    case = Case(AttentionSpec(1, 8, 4, 128), 16, None, [300])
     requests = case.requests(rng)
     batch, qkv, rotary = requests.batch([(0, 300)]), case.qkv(300), angles(300, 128)
     exact, rounded = (
@@ -260,12 +274,12 @@ def test_int8_keys_and_values_stay_near(isa: str, rng: np.random.Generator) -> N
 
 
 @kv_dtypes
-def test_pages_move_between_pools_of_any_layout(kv_dtype: torch.dtype, rng: np.random.Generator) -> None:
-    spec = AttentionSpec(2, 4, 2, 32, 1.0)
-    plain = KVPool(spec, 6, 32, torch.bfloat16, "cpu")
+def test_pages_move_between_caches_of_any_layout(kv_dtype: torch.dtype, rng: np.random.Generator) -> None:
+    spec = AttentionSpec(2, 4, 2, 32)
+    plain = HeadMajorKV(spec, 6, 32, torch.bfloat16, "cpu")
     plain.keys.normal_()
     plain.values.normal_()
-    packed = PackedKVPool(spec, 9, 32, kv_dtype)
+    packed = PackedKV(spec, 9, 32, kv_dtype, "cpu")
     packed.import_([8, 2, 5], plain.export([3, 1, 4]))
     assert packed.export([0, 1]).count_nonzero() == 0
     back = packed.export([8, 2, 5])
@@ -274,14 +288,14 @@ def test_pages_move_between_pools_of_any_layout(kv_dtype: torch.dtype, rng: np.r
     else:
         steps = plain.export([3, 1, 4]).abs().amax(-1, keepdim=True).float() / 127
         assert ((back - plain.export([3, 1, 4])).abs() <= 0.5 * steps + 2**-8 * back.abs()).all()
-    other = PackedKVPool(spec, 9, 32, kv_dtype)
+    other = PackedKV(spec, 9, 32, kv_dtype, "cpu")
     other.import_([1, 2, 3], back)
     torch.testing.assert_close(other.export([1, 2, 3]), back, rtol=2**-7, atol=1e-3)
 
 
 @best_isa
 def test_int8_is_stored_by_the_kernel_as_by_import(isa: str, rng: np.random.Generator) -> None:
-    case = Case(AttentionSpec(1, 2, 2, 48, 1.0), 16, None, [70])
+    case = Case(AttentionSpec(1, 2, 2, 48), 16, None, [70])
     requests = case.requests(rng)
     native = case.native(requests.num_pages, isa, 1, torch.int8)
     batch, qkv = requests.batch([(0, 70)]), case.qkv(70)
@@ -293,19 +307,10 @@ def test_int8_is_stored_by_the_kernel_as_by_import(isa: str, rng: np.random.Gene
 
 
 def test_int8_takes_little_more_than_half() -> None:
-    spec = AttentionSpec(2, 4, 2, 128, 1.0)
-    full, half = (PackedKVPool(spec, 5, 16, dtype).num_bytes for dtype in (torch.bfloat16, torch.int8))
+    spec = AttentionSpec(2, 4, 2, 128)
+    full, half = (PackedKV(spec, 5, 16, dtype, "cpu").num_bytes for dtype in (torch.bfloat16, torch.int8))
     assert full == 2 * 2 * 5 * 16 * 2 * 128 * 2
     assert half == full // 2 + 2 * 2 * 5 * 16 * 2 * 4
-
-
-def test_what_does_not_suit_it_is_said() -> None:
-    spec = AttentionSpec(1, 4, 2, 128, 1.0)
-    assert unsuitable(spec, 16, torch.bfloat16) is None
-    assert "bfloat16, not float32" in str(unsuitable(spec, 16, torch.float32))
-    assert "multiple of 16, not 8" in str(unsuitable(spec, 8, torch.bfloat16))
-    for head_dim in (24, 512):
-        assert f"not {head_dim}" in str(unsuitable(dataclasses.replace(spec, head_dim=head_dim), 16, torch.bfloat16))
 
 
 def test_this_machine_tests_at_least_one_level() -> None:

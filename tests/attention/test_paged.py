@@ -11,19 +11,15 @@ import torch
 
 from tests.attention.test_backends import POISONS, Case, fill, random_case
 from tests.kernels.gpu import DEVICE
-from tests.paging import PagedRequests
+from tests.paging import PagedRequests, attention_layers, make_attention
+from tokenmill.attention.backends.flash import FlashAttention, find_flash
+from tokenmill.attention.backends.flashinfer import FlashInferAttention
+from tokenmill.attention.backends.triton import TritonDecodes, TritonPrompts
 from tokenmill.attention.batch import ForwardBatch
-from tokenmill.attention.flash import FlashAttender, find_flash
-from tokenmill.attention.flashinfer import FlashInferAttender
+from tokenmill.attention.kv_cache import TokenMajorKV
 from tokenmill.attention.paged import PagedAttention
-from tokenmill.attention.paged_memory import PagedMemory
 from tokenmill.attention.protocol import AttentionSpec
-from tokenmill.attention.select import select
-from tokenmill.attention.select_paged import select_paged
-from tokenmill.attention.triton import TritonDecodes, TritonPrompts
-from tokenmill.errors import InvalidConfig
 from tokenmill.kernels.heads import RotaryTables
-from tokenmill.platform.cpu import CpuPlatform
 
 
 def gathered(memory: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
@@ -87,43 +83,44 @@ class StandInWrapper:
         out.copy_(attention_over_pages(q, *layer, self.table, self.starts, self.lengths, window, scale))
 
 
-def attenders(kind: str, case: Case):
+def implementations(kind: str, case: Case):
     spec = case.spec
-    flash = FlashAttender(spec, stand_in_for_torch)
+    flash = FlashAttention(spec, stand_in_for_torch)
     library = types.SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=StandInWrapper)
     # A wrapper holds the plan of one part of the batch: each part has its own.
-    infer = [FlashInferAttender(spec, case.page_size, case.dtype, "cpu", library) for _ in range(2)]
+    infer = [FlashInferAttention(spec, case.page_size, case.dtype, "cpu", library) for _ in range(2)]
     return {
-        "triton": (TritonPrompts(spec), TritonDecodes(spec, 12)),
-        "invariant": (TritonPrompts(spec), None),
+        "triton": (TritonPrompts(), TritonDecodes(spec, 12)),
+        "invariant": (TritonPrompts(), None),
         "flash": (flash, flash),
         "flashinfer": tuple(infer),
         "flash,triton": (flash, TritonDecodes(spec, 1)),
     }[kind]
 
 
-def run_both(case: Case, kind: str, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor, str]:
+def run_both(case: Case, kind: str, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     requests = PagedRequests([[0] * length for length in case.lengths], case.page_size, rng)
     requests.computed = case.computed
     made = (case.spec, requests.num_pages, case.page_size, case.dtype)
-    reference, _ = select("reference", "cpu", *made)
+    reference = make_attention("reference", *made)
     fill(reference.kv, float(rng.choice(POISONS)), requests, case)
-    memory = PagedMemory(*made, DEVICE)
+    memory = TokenMajorKV(*made, DEVICE)
     pages = range(requests.num_pages)
     memory.import_(pages, reference.kv.export(pages))
-    paged = PagedAttention(case.spec, memory, *attenders(kind, case))
+    paged = PagedAttention(memory, *implementations(kind, case))
 
     batch = requests.batch(case.chunks)
     spec = case.spec
     qkv = torch.randn(len(batch.token_ids), (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
-    angles = torch.randn(max(case.lengths), spec.head_dim // 2)
+    angles, has_rope = torch.randn(max(case.lengths), spec.head_dim // 2), rng.random() < 0.7
     outputs = []
     for backend, device in ((reference, "cpu"), (paged, DEVICE)):
         own = on_device(batch, device)
-        plan = backend.plan(own, RotaryTables(angles.cos().to(device), angles.sin().to(device)))
-        layers = [backend.forward(qkv.clone().to(device), None, layer, plan, case.window) for layer in (0, 1)]
-        outputs.append(torch.stack(layers).cpu())
-    return outputs[0], outputs[1], paged.name
+        plan = backend.plan(own)
+        rotary = RotaryTables(angles.cos().to(device), angles.sin().to(device)) if has_rope else None
+        layers = attention_layers(spec, rotary, None, case.window)
+        outputs.append(torch.stack([backend.forward(qkv.clone().to(device), layer, plan) for layer in layers]).cpu())
+    return outputs[0], outputs[1]
 
 
 def on_device(batch: ForwardBatch, device: str) -> ForwardBatch:
@@ -146,45 +143,13 @@ def test_every_backend_equals_the_reference_over_poisoned_memory(kind: str, rng:
         case.chunks = [(request, min(count, case.lengths[request])) for request, count in case.chunks if request < 4]
         # Decodes at the front: what a step of a running engine looks like.
         case.chunks = sorted(case.chunks, key=lambda chunk: chunk[1] > 1 and rng.random() < 0.8)
-        want, got, name = run_both(case, kind, rng)
-        assert name == ("triton" if kind == "invariant" else kind)
+        want, got = run_both(case, kind, rng)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, msg=lambda text, case=case: f"{text}\n{case}")
 
 
 def test_pages_come_back_as_they_went(rng: np.random.Generator) -> None:
-    memory = PagedMemory(AttentionSpec(2, 4, 2, 8, 1.0), 6, 4, torch.float32, "cpu")
+    memory = TokenMajorKV(AttentionSpec(2, 4, 2, 8), 6, 4, torch.float32, "cpu")
     data = torch.randn(2, 2, 3, 4, 2, 8)
     memory.import_([5, 1, 3], data)
     assert torch.equal(memory.export([5, 1, 3]), data)
     assert torch.equal(memory.layer(1)[0][5], data[1, 0, 0])
-
-
-SPEC = AttentionSpec(1, 4, 2, 16, 0.25)
-
-
-class TestSelection:
-    def test_without_flash_triton_is_taken_and_the_reason_told(self) -> None:
-        backend, reason = select_paged("auto", CpuPlatform(), SPEC, (5, 16), torch.bfloat16)
-        assert backend.name == "triton"
-        assert "flash attention" in reason
-
-    def test_a_hybrid_names_prompts_first(self) -> None:
-        backend, reason = select_paged("triton,triton", CpuPlatform(), SPEC, (5, 16), torch.float32)
-        assert (backend.name, reason) == ("triton", "asked for")
-
-    @pytest.mark.parametrize("name", ["cpu", "flash,", "triton,triton,triton", "hybrid"])
-    def test_unknown_names_are_refused(self, name: str) -> None:
-        with pytest.raises(InvalidConfig, match="is unknown"):
-            select_paged(name, CpuPlatform(), SPEC, (5, 16), torch.bfloat16)
-
-    def test_what_cannot_serve_says_why(self) -> None:
-        with pytest.raises(InvalidConfig, match="bfloat16 and float16"):
-            select_paged("flash", CpuPlatform(), SPEC, (5, 16), torch.float32)
-        with pytest.raises(InvalidConfig, match="flashinfer is not installed"):
-            select_paged("triton,flashinfer", CpuPlatform(), SPEC, (5, 16), torch.float32)
-
-    def test_the_invariant_mode_takes_one_way_for_every_token(self) -> None:
-        backend, _ = select_paged("auto", CpuPlatform(), SPEC, (5, 16), torch.bfloat16, is_invariant=True)
-        assert backend.is_capturable
-        with pytest.raises(InvalidConfig, match="--batch-invariant"):
-            select_paged("flash", CpuPlatform(), SPEC, (5, 16), torch.bfloat16, is_invariant=True)

@@ -16,7 +16,7 @@ from tokenmill.cli.bench.workload import (
     read_lengths,
 )
 from tokenmill.cli.main import main
-from tokenmill.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig
 
 SMALL = ("--dtype", "float32", "--num-pages", "96", "--max-num-seqs", "8")
 

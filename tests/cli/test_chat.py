@@ -3,8 +3,9 @@ import io
 import pytest
 
 from tokenmill.cli.chat import Chat
-from tokenmill.cli.model_access import Delta, write_delta
-from tokenmill.errors import InvalidRequest
+from tokenmill.cli.model_access import write_delta
+from tokenmill.cli.model_protocol import Delta
+from tokenmill.core.errors import InvalidRequest
 
 
 class Script:

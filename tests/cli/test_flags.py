@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cli.flags import Given, build, check_names
+from tokenmill.cli.parse import settings
 from tokenmill.cli.parser import KNOWN_ELSEWHERE
 from tokenmill.cli.serve import make_parser, read_configs
-from tokenmill.cli.values import settings
 from tokenmill.config import EngineConfig, ServerConfig
-from tokenmill.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig
 
 CONFIGS = (EngineConfig, ServerConfig)
 

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from tokenmill.cli.main import main
-from tokenmill.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest
 
 CHAT = [{"role": "user", "content": "hello world"}]
 LINES = [
@@ -101,7 +101,7 @@ def test_another_input_is_noticed(files, tiny_model, capsys):
 
 
 def test_ctrl_c_keeps_what_is_done(files, tiny_model, monkeypatch, capsys):
-    from tokenmill.llm import LLM
+    from tokenmill.llm.llm import LLM
 
     steps = iter(range(3))
     step = LLM.step
@@ -140,7 +140,7 @@ def test_ctrl_c_keeps_what_is_done(files, tiny_model, monkeypatch, capsys):
     ],
 )
 def test_what_is_no_job_is_refused(raw, part):
-    from tokenmill.cli.jobs import read_job, refused_line
+    from tokenmill.cli.batch_io import read_job, refused_line
 
     with pytest.raises(InvalidRequest) as error:
         read_job(1, raw, {})
@@ -149,7 +149,7 @@ def test_what_is_no_job_is_refused(raw, part):
 
 
 def test_a_line_overrides_the_defaults():
-    from tokenmill.cli.jobs import read_job
+    from tokenmill.cli.batch_io import read_job
 
     job = read_job(3, b'{"prompt": "a", "temperature": 0, "stop": "x"}', {"temperature": 0.7, "top_k": 5})
     assert (job.params.temperature, job.params.top_k, job.params.stop) == (0, 5, ("x",))

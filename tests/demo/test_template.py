@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from tokenmill.core.errors import InvalidRequest
 from tokenmill.demo import demo_model_path
-from tokenmill.errors import InvalidRequest
 from tokenmill.frontend.chat_template import load_chat_template
 
 TOOL = {

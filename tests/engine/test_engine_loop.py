@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import zmq
+
+from tokenmill.core.messages import AddRequest
+from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.process import IDLE_POLL_MS, EngineLoop
-from tokenmill.messages import AddRequest
-from tokenmill.sampling_params import SamplingParams
+from tokenmill.ipc.heartbeat import Heartbeat
 
 
 class Engine:
@@ -67,7 +71,8 @@ def diary_of(turns: int, arrivals: dict[int, str]) -> list[str]:
             yield
 
     sockets = Sockets(diary, arrivals)
-    sockets.loop = EngineLoop(Engine(diary), sockets, None, idle_work())
+    heartbeat = Heartbeat(zmq.Context.instance(), Path(), None, timeout=30)
+    sockets.loop = EngineLoop(Engine(diary), sockets, None, idle_work(), heartbeat)
     sockets.loop.run()
     return diary
 

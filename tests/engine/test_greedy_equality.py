@@ -18,7 +18,8 @@ SEED = random.randrange(10**6)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 NUM_PROMPTS = 5
 
-# GQA ratios 1, 2, 4, 8; tied and untied embeddings; odd vocabulary sizes; scaled rotary positions; a short window.
+# GQA ratios 1, 2, 4, 8; tied and untied embeddings; odd vocabulary sizes; scaled rotary positions and none; a
+# short window; multipliers.
 SHAPES: dict[str, dict[str, object]] = {
     "qwen3": {"num_attention_heads": 8, "num_key_value_heads": 1, "tie_word_embeddings": True},
     "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 277},
@@ -36,6 +37,8 @@ SHAPES: dict[str, dict[str, object]] = {
     },
     "mistral": {"num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 24, "vocab_size": 301},
     "qwen3_moe": {"num_attention_heads": 4, "num_key_value_heads": 2, "norm_topk_prob": True},
+    "smollm3": {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True, "vocab_size": 291},
+    "granite": {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True},
 }
 
 

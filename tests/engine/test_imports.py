@@ -23,6 +23,6 @@ def test_the_offline_engine_imports_nothing_of_the_server_or_of_a_gpu() -> None:
 
 
 def test_an_engine_without_text_needs_a_few_small_wheels_besides_torch() -> None:
-    found = imported("import tokenmill.engine.build")
+    found = imported("import tokenmill.engine.setup")
     assert {"torch", "numpy", "msgspec", "safetensors"} <= found
     assert found & (SERVERS | GPUS | {"jinja2", "rich", "huggingface_hub", "llguidance"}) == set()

@@ -13,8 +13,8 @@ import zmq
 from tests.scheduler.harness import Harness
 from tests.scheduler.paged_memory_runner import expected_output
 from tokenmill.config import EngineConfig, KVEventsConfig
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.engine.kv_publisher import KVPublisher
-from tokenmill.errors import InvalidConfig
 from tokenmill.kv.events import CacheCleared, KVEventLog, PagesRemoved, PagesStored
 
 SEED = random.randrange(10**6)
@@ -154,6 +154,15 @@ def test_events_travel_as_vllm_sends_them(wire: tuple) -> None:
         [["BlockStored", [13], -12, [5, 6], 2, None, "GPU"]],
     ]
     assert all(abs(batch[0] - time.time()) < 60 for batch in batches)
+
+
+@pytest.mark.parametrize(("engine", "rest"), [(None, []), (1, [1])])
+def test_a_batch_says_of_which_engine_it_is_where_there_are_several(engine: int | None, rest: list[int]) -> None:
+    publisher = KVPublisher(KVEventsConfig(endpoint="tcp://127.0.0.1:*"), engine)
+    publisher.publish([CacheCleared()])
+    ((_, payload),) = publisher._buffer
+    publisher.close()
+    assert msgspec.msgpack.decode(payload)[1:] == [[["AllBlocksCleared"]], *rest]
 
 
 def test_a_subscriber_gets_what_it_missed_as_far_as_it_is_buffered(wire: tuple) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine.kv_size import KVSize, decide_kv_size
-from tokenmill.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.engine.memory import KVSize, decide_kv_size
 
 PAGE = 1000  # bytes
 

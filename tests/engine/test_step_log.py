@@ -8,23 +8,22 @@ from pathlib import Path
 import pytest
 
 from tests.scheduler.harness import Harness
+from tokenmill.core.errors import TokenMillError
+from tokenmill.core.request import RequestStatus
 from tokenmill.engine.replay import replay
 from tokenmill.engine.step_log import LogHeader, StepLog, StepRecord, read_log
-from tokenmill.errors import TokenMillError
-from tokenmill.request import RequestStatus
 
 SEED = random.randrange(10**6)
 
 
-def record_traffic(path: Path, depth: int) -> Harness:
-    """A busy while with everything in it: preemptions, aborts, groups, sessions, failures, a cache reset."""
-    harness = Harness(depth=depth, num_pages=9, budget=10, log=path)
+def record_traffic(path: Path, depth: int, drafts: int = 0) -> Harness:
+    """A busy while with everything in it: preemptions, aborts, equal prompts, sessions, failures, a cache reset."""
+    harness = Harness(depth=depth, num_pages=9, budget=10, drafts=drafts, log=path)
     generator = random.Random(SEED)
     harness.runner.failing_steps = {15}
     for number in range(30):
         prompt = [generator.randrange(3) for _ in range(generator.randint(1, 14))]
-        group = f"group {number // 3}" if number % 5 == 0 else ""
-        harness.add(prompt, generator.randint(1, 9), priority=generator.randint(0, 2), group=group)
+        harness.add(prompt, generator.randint(1, 9), priority=generator.randint(0, 2))
         if number == 4:
             harness.open_session(prompt, 3)
         if number == 6:
@@ -44,10 +43,12 @@ def record_traffic(path: Path, depth: int) -> Harness:
     return harness
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_replay_makes_every_plan_again(tmp_path: Path, depth: int) -> None:
-    harness = record_traffic(tmp_path / "log", depth)
-    assert harness.scheduler.books.num_preemptions > 0
+def test_a_replay_makes_every_plan_again(tmp_path: Path, depth: int, drafts: int) -> None:
+    harness = record_traffic(tmp_path / "log", depth, drafts)
+    assert any(plan.draft_ids is not None for plan in harness.runner.plans) == bool(drafts)
+    assert harness.scheduler.num_preemptions > 0
     outcome = replay(tmp_path / "log")
     assert outcome.difference is None, f"seed {SEED}"
     assert outcome.num_plans == len(harness.runner.plans)

@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.scheduler.harness import Harness
-from tokenmill.engine.watchdog import Watchdog
-from tokenmill.request import RequestStatus
+from tokenmill.core.request import RequestStatus
 
 
 def test_a_stuck_scheduler_is_reported_once_with_its_last_steps(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = Harness()
-    harness.engine._watchdog = Watchdog(tmp_path)
+    harness = Harness(watchdog=tmp_path)
     harness.add([1, 2, 3], max_tokens=5)
     harness.step()
     harness.step()
@@ -32,8 +30,7 @@ def test_a_stuck_scheduler_is_reported_once_with_its_last_steps(
 def test_requests_that_wait_and_could_start_count_as_stuck_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = Harness()
-    harness.engine._watchdog = Watchdog(tmp_path)
+    harness = Harness(watchdog=tmp_path)
     harness.add([1, 2, 3])
     monkeypatch.setattr(harness.scheduler, "schedule", lambda: None)
     harness.engine.step()
@@ -43,8 +40,7 @@ def test_requests_that_wait_and_could_start_count_as_stuck_too(
 def test_a_folder_that_cannot_be_written_is_no_second_fault(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = Harness()
-    harness.engine._watchdog = Watchdog(tmp_path / "no folder")
+    harness = Harness(watchdog=tmp_path / "no folder")
     harness.add([1, 2, 3])
     monkeypatch.setattr(harness.scheduler, "schedule", lambda: None)
     harness.engine.step()
@@ -54,8 +50,7 @@ def test_a_folder_that_cannot_be_written_is_no_second_fault(
 def test_waiting_for_something_from_outside_is_no_reason_to_bark(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    harness = Harness()
-    harness.engine._watchdog = Watchdog(tmp_path)
+    harness = Harness(watchdog=tmp_path)
     harness.add([1, 2, 3], status=RequestStatus.WAITING_FOR_GRAMMAR)
     harness.step()
     assert harness.engine.is_idle

@@ -1,7 +1,7 @@
 import pytest
 
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
-from tokenmill.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
+from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
 from tokenmill.frontend.chat_messages import check_template_kwargs
 from tokenmill.frontend.chat_template import ChatTemplate, load_chat_template
 

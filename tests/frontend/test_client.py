@@ -4,10 +4,8 @@ import random
 import pytest
 
 from tests.frontend.test_text_processor import ready
-from tokenmill.errors import EngineDead, InvalidRequest
-from tokenmill.frontend.client import EngineClient
-from tokenmill.frontend.generation import merge
-from tokenmill.messages import (
+from tokenmill.core.errors import EngineDead, InvalidRequest
+from tokenmill.core.messages import (
     AbortRequests,
     Decoded,
     DecodeTokens,
@@ -15,14 +13,15 @@ from tokenmill.messages import (
     EncodeText,
     EngineReady,
     GenerateText,
-    Logprob,
     RequestRejected,
     TextOutput,
     TextOutputs,
-    TokenLogprobs,
 )
-from tokenmill.request import FinishReason
-from tokenmill.sampling_params import SamplingParams
+from tokenmill.core.plan import Logprob, TokenLogprobs
+from tokenmill.core.request import FinishReason
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.frontend.client import EngineClient
+from tokenmill.frontend.generation import merge
 
 
 class Workers:
@@ -184,7 +183,7 @@ def test_start_returns_when_every_worker_has_answered():
     async def scenario():
         workers = Workers(3)
         client = workers.client()
-        starting = asyncio.ensure_future(client.start(ready()))
+        starting = asyncio.ensure_future(client.start(ready(), 4))
         await asyncio.sleep(0.01)
         for sent in workers.sent:
             assert [type(message) for message in sent] == [EngineReady, DecodeTokens]
@@ -271,5 +270,48 @@ def test_random_traffic_leaves_nothing_open():
         assert client.num_open == 0, f"seed {seed}"
         aborted = [i for sent in workers.sent for m in sent if isinstance(m, AbortRequests) for i in m.ids]
         assert len(aborted) == len(set(aborted)), f"seed {seed}"
+
+    run(scenario())
+
+
+def test_an_avoided_worker_gets_no_call_and_without_another_calls_are_refused():
+    async def scenario():
+        workers = Workers(3)
+        client = workers.client()
+        client.avoid(1, True)
+        for _ in range(4):
+            client.generate([prompt()])
+        assert [len(sent) for sent in workers.sent] == [2, 0, 2]
+        client.avoid(1, False)
+        for _ in range(3):
+            client.generate([prompt()])
+        assert [len(sent) for sent in workers.sent] == [3, 1, 3]
+        for worker in range(3):
+            client.avoid(worker, True)
+        with pytest.raises(EngineDead, match="no text worker answers"):
+            client.generate([prompt()])
+        with pytest.raises(EngineDead, match="no text worker answers"):
+            await client.encode(EncodeText(id="", text="hi"))
+
+    run(scenario())
+
+
+def test_what_a_lost_worker_has_ends_with_an_error_and_nothing_else_does():
+    async def scenario():
+        workers = Workers(2)
+        client = workers.client()
+        lost, kept = client.generate([prompt(n=2)]), client.generate([prompt()])
+        call = asyncio.ensure_future(client.decode([1]))
+        await asyncio.sleep(0)
+        client.lose(0, EngineDead("gone"))
+        client.lose(0, EngineDead("gone"))
+        ids = workers.sent[0][0].ids
+        assert workers.sent[0][2:] == [AbortRequests(ids)], "told once, for when it wakes"
+        for waiting in (anext(lost), call):
+            with pytest.raises(EngineDead, match="gone"):
+                await waiting
+        assert client.num_open == 1
+        client.dispatch(TextOutputs([delta(ids[0], "late"), delta(workers.sent[1][0].ids[0], "a")]))
+        assert (await anext(kept))[1].text == "a"
 
     run(scenario())

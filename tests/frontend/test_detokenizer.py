@@ -11,7 +11,7 @@ from tests.frontend.tokenizers_for_tests import (
     metaspace_tokenizer,
     word_tokenizer,
 )
-from tokenmill.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.frontend.decoders import build_stages, byte_of_character
 from tokenmill.frontend.detokenizer import IncrementalDetokenizer
 from tokenmill.frontend.tokenizer import Tokenizer

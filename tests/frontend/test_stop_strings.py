@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest
 from tokenmill.frontend.stop_strings import MAX_STOP_LENGTH, StopStrings
 
 few_letters = st.text(alphabet="ab\n", min_size=1, max_size=6)

@@ -4,26 +4,27 @@ import pytest
 
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tokenmill.config import EngineConfig
-from tokenmill.errors import InvalidCheckpoint
-from tokenmill.frontend.text_processor import TextProcessor, load_text_processor
-from tokenmill.messages import (
+from tokenmill.core.answer import AnswerPiece, PieceKind, joined
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
+    CallRules,
     Decoded,
     DecodeTokens,
     Encoded,
     EncodeText,
     EngineReady,
     GenerateText,
-    Logprob,
     RequestRejected,
     StepOutputs,
     TextOutputs,
-    TokenLogprobs,
     TokenOutput,
 )
-from tokenmill.request import FinishReason
-from tokenmill.sampling_params import SamplingParams
+from tokenmill.core.plan import Logprob, TokenLogprobs
+from tokenmill.core.request import FinishReason
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.frontend.text_processor import TextProcessor, load_text_processor
 
 EOS = 2
 MAX_MODEL_LEN = 64
@@ -214,6 +215,33 @@ def test_a_stop_token_of_the_client_is_named(processor):
     start(processor, params=SamplingParams(stop_token_ids=(60,)))
     (output,), _ = step(processor, TokenOutput("a", [50, 60], FinishReason.STOP, 60))
     assert (output.text, output.stop_reason) == (processor.tokenizer.decode([50]), 60)
+
+
+THOUGHT_AND_CALL = '<think>hm</think>so <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call> <tool'
+
+
+def test_an_answer_leaves_taken_apart(processor):
+    rules = CallRules("hermes", ["f"], is_required=False, is_parallel=True)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    start(processor, calls=rules, tools=tools, reasoning="qwen3")
+    outputs, _ = feed(processor, THOUGHT_AND_CALL)
+    assert {output.text for output in outputs} == {""}
+    assert joined(piece for output in outputs for piece in output.answer) == [
+        AnswerPiece(PieceKind.REASONING, "hm"),
+        AnswerPiece(PieceKind.TEXT, "so"),
+        AnswerPiece(PieceKind.CALL, '{"a": 1}', "f"),
+        AnswerPiece(PieceKind.TEXT, " <tool"),
+    ]
+    assert outputs[-1].answer[-1].text.endswith("<tool"), "what was held back comes with the last one"
+    num_marked = len(processor.tokenizer.encode("<think>hm</think>"))
+    assert outputs[-1].num_reasoning_tokens == num_marked
+
+
+def test_an_answer_that_nobody_takes_apart_is_text(processor):
+    start(processor)
+    outputs, _ = feed(processor, THOUGHT_AND_CALL)
+    assert "".join(output.text for output in outputs) == THOUGHT_AND_CALL
+    assert {(output.answer, output.num_reasoning_tokens) for output in outputs} == {(None, 0)}
 
 
 def test_after_an_abort_nothing_more_is_sent(processor):

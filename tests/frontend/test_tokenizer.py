@@ -4,7 +4,7 @@ import pytest
 from tokenizers import AddedToken, processors
 
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
-from tokenmill.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.model_files import default_sampling, eos_token_ids
 

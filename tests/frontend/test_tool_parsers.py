@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tokenmill.config import REASONING_PARSERS, TOOL_CALL_PARSERS
-from tokenmill.frontend.answer import AnswerParser, AnswerPart
-from tokenmill.frontend.reasoning.splitter import ReasoningSplitter
-from tokenmill.frontend.reasoning.styles import STYLES
+from tokenmill.core.answer import AnswerPiece, PieceKind, joined
+from tokenmill.frontend.answer_parser import AnswerParser
+from tokenmill.frontend.reasoning import STYLES, ReasoningSplitter
 from tokenmill.frontend.tool_parsers.select import NOTATIONS
 
 Call = tuple[str, dict[str, Any]]
@@ -80,12 +80,16 @@ def random_calls(rng: random.Random) -> list[Call]:
     ]
 
 
-def read(parser: AnswerParser, pieces: list[str]) -> AnswerPart:
-    whole = AnswerPart()
-    for piece in pieces:
-        whole.add(parser.feed(piece))
-    whole.add(parser.finish())
-    return whole
+def read(parser: AnswerParser, deltas: list[str]) -> list[AnswerPiece]:
+    return joined(piece for part in [*(parser.feed(delta, 1) for delta in deltas), parser.finish()] for piece in part)
+
+
+def texts(pieces: list[AnswerPiece], kind: PieceKind = PieceKind.TEXT) -> str:
+    return "".join(piece.text for piece in pieces if piece.kind is kind)
+
+
+def calls_of(pieces: list[AnswerPiece]) -> list[tuple[str | None, str]]:
+    return [(piece.name, piece.text) for piece in pieces if piece.kind is PieceKind.CALL]
 
 
 def cut(rng: random.Random, text: str) -> list[str]:
@@ -114,11 +118,9 @@ def test_calls_come_back_however_the_text_is_cut(notation: str, rng: random.Rand
     for _ in range(150):
         calls = random_calls(rng)
         text = WRITERS[notation](rng, calls)
-        part = read(answer_parser(notation), cut(rng, text))
-        found = [(call.name, json.loads(call.arguments)) for call in part.calls]
-        assert found == calls, text
-        assert part.content == "", text
-        assert [call.index for call in part.calls] == list(range(len(calls)))
+        pieces = read(answer_parser(notation), cut(rng, text))
+        assert [(name, json.loads(arguments)) for name, arguments in calls_of(pieces)] == calls, text
+        assert len(pieces) == len(calls), text
 
 
 @pytest.mark.parametrize("notation", WRITERS)
@@ -189,37 +191,40 @@ def test_any_text_reads_the_same_in_any_pieces(notation: str, rng: random.Random
     ],
 )
 def test_what_is_no_call_is_content(notation: str, text: str) -> None:
-    part = read(answer_parser(notation), [text])
-    assert part.calls == []
-    assert part.content == text
+    pieces = read(answer_parser(notation), [text])
+    assert pieces == ([AnswerPiece(PieceKind.TEXT, text)] if text else [])
 
 
 def test_text_around_calls_stays_and_the_space_between_goes() -> None:
     text = 'Let me see.\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n'
-    part = read(answer_parser("hermes"), [text])
-    assert (part.content, part.calls[0].name) == ("Let me see.", "f")
+    pieces = read(answer_parser("hermes"), [text])
+    assert pieces == [AnswerPiece(PieceKind.TEXT, "Let me see."), AnswerPiece(PieceKind.CALL, "{}", "f")]
+
+
+def test_text_after_a_call_comes_after_it() -> None:
+    text = 'So: <tool_call>{"name": "f", "arguments": {}}</tool_call> and more'
+    pieces = read(answer_parser("hermes"), [text])
+    assert [(piece.text, piece.name) for piece in pieces] == [("So:", None), ("{}", "f"), (" and more", None)]
 
 
 def test_arguments_stream_as_they_come() -> None:
     parser = answer_parser("hermes")
-    assert not parser.feed('<tool_call>\n{"name": "f", "argu')
-    first = parser.feed('ments": {"city": "U')
-    assert (first.calls[0].name, first.calls[0].arguments) == ("f", '{"city": "U')
-    then = parser.feed('lm"}')
-    assert (then.calls[0].name, then.calls[0].arguments) == (None, 'lm"}')
-    assert not parser.feed("}\n</tool_call>")
+    assert not parser.feed('<tool_call>\n{"name": "f", "argu', 1)
+    assert parser.feed('ments": {"city": "U', 1) == [AnswerPiece(PieceKind.CALL, '{"city": "U', "f")]
+    assert parser.feed('lm"}', 1) == [AnswerPiece(PieceKind.CALL, 'lm"}')]
+    assert not parser.feed("}\n</tool_call>", 1)
     assert not parser.finish()
 
 
 def test_a_call_that_is_cut_off_keeps_what_it_has() -> None:
-    part = read(answer_parser("hermes"), ['<tool_call>{"name": "f", "arguments": {"a": "so f'])
-    assert part.calls[0].arguments == '{"a": "so f'
+    pieces = read(answer_parser("hermes"), ['<tool_call>{"name": "f", "arguments": {"a": "so f'])
+    assert calls_of(pieces) == [("f", '{"a": "so f')]
 
 
 def test_further_calls_are_dropped_where_one_is_wanted(rng: random.Random) -> None:
     text = write_hermes(rng, [("one", {}), ("two", {"a": 1})])
-    part = read(AnswerParser(None, NOTATIONS["hermes"].parser(), max_calls=1), cut(rng, text))
-    assert [(call.name, call.arguments) for call in part.calls] == [("one", "{}")]
+    pieces = read(AnswerParser(None, NOTATIONS["hermes"].parser(), max_calls=1), cut(rng, text))
+    assert pieces == [AnswerPiece(PieceKind.CALL, "{}", "one")]
 
 
 BEGINNINGS = {
@@ -282,17 +287,18 @@ def test_the_work_is_linear_in_the_text(notation: str, filler: str) -> None:
 def test_thinking_is_split_off(
     style: str, has_begun: bool, text: str, reasoning: str, content: str, rng: random.Random
 ) -> None:
-    for pieces in ([text], list(text), cut(rng, text)):
-        part = read(AnswerParser(ReasoningSplitter(STYLES[style], has_begun)), pieces)
-        assert (part.reasoning, part.content) == (reasoning, content)
+    for deltas in ([text], list(text), cut(rng, text)):
+        pieces = read(AnswerParser(ReasoningSplitter(STYLES[style], has_begun)), deltas)
+        assert (texts(pieces, PieceKind.REASONING), texts(pieces)) == (reasoning, content)
 
 
 def test_thinking_comes_before_calls() -> None:
     text = '<think>call <tool_call>?</think>\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     parser = AnswerParser(ReasoningSplitter(STYLES["qwen3"], False), NOTATIONS["hermes"].parser())
-    part = read(parser, list(text))
-    assert (part.reasoning, part.content, part.calls[0].name) == ("call <tool_call>?", "", "f")
-    assert parser.num_calls == 1
+    assert read(parser, list(text)) == [
+        AnswerPiece(PieceKind.REASONING, "call <tool_call>?"),
+        AnswerPiece(PieceKind.CALL, "{}", "f"),
+    ]
 
 
 def test_thinking_may_be_begun_by_the_prompt() -> None:

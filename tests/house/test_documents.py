@@ -72,6 +72,7 @@ def test_an_example_runs(name, tmp_path, server):
         "offline.py": "answer 1:",
         "openai_client.py": "the same twice: True\nrefused: temperature",
         "many_clients.py": "16 answers",
+        "shortest_first.py": "the long prompt came first and ended last: [1, 2, 3, 0]",
     }
     assert expected[name] in output
 
@@ -100,7 +101,7 @@ def test_commands_of_the_documents_name_verbs_and_flags_that_exist():
         own = home.parent.glob("*.py") if home.name == "__init__.py" else [home]
         source = "".join(path.read_text() for path in own) + "".join(
             (ROOT / "src/tokenmill" / name).read_text()
-            for name in ("cli/sampling_flags.py", "cli/model_access.py", "config.py")
+            for name in ("core/sampling_params.py", "cli/model_access.py", "config.py")
         )
         for word in words[1:]:
             if word.startswith("--") and word != "--help":
@@ -139,8 +140,8 @@ def test_every_route_is_documented():
 
 
 def test_every_field_is_documented():
-    from tokenmill.server.chat import ChatBody
-    from tokenmill.server.completions import TextBody
+    from tokenmill.server.openai.chat import ChatBody
+    from tokenmill.server.openai.completions import TextBody
 
     plain = {"model", "messages", "prompt", "user", "metadata", "service_tier", "safety_identifier"}
     plain |= {"prompt_cache_key", "prompt_cache_retention", "tool_choice", "parallel_tool_calls", "reasoning_effort"}

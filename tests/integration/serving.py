@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from tests.server.running_server import REPOSITORY, START_SECONDS, RunningServer, free_port
+from tests.server.running_server import JSON, REPOSITORY, START_SECONDS, RunningServer, free_port
 
 MODEL_NAME = "tiny"
 MAX_MODEL_LEN = 256
@@ -100,4 +100,5 @@ async def complete(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
 
 def open_client(server: RunningServer) -> httpx.AsyncClient:
     """A client without limits of its own."""
-    return httpx.AsyncClient(base_url=server.url, timeout=60.0, limits=httpx.Limits(max_connections=None))
+    limits = httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=server.url, timeout=60.0, limits=limits, headers=JSON)

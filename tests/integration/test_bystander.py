@@ -13,8 +13,8 @@ import numpy as np
 
 from tests.integration.serving import MODEL_NAME, is_healthy, open_client
 from tests.server.running_server import RunningServer
-from tokenmill.server.chat import ChatBody
-from tokenmill.server.completions import TextBody
+from tokenmill.server.openai.chat import ChatBody
+from tokenmill.server.openai.completions import TextBody
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

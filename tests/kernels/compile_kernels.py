@@ -12,16 +12,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tokenmill.kernels.triton import attention, gate, heads, matmul, norm, sampling
+from tokenmill.kernels.triton import attention, gate, heads, matmul, norm
+from tokenmill.sampling import triton_draw
 
 # Types of the arguments by their names, the same in all kernels.
 POINTERS = {
-    **dict.fromkeys(("x", "update", "weight", "bias", "output", "gate_up", "qkv", "q_norm", "k_norm"), "*bf16"),
+    **dict.fromkeys(("x", "delta", "weight", "bias", "output", "gate_up", "qkv", "q_norm", "k_norm"), "*bf16"),
     **dict.fromkeys(("cos_table", "sin_table", "q", "keys", "values"), "*bf16"),
     **dict.fromkeys(("parts", "logits"), "*fp32"),
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts"), "*i32"),
-    **dict.fromkeys(("positions", "slots", "sources", "kinds", "top_ks", "token_ids"), "*i64"),
-    **dict.fromkeys(("temperatures", "top_ps", "min_ps", "uniforms"), "*fp64"),
+    **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids"), "*i64"),
+    "numbers": "*fp64",
 }
 NUMBERS = {
     **dict.fromkeys(("eps", "scale"), "fp32"),
@@ -37,16 +38,17 @@ TILES = {
     "COLUMNS": 1024,
     "DEPTH": 1024,
 }
+HEADS = {"HAS_NORMS": True, "ROTATES": True}
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [
     (norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True}, 2),
-    (gate._silu_mul, {"SIZE": 3072, "WIDTH": 1024}, 4),
-    (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, "HAS_NORMS": True}, 1),
+    (gate._silu_and_mul, {"SIZE": 3072, "WIDTH": 1024}, 4),
+    (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, **HEADS}, 1),
     (attention._attend, {**ATTENTION, "TILE_TOKENS": 64, "ROWS": 128, "HAS_WINDOW": False, "IS_SPLIT": False}, 8),
     (attention._attend, {**ATTENTION, "TILE_TOKENS": 1, "ROWS": 16, "HAS_WINDOW": True, "IS_SPLIT": True}, 4),
     (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "SPLITS": 8}, 4),
     (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
-    (sampling._sample, {"TILE": sampling.TILE}, 8),
+    (triton_draw._draw, {"TILE": triton_draw.TILE}, 8),
 ]
 
 

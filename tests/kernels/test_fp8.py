@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokenmill.kernels.fp8 import LARGEST, Fp8Matrix, quantize_rows
+from tokenmill.kernels.fp8 import LARGEST, Fp8Weight, quantize_rows
 
 
 def test_a_row_uses_the_whole_range_and_comes_back_within_half_a_step(rng: np.random.Generator) -> None:
@@ -26,9 +26,9 @@ def test_a_product_is_that_of_the_rounded_values(rng: np.random.Generator, dtype
     out_size, in_size, tokens = 16 * int(rng.integers(1, 5)), 16 * int(rng.integers(1, 5)), int(rng.integers(1, 9))
     rows, x = torch.randn(out_size, in_size), torch.randn(tokens, in_size).to(dtype)
     bias = torch.randn(out_size).to(dtype)
-    matrix = Fp8Matrix(out_size, in_size, "cpu")
-    matrix.fill(0, rows[:5])
-    matrix.fill(5, rows[5:])
+    matrix = Fp8Weight(out_size, in_size, "cpu")
+    matrix.load_rows(0, rows[:5])
+    matrix.load_rows(5, rows[5:])
     values, scales = quantize_rows(x)
     want = (values.double() * scales) @ (matrix.weight.double() * matrix.scales).t() + bias.double()
     got = matrix.multiply(x, bias)
@@ -39,4 +39,4 @@ def test_a_product_is_that_of_the_rounded_values(rng: np.random.Generator, dtype
 
 
 def test_it_takes_half_the_memory() -> None:
-    assert Fp8Matrix(64, 64, "cpu").num_bytes == 64 * 64 + 64 * 4
+    assert Fp8Weight(64, 64, "cpu").num_bytes == 64 * 64 + 64 * 4

@@ -6,13 +6,12 @@ from torch.nn import functional
 
 from tests.kernels.native import BEST, ISAS, every_isa, kernels
 from tokenmill.kernels import reference
-from tokenmill.kernels.formats import Format
-from tokenmill.kernels.native_matrix import PackedMatrix
-from tokenmill.kernels.protocol import MatrixRole
-from tokenmill.kernels.quantized import QuantizedRows
+from tokenmill.kernels.native_weight import PackedWeight
+from tokenmill.kernels.protocol import WeightRole
+from tokenmill.quantization.packed import PackedFormat, QuantizedRows
 
-INTEGERS = [Format.INT8, Format.INT4, Format.INT4_OFFSET]
-every_format = pytest.mark.parametrize("format", list(Format))
+INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET]
+every_format = pytest.mark.parametrize("format", list(PackedFormat))
 every_integer_format = pytest.mark.parametrize("format", INTEGERS)
 EPSILON = {torch.float32: 2**-22, torch.bfloat16: 2**-8}
 
@@ -22,17 +21,17 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 def packed(
-    isa: str, weight: torch.Tensor, threads: int = 1, role=MatrixRole.LINEAR, format=Format.BF16
-) -> PackedMatrix:
-    matrix = PackedMatrix(kernels(isa, threads), tuple(weight.shape), role, format)
-    matrix.fill(0, weight)
+    isa: str, weight: torch.Tensor, threads: int = 1, role=WeightRole.LINEAR, format=PackedFormat.BF16
+) -> PackedWeight:
+    matrix = PackedWeight(kernels(isa, threads), tuple(weight.shape), role, format)
+    matrix.load_rows(0, weight)
     return matrix
 
 
-def quantized(weight: torch.Tensor, format: Format) -> QuantizedRows:
-    if format is Format.INT8:
+def quantized(weight: torch.Tensor, format: PackedFormat) -> QuantizedRows:
+    if format is PackedFormat.INT8:
         return reference.quantize_int8(weight)
-    return reference.quantize_int4(weight, has_offsets=format is Format.INT4_OFFSET)
+    return reference.quantize_int4(weight, has_offsets=format is PackedFormat.INT4_OFFSET)
 
 
 def assert_product(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None):
@@ -64,9 +63,9 @@ def test_rows_with_gaps_and_a_bias_of_another_dtype(isa, rng):
 @every_isa
 def test_a_matrix_is_filled_in_parts_from_any_dtype(isa, rng):
     weight = torch.randn(75, 37)
-    matrix = PackedMatrix(kernels(isa, 2), (75, 37))
+    matrix = PackedWeight(kernels(isa, 2), (75, 37))
     for start, end, dtype in ((40, 75, torch.float16), (0, 17, torch.bfloat16), (17, 40, torch.float32)):
-        matrix.fill(start, weight[start:end].to(dtype))
+        matrix.load_rows(start, weight[start:end].to(dtype))
     expected = torch.cat([weight[:40].bfloat16(), weight[40:].half().bfloat16()])
     assert torch.equal(matrix.lookup(torch.arange(75)), expected)
 
@@ -84,12 +83,12 @@ def test_the_gated_product_is_that_of_its_halves(isa, rng):
     for rows in (1, 3, 8, 11, 40):
         half, in_size = int(rng.integers(1, 90)), int(rng.integers(1, 200))
         x, weight, bias = drawn(rows, in_size), drawn(2 * half, in_size) / in_size**0.5, drawn(2 * half)
-        matrix = PackedMatrix(kernels(isa, 2), (2 * half, in_size), MatrixRole.GATED)
-        matrix.fill(half, weight[half:])
-        matrix.fill(0, weight[:half])
+        matrix = PackedWeight(kernels(isa, 2), (2 * half, in_size), WeightRole.GATE_UP)
+        matrix.load_rows(half, weight[half:])
+        matrix.load_rows(0, weight[:half])
         sums = x.float() @ weight.float().T + bias.float()
         expected = functional.silu(sums[:, :half]) * sums[:, half:]
-        torch.testing.assert_close(matrix.gated(x, bias).float(), expected, rtol=2**-7, atol=1e-4)
+        torch.testing.assert_close(matrix.silu_and_mul(x, bias).float(), expected, rtol=2**-7, atol=1e-4)
 
 
 @every_isa
@@ -98,10 +97,10 @@ def test_the_gate_saturates_like_silu(isa):
     gates = torch.tensor([-200.0, -90, -88, -30, -1e-3, 0, 1e-3, 30, 88, 90, 200, 3e38, torch.inf, torch.nan, -3e38, 1])
     x = torch.cat([gates, torch.ones(16)]).bfloat16()[None]
     x[:, :16] = gates.nan_to_num(0, 0, 0).bfloat16()
-    found = packed(isa, weight, role=MatrixRole.GATED).gated(x)
+    found = packed(isa, weight, role=WeightRole.GATE_UP).silu_and_mul(x)
     torch.testing.assert_close(found.float(), functional.silu(x[:, :16].float()), rtol=2**-7, atol=1e-37)
     broken = torch.full((1, 32), torch.nan).bfloat16()
-    assert packed(isa, weight, role=MatrixRole.GATED).gated(broken).isnan().all()
+    assert packed(isa, weight, role=WeightRole.GATE_UP).silu_and_mul(broken).isnan().all()
 
 
 @every_isa
@@ -147,19 +146,16 @@ def test_argmax_is_that_of_the_logits(isa, rng):
 
 
 @every_isa
-def test_argmax_takes_the_lowest_of_equals_and_the_first_nan(isa, rng):
+def test_argmax_takes_the_lowest_of_equals_and_none_that_is_no_number(isa, rng):
     weight = drawn(150, 33)
     weight[100] = weight[37] = 10 * weight[140]
     x = torch.cat([weight[100:101], torch.zeros(1, 33).bfloat16(), -weight[37:38]])
     matrix = packed(isa, weight, threads=2)
     assert matrix.argmax(x)[:2].tolist() == [37, 0]
     weight[120, 3] = weight[49, 3] = torch.nan
-    assert packed(isa, weight, threads=2).argmax(x).tolist() == [49, 49, 49]
-    assert matrix.argmax(torch.full((1, 33), torch.nan).bfloat16()).tolist() == [0]
-    assert (
-        matrix.argmax(torch.full((1, 33), -torch.inf).bfloat16()).item()
-        == matrix.logits(torch.full((1, 33), -torch.inf).bfloat16()).argmax().item()
-    )
+    assert packed(isa, weight, threads=2).argmax(x).tolist() == [-1, -1, -1]
+    for value in (torch.nan, torch.inf, -torch.inf):
+        assert matrix.argmax(torch.full((1, 33), value).bfloat16()).tolist() == [-1]
 
 
 @every_isa
@@ -200,7 +196,7 @@ def test_weights_are_rounded_as_the_reference_says(isa, format, rng):
 
 def test_integers_of_a_weight_are_close_to_it(rng):
     weight = torch.randn(64, 512)
-    for format, most in ((Format.INT8, 0.01), (Format.INT4, 0.1), (Format.INT4_OFFSET, 0.09)):
+    for format, most in ((PackedFormat.INT8, 0.01), (PackedFormat.INT4, 0.1), (PackedFormat.INT4_OFFSET, 0.09)):
         found = packed(BEST[0], weight, format=format).lookup(torch.arange(64))
         assert (found - weight).norm() / weight.norm() < most
 
@@ -223,7 +219,7 @@ def test_integer_products_are_those_of_the_reference(isa, format, rng):
 def test_the_largest_integers_do_not_overflow(isa, format):
     for sign in (1, -1):
         x, weight = torch.full((3, 4096), 1.0).bfloat16(), torch.full((17, 4096), sign * 1.0)
-        weight[:, ::2] *= torch.tensor(1.0) if format is Format.INT8 else 7 / 8
+        weight[:, ::2] *= torch.tensor(1.0) if format is PackedFormat.INT8 else 7 / 8
         expected = reference.multiply(x, quantized(weight, format))
         torch.testing.assert_close(packed(isa, weight, format=format).logits(x), expected, rtol=1e-5, atol=0)
 
@@ -232,17 +228,17 @@ def test_the_largest_integers_do_not_overflow(isa, format):
 @every_integer_format
 def test_integers_of_a_checkpoint_are_taken_as_they_are(isa, format, rng):
     for group_size in (32, 64, 128):
-        groups = 1 if format is Format.INT8 else 256 // group_size
+        groups = 1 if format is PackedFormat.INT8 else 256 // group_size
         scales = (torch.rand(40, groups) + 0.125).half().float()
-        if format is Format.INT8:
+        if format is PackedFormat.INT8:
             rows = QuantizedRows(8, torch.randint(-128, 128, (40, 256), dtype=torch.int8), scales)
         else:
-            offsets = -8 * scales if format is Format.INT4 else torch.randn(40, groups).half().float()
+            offsets = -8 * scales if format is PackedFormat.INT4 else torch.randn(40, groups).half().float()
             rows = QuantizedRows(4, torch.randint(0, 16, (40, 256), dtype=torch.uint8), scales, offsets)
-        matrix = PackedMatrix(kernels(isa, 2), (40, 256), format=format)
+        matrix = PackedWeight(kernels(isa, 2), (40, 256), format=format)
         for start, end in ((17, 40), (0, 17)):
             part = None if rows.offsets is None else rows.offsets[start:end]
-            matrix.fill(start, QuantizedRows(rows.bits, rows.values[start:end], rows.scales[start:end], part))
+            matrix.load_rows(start, QuantizedRows(rows.bits, rows.values[start:end], rows.scales[start:end], part))
         assert torch.equal(matrix.lookup(torch.arange(40)), rows.dequantize().bfloat16())
         x = drawn(9, 256)
         torch.testing.assert_close(matrix.logits(x), reference.multiply(x, rows), rtol=1e-5, atol=1e-3)
@@ -252,8 +248,8 @@ def test_integers_of_a_checkpoint_are_taken_as_they_are(isa, format, rng):
 def test_integers_in_a_form_that_the_matrix_does_not_have_are_rounded_anew(format, rng):
     values = torch.randint(0, 16, (20, 64), dtype=torch.uint8)
     rows = QuantizedRows(4, values, torch.rand(20, 4) + 0.1, torch.randn(20, 4))
-    matrix = PackedMatrix(kernels(BEST[0]), (20, 64), format=format)
-    matrix.fill(0, rows)
+    matrix = PackedWeight(kernels(BEST[0]), (20, 64), format=format)
+    matrix.load_rows(0, rows)
     found, wanted = matrix.lookup(torch.arange(20)).float(), rows.dequantize()
     assert (found - wanted).norm() / wanted.norm() < 0.15
 
@@ -275,7 +271,7 @@ def test_a_row_with_a_bad_number_is_not_a_number_and_alone(isa, format, rng):
 def test_gated_integers_and_their_argmax(isa, format, rng):
     x, weight = drawn(9, 100), torch.randn(90, 100) / 10
     sums = reference.multiply(x, quantized(weight, format))
-    gated = packed(isa, weight, 2, MatrixRole.GATED, format).gated(x)
+    gated = packed(isa, weight, 2, WeightRole.GATE_UP, format).silu_and_mul(x)
     expected = functional.silu(sums[:, :45]) * sums[:, 45:]
     torch.testing.assert_close(gated.float(), expected, rtol=2**-7, atol=1e-4)
     matrix = packed(isa, weight, 2, format=format)
@@ -291,14 +287,14 @@ def test_no_rows_give_no_results(format):
 
 
 def test_what_does_not_fit_is_refused():
-    matrix = PackedMatrix(kernels(BEST[0]), (20, 8))
+    matrix = PackedWeight(kernels(BEST[0]), (20, 8))
     for start, rows in ((-1, drawn(3, 8)), (18, drawn(3, 8)), (0, drawn(3, 7))):
         with pytest.raises(ValueError, match="do not fit"):
-            matrix.fill(start, rows)
+            matrix.load_rows(start, rows)
     for x in (drawn(2, 7), torch.zeros(2, 8)):
         with pytest.raises(ValueError, match="takes bfloat16 rows"):
             matrix.multiply(x)
     with pytest.raises(ValueError, match="no such matrix"):
-        PackedMatrix(kernels(BEST[0]), (3, 8), MatrixRole.GATED)
+        PackedWeight(kernels(BEST[0]), (3, 8), WeightRole.GATE_UP)
     with pytest.raises(ValueError, match="has no kernels for 'mmx'"):
         kernels("mmx")

@@ -38,9 +38,10 @@ def test_a_norm_is_that_of_torch_but_for_last_bits(isa: str, rng: np.random.Gene
 def test_an_update_is_added_in_place_first(isa: str, rng: np.random.Generator) -> None:
     for _ in range(6):
         count, size = int(rng.integers(1, 40)), int(rng.choice([5, 16, 72, 1024]))
-        x, update, weight = drawn(count, size), drawn(count, size + 3)[:, 1 : size + 1], drawn(size)
-        want_x = x + update
-        got = native_ops.rms_norm(kernels(isa), x, weight, 1e-6, update)
+        x, delta, weight = drawn(count, size), drawn(count, size + 3)[:, 1 : size + 1], drawn(size)
+        scale = 1.0 if rng.random() < 0.5 else float(np.float32(rng.uniform(0.1, 3)))
+        want_x = (x.float() + scale * delta.float()).bfloat16()
+        got = native_ops.rms_norm(kernels(isa), x, weight, 1e-6, delta, scale)
         assert torch.equal(x, want_x)
         assert torch.equal(got, native_ops.rms_norm(kernels(isa), want_x, weight, 1e-6))
 

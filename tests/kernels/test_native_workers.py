@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tests.kernels.native import BEST, kernels
-from tokenmill.kernels.native_matrix import PackedMatrix
+from tokenmill.kernels.native_weight import PackedWeight
 
 
-def packed(threads: int) -> tuple[PackedMatrix, torch.Tensor, torch.Tensor]:
-    matrix, x = PackedMatrix(kernels(BEST[0], threads), (500, 64)), torch.randn(9, 64).bfloat16()
+def packed(threads: int) -> tuple[PackedWeight, torch.Tensor, torch.Tensor]:
+    matrix, x = PackedWeight(kernels(BEST[0], threads), (500, 64)), torch.randn(9, 64).bfloat16()
     weight = torch.randn(500, 64).bfloat16()
-    matrix.fill(0, weight)
+    matrix.load_rows(0, weight)
     return matrix, x, x.float() @ weight.float().T
 
 
@@ -29,7 +29,7 @@ def test_more_threads_than_cores_and_pieces(rng):
 def test_callers_at_the_same_time_do_not_mix(rng):
     jobs = [packed(2 + i) for i in range(4)]
 
-    def work(job: tuple[PackedMatrix, torch.Tensor, torch.Tensor]) -> bool:
+    def work(job: tuple[PackedWeight, torch.Tensor, torch.Tensor]) -> bool:
         matrix, x, expected = job
         return all(torch.allclose(matrix.logits(x), expected, rtol=1e-4, atol=1e-4) for _ in range(300))
 

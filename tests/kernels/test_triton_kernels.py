@@ -7,30 +7,30 @@ import pytest
 import torch
 
 from tests.kernels.gpu import DEVICE, same
-from tokenmill.kernels.protocol import MatrixRole
+from tokenmill.kernels.protocol import WeightRole
 from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.kernels.triton.kernels import TritonKernels
 
 
 @pytest.mark.parametrize("is_invariant", [False, True])
-@pytest.mark.parametrize("role", list(MatrixRole))
-def test_a_matrix_does_what_the_torch_one_does(rng: np.random.Generator, is_invariant: bool, role: MatrixRole) -> None:
+@pytest.mark.parametrize("role", list(WeightRole))
+def test_a_matrix_does_what_the_torch_one_does(rng: np.random.Generator, is_invariant: bool, role: WeightRole) -> None:
     out_size, in_size, tokens = 2 * int(rng.integers(1, 40)), int(rng.integers(1, 70)), int(rng.integers(1, 9))
     rows, x = torch.randn(out_size, in_size), torch.randn(tokens, in_size).to(DEVICE)
     bias = torch.randn(out_size).to(DEVICE)
     want, got = (
-        kernels.matrix(out_size, in_size, role)
+        kernels.linear_weight(out_size, in_size, role)
         for kernels in (
             TorchKernels(torch.float32, DEVICE),
             TritonKernels(torch.float32, DEVICE, is_invariant=is_invariant),
         )
     )
     for matrix in (want, got):
-        matrix.fill(0, rows[:1])
-        matrix.fill(1, rows[1:])
+        matrix.load_rows(0, rows[:1])
+        matrix.load_rows(1, rows[1:])
     for one, other in (
         (got.multiply(x, bias), want.multiply(x, bias)),
-        (got.gated(x, bias), want.gated(x, bias)),
+        (got.silu_and_mul(x, bias), want.silu_and_mul(x, bias)),
         (got.logits(x), want.logits(x)),
         (got.lookup(torch.tensor([0], device=DEVICE)), want.lookup(torch.tensor([0], device=DEVICE))),
     ):
@@ -47,9 +47,9 @@ def test_stacked_experts_equal_one_after_the_other(rng: np.random.Generator) -> 
         for expert in range(num_experts):
             gate, up, down = torch.randn(size, hidden), torch.randn(size, hidden), torch.randn(hidden, size)
             for experts in (looped, stacked):
-                experts.gate_up[expert].fill(0, gate)
-                experts.gate_up[expert].fill(size, up)
-                experts.down[expert].fill(0, down)
+                experts.gate_up[expert].load_rows(0, gate)
+                experts.gate_up[expert].load_rows(size, up)
+                experts.down[expert].load_rows(0, down)
         x, weights = torch.randn(tokens, hidden, device=DEVICE), torch.rand(tokens, count, device=DEVICE)
         chosen = torch.from_numpy(np.stack([rng.permutation(num_experts)[:count] for _ in range(tokens)])).to(DEVICE)
         got = stacked.mix(x, weights, chosen)

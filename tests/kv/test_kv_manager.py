@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tokenmill.core.request import Request
+from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.kv.events import CacheCleared, KVEventLog
 from tokenmill.kv.kv_manager import KVManager
 from tokenmill.kv.page_pool import PagePool
 from tokenmill.kv.radix_tree import RadixTree
-from tokenmill.request import Request
-from tokenmill.sampling_params import SamplingParams
 
 PAGE_SIZE = 4
 
@@ -102,19 +102,6 @@ def test_duplicates_come_back_too_tail_first() -> None:
     kv.pool.free([6, 5, 4])
     kv.release(twins[0], 1)
     assert state(kv) == (6, 2, 0)
-
-
-def test_leading_pages_in_common_are_counted_over_all_requests() -> None:
-    kv = make_manager(12)
-    prompt = list(range(12))
-    requests = [make_request(str(n), tokens) for n, tokens in enumerate(([*prompt, 0], [*prompt[:8], 40], [41] * 9))]
-    for request in requests:
-        acquire(kv, request)
-        kv.cache_full_pages(request, request.num_tokens, 1)
-    assert kv.num_common_pages([]) == 0
-    assert kv.num_common_pages(requests[:1]) == 4
-    assert kv.num_common_pages(requests[:2]) == 2
-    assert kv.num_common_pages(requests) == 0
 
 
 def test_the_cache_is_cleared_only_when_nobody_holds_pages_and_says_so() -> None:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from tests.scheduler.harness import Harness
+from tokenmill.core.request import CacheKey
 from tokenmill.kv.prefix_cache import NullCache
 
 
 def test_nothing_is_found_and_every_page_stays_its_requests_own() -> None:
     cache = NullCache(page_size=2)
     tokens, pages = np.arange(4, dtype=np.int32), np.array([1, 2], dtype=np.int32)
-    match = cache.match("", tokens, 1)
+    match = cache.match(CacheKey(), tokens, 1)
     assert (match.num_tokens, match.pages.tolist()) == (0, [])
     node, refused = cache.extend(match.node, tokens, pages)
     assert node is match.node
     assert refused.tolist() == [1, 2]
-    assert cache.match("", tokens, 2).num_tokens == 0
+    assert cache.match(CacheKey(), tokens, 2).num_tokens == 0
     assert (cache.num_pinned, cache.num_evictable, cache.evict(0), cache.nodes()) == (0, 0, [], [])
 
 
 def test_every_lock_is_undone() -> None:
     cache = NullCache(page_size=2)
-    root = cache.match("", np.arange(2, dtype=np.int32), 1).node
+    root = cache.match(CacheKey(), np.arange(2, dtype=np.int32), 1).node
     for users in (1, 2):
         cache.lock(root)
         assert root.locks == users
@@ -31,9 +32,9 @@ def test_every_lock_is_undone() -> None:
         assert root.locks == users
 
 
-def test_equal_prompts_share_nothing_and_a_group_does_not_wait_for_its_first() -> None:
+def test_equal_prompts_share_nothing_and_nobody_waits_for_another() -> None:
     harness = Harness(num_pages=20, caching=False, budget=40)
-    ids = [harness.add(list(range(12)), max_tokens=2, group="g") for _ in range(3)]
+    ids = [harness.add(list(range(12)), max_tokens=2) for _ in range(3)]
     harness.step()
     assert harness.scheduler.num_running == 3
     assert harness.kv.num_pinned == 9

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenmill.core.request import CacheKey
 from tokenmill.kv.radix_node import RadixNode
 from tokenmill.kv.radix_tree import RadixTree
 
@@ -34,26 +35,26 @@ class Oracle:
         self.next_page = 1
         self.step = 0
 
-    def insert(self, namespace: str, tokens: list[int]) -> None:
+    def insert(self, salt: str, tokens: list[int]) -> None:
         """Match, lock, hand over the pages that were not there, and keep the lock."""
         self.step += 1
-        match = self.tree.match(namespace, self.whole_pages(tokens), self.step)
-        assert match.pages.tolist() == self.expected_match(namespace, tokens), "a wrong match"
+        match = self.tree.match(CacheKey(salt=salt), self.whole_pages(tokens), self.step)
+        assert match.pages.tolist() == self.expected_match(salt, tokens), "a wrong match"
         self.tree.lock(match.node)
-        self.held.append((namespace, tokens, self.extend(namespace, tokens, match.node, match.num_tokens)))
+        self.held.append((salt, tokens, self.extend(salt, tokens, match.node, match.num_tokens)))
 
     def grow(self, index: int, more: list[int]) -> None:
         """One of the holders goes on, as a decoding request does, whatever others inserted meanwhile."""
         if self.held:
             self.step += 1
-            namespace, tokens, node = self.held.pop(index % len(self.held))
+            salt, tokens, node = self.held.pop(index % len(self.held))
             grown = tokens + more
-            self.held.append((namespace, grown, self.extend(namespace, grown, node, len(self.whole_pages(tokens)))))
+            self.held.append((salt, grown, self.extend(salt, grown, node, len(self.whole_pages(tokens)))))
 
     def whole_pages(self, tokens: list[int]) -> np.ndarray:
         return np.array(tokens[: len(tokens) // self.page_size * self.page_size], dtype=np.int32)
 
-    def extend(self, namespace: str, tokens: list[int], node: RadixNode, done: int) -> RadixNode:
+    def extend(self, salt: str, tokens: list[int], node: RadixNode, done: int) -> RadixNode:
         array = self.whole_pages(tokens)
         ends = range(done + self.page_size, len(array) + 1, self.page_size)
         if not ends:
@@ -61,7 +62,7 @@ class Oracle:
         fresh = np.arange(self.next_page, self.next_page + len(ends), dtype=np.int32)
         self.next_page += len(ends)
         new_node, refused = self.tree.extend(node, array[done:], fresh)
-        prefixes = [(namespace, tuple(tokens[:end])) for end in ends]
+        prefixes = [(salt, tuple(tokens[:end])) for end in ends]
         expected_refused = [page for page, prefix in zip(fresh.tolist(), prefixes, strict=True) if prefix in self.pages]
         assert refused.tolist() == expected_refused, "took a duplicate, or refused what was new"
         for page, prefix in zip(fresh.tolist(), prefixes, strict=True):
@@ -84,17 +85,17 @@ class Oracle:
         gone = {prefix for prefix, page in self.pages.items() if page in evicted}
         assert len(gone) == count, "a page was evicted that the cache does not have"
         self.pages = {prefix: page for prefix, page in self.pages.items() if prefix not in gone}
-        for namespace, tokens in self.pages:
+        for salt, tokens in self.pages:
             for end in range(self.page_size, len(tokens), self.page_size):
-                assert (namespace, tokens[:end]) in self.pages, "a page was evicted before those that follow it"
-        for namespace, tokens, _ in self.held:
+                assert (salt, tokens[:end]) in self.pages, "a page was evicted before those that follow it"
+        for salt, tokens, _ in self.held:
             usable = len(tokens) // self.page_size * self.page_size
-            assert not usable or (namespace, tuple(tokens[:usable])) in self.pages, "a locked page was evicted"
+            assert not usable or (salt, tuple(tokens[:usable])) in self.pages, "a locked page was evicted"
 
-    def expected_match(self, namespace: str, tokens: list[int]) -> list[int]:
+    def expected_match(self, salt: str, tokens: list[int]) -> list[int]:
         found = []
         for end in range(self.page_size, len(tokens) + 1, self.page_size):
-            page = self.pages.get((namespace, tuple(tokens[:end])))
+            page = self.pages.get((salt, tuple(tokens[:end])))
             if page is None:
                 break
             found.append(page)
@@ -163,7 +164,7 @@ def test_a_look_counts_as_a_use() -> None:
     for tokens in (first, second):
         oracle.insert("", tokens)
         oracle.release(0)
-    oracle.tree.match("", np.array(first, dtype=np.int32), oracle.step + 1)
+    oracle.tree.match(CacheKey(), np.array(first, dtype=np.int32), oracle.step + 1)
     oracle.evict(2)
     assert (cached(oracle, first), cached(oracle, second)) == (2, 0)
     oracle.evict(2)
@@ -192,7 +193,7 @@ def test_a_parent_is_evictable_once_its_last_child_is_gone() -> None:
 
 def test_a_decoding_request_lengthens_one_node_instead_of_adding_one_per_page() -> None:
     tree = RadixTree(page_size=1)
-    node = tree.match("", np.empty(0, dtype=np.int32), 0).node
+    node = tree.match(CacheKey(), np.empty(0, dtype=np.int32), 0).node
     tree.lock(node)
     for step in range(100):
         token = np.array([step], dtype=np.int32)
@@ -207,7 +208,7 @@ def test_a_decoding_request_lengthens_one_node_instead_of_adding_one_per_page() 
 def test_a_look_at_an_unknown_salt_leaves_no_trace() -> None:
     tree = RadixTree(page_size=1)
     for number in range(10):
-        tree.match(f"salt {number}", np.array([1, 2], dtype=np.int32), 0)
+        tree.match(CacheKey(salt=f"salt {number}"), np.array([1, 2], dtype=np.int32), 0)
     assert not tree._roots
 
 

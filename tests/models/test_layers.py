@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from tokenmill.kernels.heads import rotate
 from tokenmill.kernels.torch_kernels import TorchKernels, rms_norm
 from tokenmill.models.architecture import MoeSpec
-from tokenmill.models.families import read_architecture
+from tokenmill.models.architecture_config import read_architecture
+from tokenmill.models.decoder import Decoder
 from tokenmill.models.moe import MoE
 from tokenmill.models.rotary import rotary_tables
+from tokenmill.models.targets import TargetScope
+from tokenmill.models.weight_names import LLAMA_NAMES, WeightKey
 
 ROPES: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
@@ -51,7 +55,7 @@ def test_rotation_equals_transformers(name: str, dtype: torch.dtype, rng: np.ran
         rope_parameters={"rope_theta": 10000.0, **ROPES[name]},
     )
     fields = {**config.to_dict(), "architectures": ["LlamaForCausalLM"]}
-    rotary = rotary_tables(read_architecture(fields).rope, 32, 1024, torch.empty(0, dtype=dtype))
+    rotary = rotary_tables(read_architecture(fields).layers[0].attention.rope, 32, 1024, torch.empty(0, dtype=dtype))
     positions = torch.from_numpy(rng.integers(0, 1024, 50))
     x = torch.randn(50, 4, 32).to(dtype)
 
@@ -72,16 +76,29 @@ def test_norm_equals_transformers_to_the_bit(dtype: torch.dtype, rng: np.random.
     assert torch.equal(rms_norm(x, theirs.weight.data, 1e-5), theirs(x).detach())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_is_added_is_multiplied_exactly_and_rounded_once(dtype: torch.dtype, rng: np.random.Generator) -> None:
+    x, delta, weight = torch.randn(5, 90).to(dtype), torch.randn(5, 90).to(dtype), torch.randn(90).to(dtype)
+    for scale in (1.0, 0.22, float(rng.uniform(0.1, 3))):
+        summed = x.clone()
+        got = TorchKernels(dtype, "cpu").add_rms_norm(summed, delta, weight, 1e-6, scale)
+        want = (x.double() + scale * delta.double()).to(dtype)
+        # A sum in float32 may lie on the other side of a tie.
+        assert (summed != want).float().mean() < (0.5 if dtype == torch.float32 else 0.01)
+        torch.testing.assert_close(summed, want, rtol=torch.finfo(dtype).eps, atol=1e-6)
+        assert torch.equal(got, rms_norm(summed, weight, 1e-6))
+
+
 def random_experts(spec: MoeSpec, hidden_size: int) -> MoE:
     moe = MoE(spec, hidden_size, TorchKernels(torch.float32, "cpu"))
-    for target in moe.targets("mlp"):
+    for target in moe.targets(TargetScope(LLAMA_NAMES, 0)):
         target.fill(torch.randn(target.shape))
     return moe
 
 
 @pytest.mark.parametrize("normalized", [True, False])
 def test_grouped_experts_equal_the_sum_token_by_token(normalized: bool, rng: np.random.Generator) -> None:
-    spec = MoeSpec(7, 3, 10, normalized, frozenset({0}))
+    spec = MoeSpec(7, 3, 10, normalized)
     moe = random_experts(spec, 12)
     x = torch.randn(int(rng.integers(1, 20)), 12)
     want = torch.zeros_like(x)
@@ -97,7 +114,18 @@ def test_grouped_experts_equal_the_sum_token_by_token(normalized: bool, rng: np.
 
 
 def test_a_tokens_experts_do_not_depend_on_other_tokens(rng: np.random.Generator) -> None:
-    moe = random_experts(MoeSpec(5, 2, 8, True, frozenset({0})), 16)
+    moe = random_experts(MoeSpec(5, 2, 8, True), 16)
     x = torch.randn(9, 16)
     order = torch.from_numpy(rng.permutation(9))
     torch.testing.assert_close(moe.forward(x[order]), moe.forward(x)[order], rtol=1e-5, atol=1e-5)
+
+
+def test_a_table_says_what_the_weights_are_called() -> None:
+    fields = {**transformers.Qwen2Config(num_hidden_layers=2).to_dict(), "architectures": ["Qwen2ForCausalLM"]}
+    names = {**LLAMA_NAMES, "q": "h.{layer}.query", "head": "output"}
+    architecture = dataclasses.replace(read_architecture(fields), weight_names=names)
+    targets = {target.name: target for target in Decoder(architecture, TorchKernels(torch.float32, "meta")).targets()}
+    assert targets["h.1.query.weight"].key == WeightKey("q", 1)
+    assert targets["h.0.query.bias"].key == WeightKey("q", 0, kind="bias")
+    assert targets["output.weight"].shape == (architecture.vocab_size, architecture.hidden_size)
+    assert not [name for name in targets if "q_proj" in name or "lm_head" in name]

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from tests.checkpoints import load_oracle, make_checkpoint
-from tests.paging import PagedRequests, random_schedule
-from tokenmill.attention.select import select
+from tests.paging import PagedRequests, make_attention, random_schedule
 from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.models.decoder import Decoder
 from tokenmill.weights.checkpoint import read_architecture
@@ -28,6 +27,7 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.5}
+ONES = dict.fromkeys(("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"), 1.0)
 SLIDING = {"use_sliding_window": True, "sliding_window": 7}
 
 
@@ -61,6 +61,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "moe gqa 8 tied": ("qwen3_moe", {**gqa(8, 1), "tie_word_embeddings": True, "attention_bias": True}),
     "moe with dense layers": ("qwen3_moe", {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}),
     "moe window": ("qwen3_moe", SLIDING),
+    "smollm3 every fourth layer without rope": ("smollm3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
+    "smollm3 listed ropes, biases": (
+        "smollm3",
+        {**gqa(4), "no_rope_layers": [0, 1, 1, 0, 0], "attention_bias": True, "mlp_bias": True},
+    ),
+    "smollm3 without any rope": ("smollm3", {"no_rope_layers": [0] * 4, "num_key_value_heads": 4}),
+    "smollm3 windows where no rope is": ("smollm3", {**SLIDING, "no_rope_layer_interval": 2}),
+    "smollm3 listed windows": (
+        "smollm3",
+        {**SLIDING, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "granite": ("granite", {}),
+    "granite gqa 4 tied, biases": (
+        "granite",
+        {**gqa(4), "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "logits_scaling": 16},
+    ),
+    "granite attention multiplier alone": ("granite", {**ONES, "attention_multiplier": 0.05}),
+    "granite embedding multiplier alone": ("granite", {**ONES, "embedding_multiplier": 12}),
+    "granite residual multiplier alone": ("granite", {**ONES, "residual_multiplier": 0.22}),
+    "granite logits scaling alone": ("granite", {**ONES, "logits_scaling": 8.5}),
 }
 
 
@@ -97,7 +117,7 @@ def test_logits_equal_transformers_whole_chunked_and_in_mixed_batches(
         page_size = int(rng.choice([1, 4, 16]))
         for backend in ("reference", "cpu"):
             requests = PagedRequests(sequences, page_size, rng)
-            attention, _ = select(backend, "cpu", decoder.attention_spec, requests.num_pages, page_size, torch.float32)
+            attention = make_attention(backend, decoder.attention_spec, requests.num_pages, page_size, torch.float32)
             for got, expected in zip(requests.run(decoder, attention, schedule), want, strict=True):
                 assert_close(got, expected)
 
@@ -109,7 +129,7 @@ def test_logits_of_a_long_sequence_cross_the_query_chunks(tmp_path: Path, rng: n
     with torch.inference_mode():
         want = oracle(torch.tensor([sequence])).logits[0]
     requests = PagedRequests([sequence], 16, rng)
-    attention, _ = select("cpu", "cpu", decoder.attention_spec, requests.num_pages, 16, torch.float32)
+    attention = make_attention("cpu", decoder.attention_spec, requests.num_pages, 16, torch.float32)
     (got,) = requests.run(decoder, attention, [[(0, 1)], [(0, 300)], [(0, 98)], [(0, 1)]])
     assert_close(got, want)
 
@@ -121,7 +141,7 @@ def test_bfloat16_logits_stay_near_float32_ones(tmp_path: Path, rng: np.random.G
     for dtype in (torch.float32, torch.bfloat16):
         decoder = load(folder, dtype)
         requests = PagedRequests([sequence], 16, rng)
-        attention, _ = select("cpu", "cpu", decoder.attention_spec, requests.num_pages, 16, dtype)
+        attention = make_attention("cpu", decoder.attention_spec, requests.num_pages, 16, dtype)
         (runs[dtype],) = requests.run(decoder, attention, [[(0, 40)], *[[(0, 1)]] * 20])
     assert_close(runs[torch.bfloat16], runs[torch.float32], relative=0.05)
 
@@ -142,7 +162,7 @@ def test_logits_are_bit_identical_alone_and_in_company(
 
     def run(steps: list[list[tuple[int, int]]]) -> list[torch.Tensor]:
         requests = PagedRequests(sequences, 16, rng)
-        attention, _ = select("cpu", "cpu", decoder.attention_spec, requests.num_pages, 16, dtype)
+        attention = make_attention("cpu", decoder.attention_spec, requests.num_pages, 16, dtype)
         return requests.run(decoder, attention, steps)
 
     together = run(schedule)
@@ -152,10 +172,23 @@ def test_logits_are_bit_identical_alone_and_in_company(
         assert torch.equal(alone, mixed), f"lengths {lengths}, request {request}, {schedule}"
 
 
+def test_scaled_logits_have_the_same_largest(tmp_path: Path, rng: np.random.Generator) -> None:
+    """A division may make two logits equal: then the lower id wins, whichever way it is asked for."""
+    decoder = load(make_checkpoint(tmp_path, "granite", tokenizer=False, logits_scaling=3.0))
+    outputs = torch.randn(50, 32)
+    assert torch.equal(decoder.argmax(outputs), decoder.logits(outputs).argmax(-1))
+    numbers = 1.75 + torch.arange(9) * 2**-23
+    smaller = int((numbers[1:] / 3 == numbers[:-1] / 3).nonzero()[0])
+    rows = torch.zeros(331, 32)
+    rows[7, 0], rows[9, 0] = numbers[smaller], numbers[smaller + 1]
+    decoder.head.load_rows(0, rows)
+    assert decoder.argmax(torch.eye(1, 32)).tolist() == [7]
+
+
 def test_only_the_asked_rows_get_logits(tmp_path: Path, rng: np.random.Generator) -> None:
     decoder = load(make_checkpoint(tmp_path, "qwen2", tokenizer=False))
     requests = PagedRequests([[1, 2, 3], [4, 5]], 16, rng)
-    attention, _ = select("auto", "cpu", decoder.attention_spec, requests.num_pages, 16, torch.float32)
+    attention = make_attention("auto", decoder.attention_spec, requests.num_pages, 16, torch.float32)
     batch = requests.batch([(0, 3), (1, 2)])
     with torch.inference_mode():
         every = decoder.forward(batch, attention)

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from tests.checkpoints import load_oracle, make_checkpoint
-from tests.paging import Chunks, PagedRequests, random_schedule
+from tests.paging import Chunks, PagedRequests, make_attention, random_schedule
 from tokenmill.attention.protocol import AttentionBackend
-from tokenmill.attention.select import select
-from tokenmill.kernels.formats import QUANTIZATIONS, UNQUANTIZED, Format, Formats, formats
 from tokenmill.kernels.native import load_kernels
 from tokenmill.kernels.select import select_kernels
+from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.models.decoder import Decoder
-from tokenmill.models.native_decoder import NativeDecoder, in_one_call
+from tokenmill.models.native_decoder import NativeDecoder, in_one_call, native_pass_obstacle
+from tokenmill.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormat, PackedFormats
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.loader import load_model
 
@@ -33,16 +33,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 32, "attention_bias": True, "mlp_bias": True},
     "mistral": {"head_dim": 16, "sliding_window": 9},
     "qwen3_moe": {"attention_bias": True},
+    "smollm3": {"head_dim": 16, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 20},
+    "granite": {"head_dim": 32, "tie_word_embeddings": True, "mlp_bias": True},
 }
 FORMATS = {
     "bf16": UNQUANTIZED,
     "int8": QUANTIZATIONS["int8"],
     "int4": QUANTIZATIONS["int4"],
-    "int4 offset": formats(Format.INT4_OFFSET),
+    "int4 offset": PackedFormats(PackedFormat.INT4_OFFSET),
 }
 
 
-def load(folder: Path, stored: Formats, threads: int) -> tuple[Decoder, Any]:
+def load(folder: Path, stored: PackedFormats, threads: int) -> tuple[Decoder, Any]:
     kernels, _ = select_kernels("native", "cpu", torch.bfloat16, threads, stored)
     return load_model(folder, read_architecture(folder), kernels), kernels.native
 
@@ -59,8 +61,7 @@ def native_attention(
     model: tuple[Decoder, Any], requests: PagedRequests, kv_dtype: torch.dtype | None = None
 ) -> AttentionBackend:
     spec, num_pages = model[0].attention_spec, requests.num_pages
-    attention, _ = select("native", "cpu", spec, num_pages, 16, torch.bfloat16, kv_dtype=kv_dtype, native=model[1])
-    return attention
+    return make_attention("native", spec, num_pages, 16, torch.bfloat16, kv_dtype=kv_dtype, native=model[1])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -86,7 +87,7 @@ def test_logits_stay_near_transformers(family: str, tmp_path: Path, rng: np.rand
 
 
 @pytest.mark.parametrize("stored", FORMATS)
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "smollm3", "granite"])
 def test_bits_depend_on_nothing_but_the_request(
     family: str, stored: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -120,7 +121,7 @@ def test_quantized_logits_stay_near(stored: str, most: float, tmp_path: Path, rn
 
 
 @pytest.mark.parametrize("stored", FORMATS)
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "qwen3_moe"])
 def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path, rng: np.random.Generator) -> None:
     overrides = {"hidden_size": 64, "intermediate_size": 96, **FAMILIES[family]}
     folder = make_checkpoint(tmp_path, family, tokenizer=False, dtype=torch.bfloat16, **overrides)
@@ -140,11 +141,17 @@ def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path,
         assert torch.equal(got, want), f"{chunks}, outputs {kept.tolist()}"
 
 
-def test_mixtures_and_other_attention_are_run_kernel_by_kernel(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_what_is_run_kernel_by_kernel_is_said(tmp_path: Path, rng: np.random.Generator) -> None:
     sparse = make_checkpoint(tmp_path / "sparse", "qwen3_moe", tokenizer=False, dtype=torch.bfloat16)
     dense = make_checkpoint(tmp_path / "dense", "qwen3", tokenizer=False, dtype=torch.bfloat16)
     requests = PagedRequests([[1, 2]], 16, rng)
     mixture, plain = load(sparse, UNQUANTIZED, 1), load(dense, UNQUANTIZED, 1)
-    assert in_one_call(mixture[0], native_attention(mixture, requests)) is mixture[0]
-    reference, _ = select("reference", "cpu", plain[0].attention_spec, 4, 16, torch.bfloat16, native=plain[1])
+    attention = native_attention(mixture, requests)
+    assert native_pass_obstacle(mixture[0], attention) == "experts are chosen in Python"
+    assert in_one_call(mixture[0], attention) is mixture[0]
+    reference = make_attention("reference", plain[0].attention_spec, 4, 16, torch.bfloat16, native=plain[1])
+    assert native_pass_obstacle(plain[0], reference) == "the attention is not native"
     assert in_one_call(plain[0], reference) is plain[0]
+    spelled_out = load_model(tmp_path / "dense", plain[0].architecture, TorchKernels(torch.bfloat16, "cpu"))
+    assert "not packed" in str(native_pass_obstacle(spelled_out, reference))
+    assert native_pass_obstacle(plain[0], native_attention(plain, requests)) is None

@@ -10,14 +10,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.frontend.test_text_processor import ready
+from tokenmill.core.histogram import SECONDS, Histogram
+from tokenmill.core.messages import EngineStats
+from tokenmill.core.request import FinishReason
 from tokenmill.frontend.client import FinishedRequest
-from tokenmill.messages import EngineStats
 from tokenmill.observe.event_log import EventLog
 from tokenmill.observe.metrics import Metrics
 from tokenmill.observe.throughput import ThroughputLog
 from tokenmill.observe.traces import TraceExporter
-from tokenmill.request import FinishReason
-from tokenmill.tally import SECONDS, Tally
+from tokenmill.replicas.engine_handle import EngineHandle
+from tokenmill.replicas.engines import Engines
+from tokenmill.replicas.health import PartHealth
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
 
@@ -30,6 +33,7 @@ NAMES = [
     "prefix_cache_queries_total",
     "prefix_cache_hits_total",
     "num_preemptions_total",
+    "corrupted_requests_total",
     "prompt_tokens_total",
     "generation_tokens_total",
     "iteration_tokens_total_bucket",
@@ -75,19 +79,38 @@ def samples(metrics: Metrics) -> dict[str, float]:
     }
 
 
+def engine(*told: EngineStats, index: int = 0) -> EngineHandle:
+    """An engine that is ready and has told these numbers."""
+    handle = EngineHandle(index, lambda message: None, [PartHealth("the engine", 30)])
+    handle.take(ready(num_pages=64, engine=index))
+    for numbers in told:
+        handle.take(numbers)
+    return handle
+
+
+def metrics_of(*told: EngineStats, **how) -> Metrics:
+    """Of a server whose engine has told these numbers."""
+    return Metrics([engine(*told)], {}, **how)
+
+
 def busy_metrics(**how) -> Metrics:
     """Of a server that has done a little of everything."""
-    metrics = Metrics(**how)
-    metrics.engine_ready(ready(num_pages=64))
-    tally = Tally.of(SECONDS)
-    tally.add(0.002)
-    metrics.engine_stats(
-        stats(waiting_by_reason={"capacity": 1}, step_tokens=tally, step_seconds={"schedule": tally, "run": tally})
-    )
+    metrics = metrics_of(busy_stats(), **how)
     metrics.first_token(0.1)
     metrics.next_tokens(1, 0.1)
     metrics.finished(finished())
     return metrics
+
+
+def busy_stats(**changes) -> EngineStats:
+    histogram = Histogram.of(SECONDS)
+    histogram.add(0.002)
+    return stats(
+        waiting_by_reason={"capacity": 1},
+        step_tokens=histogram,
+        step_seconds={"schedule": histogram, "run": histogram},
+        **changes,
+    )
 
 
 def exposed(metrics: Metrics) -> set[str]:
@@ -96,22 +119,48 @@ def exposed(metrics: Metrics) -> set[str]:
 
 
 def test_the_engines_latest_numbers_are_shown():
-    metrics = Metrics()
-    metrics.engine_stats(stats(num_running=1))
-    metrics.engine_stats(stats(num_running=3, num_waiting=2, num_pages_pinned=25, prompt_tokens=7, prefix_hits=4))
-    shown = samples(metrics)
-    assert shown["num_requests_running"] == 3
-    assert shown["num_requests_waiting"] == 2
-    assert shown["kv_cache_usage_perc"] == 0.25
-    assert shown["prompt_tokens_total"] == 7
-    assert shown["prefix_cache_hits_total"] == 4
+    latest = stats(num_running=3, num_waiting=2, num_pages_pinned=25, prompt_tokens=7, prefix_hits=4)
+    shown = samples(metrics_of(stats(num_running=1), latest))
+    assert shown["num_requests_running[0]"] == 3
+    assert shown["num_requests_waiting[0]"] == 2
+    assert shown["kv_cache_usage_perc[0]"] == 0.25
+    assert shown["prompt_tokens_total[0]"] == 7
+    assert shown["prefix_cache_hits_total[0]"] == 4
+
+
+def test_each_engine_has_its_own_numbers():
+    busy = Metrics([engine(busy_stats(num_running=3)), engine(busy_stats(num_running=5), index=1)], {}, prefix="vllm")
+    families = list(text_string_to_metric_families(busy.exposition().decode()))
+    for prefix in ("tokenmill", "vllm"):
+        of_engines: dict[str, list[str]] = {}
+        for sample in (sample for family in families for sample in family.samples):
+            if sample.name.startswith(f"{prefix}:") and not sample.labels.keys() & {"le", "part"}:
+                of_engines.setdefault(sample.name, []).append(sample.labels.get("engine"))
+        for name in (
+            "num_requests_running",
+            "num_requests_waiting_by_reason",
+            "cache_config_info",
+            "engine_steps_total",
+        ):
+            assert of_engines[f"{prefix}:{name}"] == ["0", "1"]
+    shown = samples(busy)
+    assert (shown["num_requests_running[0]"], shown["num_requests_running[1]"]) == (3, 5)
+    assert shown["step_seconds_count[1][run]"] == shown["iteration_tokens_total_count[1]"] == 1
+
+
+def test_the_numbers_of_several_engines_add_up():
+    both = Engines([engine(stats(num_running=1, num_queued=2)), engine(stats(num_running=4, num_queued=3), index=1)])
+    assert both.stats == stats(num_running=5, num_queued=5, num_pages=200)
 
 
 def test_before_the_first_step_all_is_zero():
-    metrics = Metrics()
-    metrics.engine_ready(ready(num_pages=64))
-    shown = samples(metrics)
-    assert (shown["num_requests_running"], shown["num_pages"]) == (0, 64)
+    shown = samples(metrics_of())
+    assert (shown["num_requests_running[0]"], shown["num_pages[0]"]) == (0, 64)
+
+
+def test_an_engine_that_has_told_nothing_is_not_shown():
+    silent = EngineHandle(0, lambda message: None, [PartHealth("the engine", 30)])
+    assert not any("[0]" in name for name in samples(Metrics([silent], {})))
 
 
 def test_every_name_of_the_surface_is_there():
@@ -130,7 +179,7 @@ def test_under_vllms_prefix_they_have_its_labels():
 
 
 def test_requests_are_counted_by_how_they_ended():
-    metrics = Metrics()
+    metrics = metrics_of()
     for reason in (FinishReason.STOP, FinishReason.STOP, FinishReason.ABORT):
         metrics.finished(finished(reason))
     shown = samples(metrics)
@@ -141,7 +190,7 @@ def test_requests_are_counted_by_how_they_ended():
 
 
 def test_the_parts_of_requests_add_up_whoever_left_in_between():
-    metrics = Metrics()
+    metrics = metrics_of()
     metrics.finished(finished())
     metrics.finished(finished(FinishReason.ABORT, scheduled=0.0))
     metrics.finished(finished(FinishReason.ABORT, scheduled=0.0, first_output=0.0, last_output=10.0))
@@ -152,7 +201,7 @@ def test_the_parts_of_requests_add_up_whoever_left_in_between():
 
 
 def test_a_request_is_cut_into_its_phases():
-    metrics = Metrics()
+    metrics = metrics_of()
     metrics.finished(finished())
     shown = samples(metrics)
     sums = {name: shown[f"request_{name}_seconds_sum"] for name in
@@ -167,7 +216,7 @@ def test_a_request_is_cut_into_its_phases():
 
 
 def test_a_request_that_never_ran_has_no_phases():
-    metrics = Metrics()
+    metrics = metrics_of()
     metrics.finished(
         finished(FinishReason.ABORT, scheduled=0.0, first_output=0.0, last_output=10.0, num_output_tokens=0)
     )
@@ -176,18 +225,16 @@ def test_a_request_that_never_ran_has_no_phases():
 
 
 def test_histograms_of_the_engine_are_cumulative():
-    tally = Tally.of((1.0, 10.0))
+    histogram = Histogram.of((1.0, 10.0))
     for value in (0.5, 1.0, 5.0, 50.0, 60.0):
-        tally.add(value)
-    metrics = Metrics()
-    metrics.engine_stats(stats(step_tokens=tally))
-    shown = samples(metrics)
-    assert [shown[f"iteration_tokens_total_bucket[{bound}]"] for bound in ("1.0", "10.0", "+Inf")] == [2, 3, 5]
-    assert (shown["iteration_tokens_total_count"], shown["iteration_tokens_total_sum"]) == (5, 116.5)
+        histogram.add(value)
+    shown = samples(metrics_of(stats(step_tokens=histogram)))
+    assert [shown[f"iteration_tokens_total_bucket[0][{bound}]"] for bound in ("1.0", "10.0", "+Inf")] == [2, 3, 5]
+    assert (shown["iteration_tokens_total_count[0]"], shown["iteration_tokens_total_sum[0]"]) == (5, 116.5)
 
 
 def test_latencies_are_per_token():
-    metrics = Metrics()
+    metrics = metrics_of()
     metrics.first_token(0.3)
     metrics.next_tokens(4, 0.2)
     shown = samples(metrics)
@@ -196,7 +243,7 @@ def test_latencies_are_per_token():
 
 
 def test_two_servers_in_one_process_do_not_share_metrics():
-    one, other = Metrics(), Metrics()
+    one, other = metrics_of(), metrics_of()
     one.first_token(1.0)
     assert samples(other)["time_to_first_token_seconds_count"] == 0
 
@@ -217,7 +264,7 @@ def test_every_query_of_the_dashboard_names_a_metric_that_exists():
 
 def test_throughput_is_told_only_while_there_is_some():
     log = ThroughputLog()
-    assert log.line(None, 10) is None
+    assert log.line(stats(), 10) is None
     line = log.line(stats(prompt_tokens=100, generation_tokens=50, num_running=2, num_pages_pinned=10), 10)
     assert line == "running 2, waiting 0, prompt 10.0 tok/s, output 5.0 tok/s, KV 10.0%, prefix cache hits 0.0%"
     assert log.line(stats(prompt_tokens=100, generation_tokens=50), 10) is None
@@ -269,7 +316,7 @@ def test_a_collector_gets_a_span_for_each_request(collector):
 
     async def run():
         exporter = TraceExporter(url, "mill")
-        metrics = Metrics(traces=exporter)
+        metrics = metrics_of(traces=exporter)
         metrics.finished(finished())
         metrics.finished(finished(FinishReason.ERROR, scheduled=0.0, first_output=0.0))
         task = asyncio.ensure_future(exporter.run())

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from tests.runner.fake_platform import FakePlatform
-from tokenmill.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.runner.cuda_graphs import LARGEST, DecodeGraphs, ladder
 
-PADDING = np.array([-1, 7], dtype=np.int64)
+PADDING = np.array([[-1, 7]], dtype=np.int64)
 
 
 def doubled(inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return (inputs[0] * 2, inputs.sum(0))
+    return (inputs[:, 0] * 2, inputs.sum(1))
 
 
 def make(max_rows: int, **options: int) -> tuple[DecodeGraphs, FakePlatform]:
@@ -45,24 +45,24 @@ def test_a_step_runs_in_the_smallest_size_that_holds_it(rng: np.random.Generator
     graphs, platform = make(20)
     graphs.capture()
     for n in (1, 3, 4, 5, 9, 20, 2):
-        inputs = rng.integers(0, 100, (2, n))
+        inputs = rng.integers(0, 100, (n, 2))
         padded = graphs.padded(inputs)
         assert padded is not None
-        size = padded.shape[1]
+        size = len(padded)
         assert size == next(size for size in (1, 2, 4, 8, 16, 20) if size >= n)
-        assert (padded[:, :n] == inputs).all()
-        assert (padded[:, n:] == PADDING[:, None]).all()
+        assert (padded[:n] == inputs).all()
+        assert (padded[n:] == PADDING).all()
         first, second = graphs.run(torch.from_numpy(padded))
-        assert torch.equal(first, torch.from_numpy(padded[0] * 2))
-        assert torch.equal(second, torch.from_numpy(padded.sum(0)))
+        assert torch.equal(first, torch.from_numpy(padded[:, 0] * 2))
+        assert torch.equal(second, torch.from_numpy(padded.sum(1)))
     assert platform.replays == 7
 
 
 def test_what_no_graph_holds_runs_without_one() -> None:
     graphs, _ = make(20)
-    assert graphs.padded(np.zeros((2, 1), dtype=np.int64)) is None, "nothing is captured yet"
+    assert graphs.padded(np.zeros((1, 2), dtype=np.int64)) is None, "nothing is captured yet"
     graphs.capture()
-    assert graphs.padded(np.zeros((2, 21), dtype=np.int64)) is None
+    assert graphs.padded(np.zeros((21, 2), dtype=np.int64)) is None
 
 
 def test_a_full_memory_is_told_with_what_to_change() -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenmill.sampling.batch import SamplingBatch
+from tokenmill.core.plan import AdmittedRequest
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.sampling.draws import RECORD, describe, pack
 from tokenmill.sampling.sampler import Sampler
-from tokenmill.sampling.table import SamplingTable
-from tokenmill.sampling_params import SamplingParams
-from tokenmill.scheduler.plan import NewRow
+from tokenmill.sampling.state import SamplingMetadata, SamplingState
 
 Floats = npt.NDArray[np.float64]
 
@@ -82,32 +82,41 @@ def has_close_call(logits: Floats, params: SamplingParams) -> bool:
 
 def new_row(
     row: int, params: SamplingParams, *, seed: int = 0, num_prompt: int = 1, stop_ids: tuple[int, ...] = ()
-) -> NewRow:
+) -> AdmittedRequest:
     """A request on `row` with a prompt of `num_prompt` tokens."""
-    return NewRow(row, f"r{row}", np.zeros(num_prompt, dtype=np.int32), num_prompt, params, stop_ids, seed)
+    return AdmittedRequest(row, f"r{row}", np.zeros(num_prompt, dtype=np.int32), num_prompt, params, stop_ids, seed)
 
 
-def batch_of(
+def draws_of(params: SamplingParams, vocab_size: int, uniforms: npt.NDArray[np.float64]) -> torch.Tensor:
+    """Packed draws with the same parameters and these uniform numbers."""
+    records = np.array([describe(params, vocab_size)] * len(uniforms), dtype=RECORD)
+    records["uniform"] = uniforms
+    return torch.from_numpy(pack(records))
+
+
+def metadata_of(
     all_params: Sequence[SamplingParams], vocab_size: int, positions: Sequence[int] | int = 1
-) -> SamplingBatch:
+) -> SamplingMetadata:
     """Row i with the i-th parameters and seed i."""
-    table = SamplingTable(len(all_params), vocab_size, "cpu")
+    state = SamplingState(len(all_params), vocab_size)
     for row, params in enumerate(all_params):
-        table.set(new_row(row, params, seed=row))
-    return table.batch(np.arange(len(all_params)), np.broadcast_to(np.asarray(positions), (len(all_params),)))
+        state.set(new_row(row, params, seed=row))
+    return state.select(np.arange(len(all_params)), np.broadcast_to(np.asarray(positions), (len(all_params),)))
 
 
 def draw_many(logits: npt.NDArray[np.float32], params: SamplingParams, count: int, seed: int) -> npt.NDArray[np.int64]:
     """`count` draws for the same logits: a hundred seeds, and consecutive positions of each."""
-    table = SamplingTable(100, len(logits), "cpu")
+    state = SamplingState(100, len(logits))
     for row in range(100):
-        table.set(new_row(row, params, seed=seed + row))
+        state.set(new_row(row, params, seed=seed + row))
     rows = np.repeat(np.arange(100), count // 100)
     positions = np.tile(np.arange(1, count // 100 + 1), 100)
     same = torch.from_numpy(logits).expand(500, -1).contiguous()
     no_tokens = torch.zeros((100, 1), dtype=torch.int32)
     drawn = [
-        Sampler().sample(same[: len(part)], table.batch(part, positions[start : start + 500]), no_tokens).token_ids
+        Sampler()
+        .sample_logits(same[: len(part)], state.select(part, positions[start : start + 500]), no_tokens)
+        .token_ids
         for start in range(0, count, 500)
         if len(part := rows[start : start + 500])
     ]

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.sampling.oracle import batch_of, ranked
+from tests.sampling.oracle import metadata_of, ranked
+from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.sampling.logprobs import LOWEST_LOGPROB, to_messages
 from tokenmill.sampling.sampler import Sampler
-from tokenmill.sampling_params import SamplingParams
 
 
 def reports_of(logits: torch.Tensor, all_params: list[SamplingParams], batch_indices=None):
     no_tokens = torch.zeros((len(logits), 4), dtype=torch.int32)
-    sampled = Sampler().sample(logits, batch_of(all_params, logits.shape[1], 2), no_tokens)
+    sampled = Sampler().sample_logits(logits, metadata_of(all_params, logits.shape[1], 2), no_tokens)
     assert sampled.logprobs is not None
     return sampled.token_ids.tolist(), to_messages(sampled.logprobs, batch_indices)
 

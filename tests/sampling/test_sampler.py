@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.sampling.oracle import batch_of, distribution, new_row, process
+from tests.sampling.oracle import distribution, metadata_of, new_row, process
+from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.sampling.logprobs import to_messages
-from tokenmill.sampling.sampler import Sampler
-from tokenmill.sampling.table import SamplingTable
-from tokenmill.sampling_params import SamplingParams
+from tokenmill.sampling.sampler import Drawn, Outputs, Sampler
+from tokenmill.sampling.state import SamplingState
 
 MAX_LEN = 40
 
@@ -53,19 +53,19 @@ def bad_words(rng: np.random.Generator, params: SamplingParams, output: list[int
 
 @dataclass
 class Case:
-    """A table full of rows with random parameters, with the logits and the position of each."""
+    """A state full of rows with random parameters, with the logits and the position of each."""
 
     all_params: list[SamplingParams]
     prompts: np.ndarray
     positions: np.ndarray
     token_table: torch.Tensor
     logits: torch.Tensor
-    table: SamplingTable
+    state: SamplingState
     stop_ids: list[tuple[int, ...]]
 
     def sample(self, rows: np.ndarray):
-        batch = self.table.batch(rows, self.positions[rows])
-        return Sampler().sample(self.logits[rows].clone(), batch, self.token_table)
+        metadata = self.state.select(rows, self.positions[rows])
+        return Sampler().sample_logits(self.logits[rows].clone(), metadata, self.token_table)
 
 
 def random_case(rng: np.random.Generator, num_rows: int, vocab_size: int) -> Case:
@@ -79,17 +79,17 @@ def random_case(rng: np.random.Generator, num_rows: int, vocab_size: int) -> Cas
         for tokens, prompt, position, row in zip(token_table, prompts, positions, logits, strict=True)
     ]
     stop_ids = [tuple(set(rng.integers(vocab_size, size=2).tolist())) for _ in range(num_rows)]
-    table = SamplingTable(num_rows, vocab_size, "cpu")
+    state = SamplingState(num_rows, vocab_size)
     for row, params in enumerate(all_params):
         seed = int(rng.integers(-(2**63), 2**63 - 1))
-        table.set(new_row(row, params, seed=seed, num_prompt=int(prompts[row]), stop_ids=stop_ids[row]))
+        state.set(new_row(row, params, seed=seed, num_prompt=int(prompts[row]), stop_ids=stop_ids[row]))
     return Case(
         all_params=all_params,
         prompts=prompts,
         positions=positions,
         token_table=token_table,
         logits=logits,
-        table=table,
+        state=state,
         stop_ids=stop_ids,
     )
 
@@ -147,61 +147,50 @@ def test_draws_change_with_position_and_seed_and_repeat_with_the_key(rng):
     no_tokens = torch.zeros((64, 1), dtype=torch.int32)
     params = [SamplingParams()] * 64
     first, again, later = (
-        Sampler().sample(logits, batch_of(params, 1000, position), no_tokens).token_ids for position in (5, 5, 6)
+        Sampler().sample_logits(logits, metadata_of(params, 1000, position), no_tokens).token_ids
+        for position in (5, 5, 6)
     )
     assert torch.equal(first, again)
     assert len(first.unique()) > 32
     assert int((first != later).sum()) > 32
 
 
-@pytest.mark.parametrize("vocab_size", [1, 5, 331, 5001])
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
-def test_poisoned_logits_give_a_token_of_the_vocabulary(vocab_size, poison, rng):
-    params = [random_params(rng, vocab_size) for _ in range(60)]
-    batch = batch_of(params, vocab_size, 3)
-    logits = torch.randn(60, vocab_size)
-    logits[torch.rand(60, vocab_size) < torch.tensor([0.01, 0.5, 1.1]).repeat(20)[:, None]] = poison
-    token_table = torch.zeros((60, 8), dtype=torch.int32)
-    sampled = Sampler().sample(logits, batch, token_table)
-    assert ((sampled.token_ids >= 0) & (sampled.token_ids < vocab_size)).all()
-    for report in to_messages(sampled.logprobs).values() if sampled.logprobs is not None else ():
-        for one in (report.sampled, *report.top):
-            assert np.isfinite(one.logprob)
-            assert 0 <= one.token_id < vocab_size
-            assert 1 <= one.rank <= vocab_size
+class OnlyArgmax:
+    """A head that nobody may ask for its logits; outputs stand for these."""
 
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("the largest is enough")
 
-def test_nan_does_not_win_a_draw_while_a_number_is_left(rng):
-    logits = torch.full((40, 300), torch.nan)
-    logits[:, 17] = -5.0
-    kinds = [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(top_k=280), SamplingParams(min_p=0.1)] * 10
-    sampled = Sampler().sample(logits, batch_of(kinds, 300), torch.zeros((40, 1), dtype=torch.int32))
-    assert (sampled.token_ids == 17).all()
+    def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs.argmax(-1)
 
 
 def test_only_greedy_rows_take_the_short_way_and_logprobs_are_of_the_logits_as_they_came(rng):
     logits = torch.randn(8, 5001)
     before = logits.clone()
-    batch = batch_of([SamplingParams(temperature=0.0)] * 8, 5001)
-    assert batch.only_argmax
-    sampled = Sampler().sample(logits, batch, torch.zeros((8, 1), dtype=torch.int32))
+    metadata = metadata_of([SamplingParams(temperature=0.0)] * 8, 5001)
+    assert metadata.only_argmax
+    head = OnlyArgmax()
+    sampled = Sampler().sample(Outputs(head, logits), metadata, torch.zeros((8, 1), dtype=torch.int32))
     assert torch.equal(sampled.token_ids, logits.argmax(-1))
     assert sampled.logprobs is None
     rich = [SamplingParams(temperature=0.0, logit_bias={1: 100.0}, repetition_penalty=1.5, logprobs=0)] * 8
-    sampled = Sampler().sample(logits, batch_of(rich, 5001), torch.zeros((8, 1), dtype=torch.int32))
+    sampled = Sampler().sample_logits(logits, metadata_of(rich, 5001), torch.zeros((8, 1), dtype=torch.int32))
     assert (sampled.token_ids == 1).all()
     assert sampled.logprobs is not None
     torch.testing.assert_close(sampled.logprobs.logprobs, before.double().log_softmax(-1)[:, 1], check_dtype=False)
 
 
 def test_stop_ids_are_masked_until_min_tokens_are_out(rng):
-    table = SamplingTable(2, 50, "cpu")
+    state = SamplingState(2, 50)
     params = SamplingParams(temperature=0.0, min_tokens=3, max_tokens=9, logit_bias={4: 100.0, 5: 99.0})
     for row in range(2):
-        table.set(new_row(row, params, num_prompt=10, stop_ids=(4,) if row == 0 else ()))
+        state.set(new_row(row, params, num_prompt=10, stop_ids=(4,) if row == 0 else ()))
     logits, token_table = torch.zeros((2, 50)), torch.zeros((2, 30), dtype=torch.int32)
     picked = [
-        Sampler().sample(logits.clone(), table.batch(np.arange(2), np.full(2, at)), token_table).token_ids.tolist()
+        Sampler()
+        .sample_logits(logits.clone(), state.select(np.arange(2), np.full(2, at)), token_table)
+        .token_ids.tolist()
         for at in range(10, 15)
     ]
     assert picked == [[5, 4], [5, 4], [5, 4], [4, 4], [4, 4]]
@@ -217,10 +206,35 @@ def test_extreme_parameters_leave_a_choice(extreme):
         SamplingParams(logit_bias={3: extreme, 4: -extreme}),
     ]
     with np.errstate(over="raise", invalid="raise", divide="raise"):
-        batch = batch_of(all_params, 300, 3)
+        metadata = metadata_of(all_params, 300, 3)
     logits = torch.zeros((5, 300))
     logits[:, 7] = 9.0
     token_table = torch.full((5, 4), 9, dtype=torch.int32)
-    token_ids = Sampler().sample(logits, batch, token_table).token_ids.tolist()
+    token_ids = Sampler().sample_logits(logits, metadata, token_table).token_ids.tolist()
     assert all(0 <= token < 300 for token in token_ids)
     assert token_ids[1] == 7
+
+
+def test_a_row_that_samples_for_several_positions_draws_as_it_does_one_by_one(rng):
+    case = random_case(rng, 6, 331)
+    rows = np.repeat(np.arange(6), 3)
+    positions = np.minimum(case.positions[rows] + np.tile(np.arange(3), 6), MAX_LEN - 1)
+    logits = torch.randn(18, 331)
+    together = Sampler().sample_logits(logits.clone(), case.state.select(rows, positions), case.token_table).token_ids
+    for index in range(18):
+        metadata = case.state.select(rows[index : index + 1], positions[index : index + 1])
+        alone = Sampler().sample_logits(logits[index : index + 1].clone(), metadata, case.token_table).token_ids
+        assert int(together[index]) == int(alone[0])
+
+
+def test_rows_that_were_drawn_already_keep_their_tokens_unless_they_ask_for_more(rng):
+    params = [SamplingParams(), SamplingParams(temperature=0.0), SamplingParams(top_k=5)]
+    logits, no_tokens = torch.randn(3, 40), torch.zeros((3, 1), dtype=torch.int32)
+    plain, biased = metadata_of(params, 40), metadata_of([*params[:2], SamplingParams(logit_bias={7: 100.0})], 40)
+    sampler = Sampler()
+    for metadata in (plain, biased):
+        draws = torch.from_numpy(metadata.draws)
+        drawn = Drawn(logits.clone(), draws, sampler.draw(logits, draws))
+        want = sampler.sample_logits(logits.clone(), metadata, no_tokens).token_ids
+        assert torch.equal(sampler.sample(drawn, metadata, no_tokens).token_ids, want)
+    assert sampler.sample(drawn, plain, no_tokens).token_ids is drawn.token_ids

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output
+import numpy as np
+
+from tests.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output, next_token
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import AddRequest, TokenOutput
+from tokenmill.core.request import FinishReason, Request, RequestStatus, TokenArray
+from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.engine import Engine, ModelLimits
-from tokenmill.engine.parts import make_scheduler
+from tokenmill.engine.gates import Gate
+from tokenmill.engine.observer import Observer, Watchdog
 from tokenmill.engine.step_log import LogHeader, StepLog
-from tokenmill.errors import InvalidRequest
-from tokenmill.messages import AddRequest, TokenOutput
-from tokenmill.request import FinishReason, RequestStatus
-from tokenmill.sampling_params import SamplingParams
 from tokenmill.scheduler.config import SchedulerConfig
 
 
@@ -29,11 +33,14 @@ class Settings:
     caching: bool = True
     policy: str = "fcfs"
     batch_policy: str = "mixed"
-    admission: str = "optimistic"
+    admission: str = "whole-prompt"
     depth: int = 1
+    drafts: int = 0
     max_model_len: int = 32
     eos: frozenset[int] = frozenset()
     log: Path | None = None
+    watchdog: Path | None = None
+    gates: tuple[Gate, ...] = ()
 
 
 @dataclass
@@ -46,6 +53,26 @@ class Record:
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    told: list[int] = field(default_factory=list)
+    pooling: str = ""
+    embedding: bytes | None = None
+
+
+class HalfRightDrafter:
+    """Proposes what the runner will say, with an error now and then: by the request's length, so that it repeats."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def propose(self, request: Request, limit: int) -> TokenArray:
+        context = request.token_ids.tolist()
+        rng = random.Random(request.arrival * 1000 + len(context))
+        drafts = []
+        for _ in range(rng.randint(0, min(self.most, limit))):
+            token = next_token(np.array(context))
+            drafts.append((token + (rng.random() < 0.25)) % VOCAB_SIZE)
+            context.append(token)
+        return np.array(drafts, dtype=np.int32)
 
 
 class Harness:
@@ -66,14 +93,17 @@ class Harness:
             eos_token_ids=sorted(s.eos),
             depth=s.depth,
         )
-        self.scheduler = make_scheduler(config, s.num_pages, s.page_size, s.caching)
+        drafter = HalfRightDrafter(s.drafts) if s.drafts else None
+        self.scheduler = self.header.make_scheduler(drafter=drafter)
         self.kv = self.scheduler.kv
         self.runner = PagedMemoryRunner(s.max_num_seqs, s.num_pages, s.page_size, s.max_model_len)
         limits = ModelLimits(s.max_model_len, VOCAB_SIZE, s.eos)
-        self.engine = Engine(self.scheduler, self.runner, limits, s.depth, StepLog(s.log, self.header))
+        observer = Observer(StepLog(s.log, self.header), Watchdog(s.watchdog))
+        self.engine = Engine(self.scheduler, self.runner, limits, s.depth, observer, s.gates)
         self.records: dict[str, Record] = {}
         self.page_tables: dict[tuple[str, int], list[int]] = {}
         self.sessions: dict[str, list[Record]] = {}
+        self.inputs: dict[str, list[tuple[list[int], SamplingParams]]] = {}
 
     def add(
         self,
@@ -82,8 +112,9 @@ class Harness:
         *,
         priority: int = 0,
         salt: str = "",
-        group: str = "",
+        tenant: str = "",
         is_resumable: bool = False,
+        pooling: str = "",
         status: RequestStatus = RequestStatus.WAITING,
         **params: object,
     ) -> str:
@@ -91,15 +122,16 @@ class Harness:
         request_id = str(len(self.records))
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.settings.eos)
-        self.records[request_id] = Record(prompt, sampling, stop_ids)
+        self.records[request_id] = Record(prompt, sampling, stop_ids, pooling=pooling)
         message = AddRequest(
             id=request_id,
             prompt_token_ids=prompt,
             params=sampling,
             priority=priority,
             cache_salt=salt,
-            group=group,
+            tenant=tenant,
             is_resumable=is_resumable,
+            pooling=pooling,
         )
         self.collect(self.engine.add(message, status))
         return request_id
@@ -111,19 +143,26 @@ class Harness:
         return request_id
 
     def extend(self, request_id: str, token_ids: list[int], max_tokens: int, is_last: bool = False) -> bool:
-        """Send a paused session its next input; False if it is not paused or has no room."""
-        record = self.records[request_id]
+        """Send a session its next input, for now or for the end of its turn; False if it is refused."""
         params = SamplingParams(max_tokens=max_tokens)
         try:
             self.engine.extend(request_id, token_ids, params, is_last)
         except InvalidRequest:
             return False
+        self.inputs.setdefault(request_id, []).append((token_ids, params))
+        if self.records[request_id].finish_reason is not None:
+            self.begin_turn(request_id)
+        return True
+
+    def begin_turn(self, request_id: str) -> None:
+        """The session's turn is over and it goes on with its next input."""
+        record = self.records[request_id]
         self.check_output(request_id, record)
         self.sessions[request_id].append(record)
+        token_ids, params = self.inputs[request_id].pop(0)
         # The last token of a turn was never run; the next turn does not see it.
         prompt = record.prompt + record.tokens[:-1] + token_ids
         self.records[request_id] = Record(prompt, params, record.stop_ids)
-        return True
 
     def abort(self, *ids: str) -> None:
         """End requests."""
@@ -138,17 +177,30 @@ class Harness:
         self.check_batch()
         assert not (self.engine.is_idle and self.scheduler.is_stuck), "somebody could run and the plan is empty"
 
-    def drain(self, limit: int = 2000) -> None:
+    def most_steps(self) -> int:
+        """A bound on the steps until nothing is left: as if requests ran one after the other, each from its beginning.
+
+        The first in order never yields, so a schedule that takes more runs the same tokens again and again.
+        """
+        chunk = min(self.settings.budget, self.settings.threshold or self.settings.budget)
+        alive = self.scheduler.requests.values()
+        alone = [-(-r.num_tokens // chunk) + r.max_tokens_total - r.num_tokens + 1 for r in alive]
+        alone += [2 * self.settings.max_model_len for inputs in self.inputs.values() for _ in inputs]
+        return self.settings.depth * (sum(alone) + 2)
+
+    def drain(self) -> None:
         """Run until nothing is left; then nothing may be in use."""
-        for _ in range(limit):
-            if not self.engine.has_work:
-                break
+        limit, num_steps = self.most_steps(), 0
+        num_late = self.runner.num_late
+        # A step whose sample was late is run again.
+        while self.engine.has_work and num_steps < limit + self.settings.depth * (self.runner.num_late - num_late):
             self.step()
-        stuck = {id: (r.status.value, self.scheduler.explain(id)) for id, r in self.scheduler.books.requests.items()}
-        assert not self.engine.has_work, f"no end after {limit} steps: {stuck}"
-        self.abort(*[request.id for request in self.scheduler.books.requests.values() if request.is_paused])
+            num_steps += 1
+        stuck = {id: (r.status.value, self.scheduler.explain(id)) for id, r in self.scheduler.requests.items()}
+        assert not self.engine.has_work, f"no end after {num_steps} steps: {stuck}"
+        self.abort(*[request.id for request in self.scheduler.requests.values() if request.is_paused])
         assert self.kv.num_pinned == 0, "pages are still in use"
-        assert self.scheduler.books.rows.num_free == self.settings.max_num_seqs, "rows are still in use"
+        assert self.scheduler._state.rows.num_free == self.settings.max_num_seqs, "rows are still in use"
         self.check_outputs()
 
     def check_outputs(self) -> None:
@@ -162,7 +214,13 @@ class Harness:
         limit = min(room, record.params.max_tokens or room)
         expected = expected_output(record.prompt, limit, record.stop_ids)
         assert record.finish_reason is not None, f"request {request_id} was never answered"
-        if record.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if record.params.prompt_logprobs is not None:
+            all_told = list(range(1, len(record.prompt)))
+            is_complete = record.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+            assert record.told == (all_told if is_complete else all_told[: len(record.told)]), "each once, in order"
+        if record.pooling and record.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert record.embedding == len(record.prompt).to_bytes(4, "little"), "one vector, of the whole prompt"
+        elif record.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert record.tokens == expected, f"request {request_id}: {record.tokens} != {expected}"
             stopped = bool(expected) and expected[-1] in record.stop_ids
             assert record.finish_reason == (FinishReason.STOP if stopped else FinishReason.LENGTH)
@@ -172,7 +230,7 @@ class Harness:
     def check_page_tables(self) -> None:
         """A page table only grows while its request holds a row: nothing found later is ever swapped in."""
         tables = {}
-        for request in self.scheduler.books.requests.values():
+        for request in self.scheduler.requests.values():
             if request.row is not None:
                 key = (request.id, request.num_preemptions)
                 tables[key] = list(self.kv.pages(request))
@@ -185,8 +243,8 @@ class Harness:
         if self.settings.batch_policy == "prefill-first" and self.runner.plans:
             plan = self.runner.plans[-1]
             new = [row.request_id for row in plan.new_rows]
-            columns = zip(plan.request_ids, plan.num_scheduled, plan.samples, strict=True)
-            kinds = {count == 1 and samples and request_id not in new for request_id, count, samples in columns}
+            columns = zip(plan.request_ids, plan.num_scheduled, plan.num_samples, strict=True)
+            kinds = {count == samples and request_id not in new for request_id, count, samples in columns}
             assert len(kinds) == 1, f"step {plan.step} mixes prompts with decodes"
 
     def collect(self, outputs: list[TokenOutput]) -> None:
@@ -201,7 +259,14 @@ class Harness:
             assert record.finish_reason is None, f"request {output.id} was answered after its end"
             record.tokens.extend(output.token_ids)
             record.finish_reason = output.finish_reason
+            for one in output.prompt_logprobs or []:
+                assert record.prompt[int(one.sampled.logprob)] == one.sampled.token_id
+                record.told.append(int(one.sampled.logprob))
+            if output.embedding is not None:
+                record.embedding = output.embedding
             record.num_cached_tokens = output.num_cached_tokens or record.num_cached_tokens
+            if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) and self.inputs.get(output.id):
+                self.begin_turn(output.id)
 
 
 def plans(harness: Harness) -> list[dict[str, int]]:

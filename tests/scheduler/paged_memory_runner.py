@@ -7,11 +7,13 @@ too early, or read before it was written.
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
-from tokenmill.scheduler.plan import StepPlan, StepResult
+from tokenmill.core.plan import AdmittedRequest, Logprob, StepPlan, StepResult, TokenLogprobs
+from tokenmill.runner.executor import InFlightStep
 
 VOCAB_SIZE = 50
 
@@ -34,6 +36,12 @@ def expected_output(prompt: list[int], max_tokens: int, stop_ids: frozenset[int]
     return context[len(prompt) :]
 
 
+def result_of(plan: StepPlan, brought: list[list[int]], **more: Any) -> StepResult:
+    """The outcome of a step that brings each request of the batch these tokens."""
+    starts = np.cumsum([0, *map(len, brought)], dtype=np.int32)
+    return StepResult(plan.step, np.array([*chain(*brought)], dtype=np.int32), starts, **more)
+
+
 class PagedMemoryRunner:
     """Runs a plan at once on numpy arrays. A step whose number is in `failing_steps` raises."""
 
@@ -45,19 +53,21 @@ class PagedMemoryRunner:
         self.failing_steps: set[int] = set()
         self.has_failed = False
         self.plans: list[StepPlan] = []
+        self.starts: list[Any] = []
+        self.owners: dict[int, AdmittedRequest] = {}
+        self.num_late = 0
 
-    def launch(self, plan: StepPlan) -> Future[StepResult]:
-        """Run the step; the future holds its outcome. Behind a failed step all are refused until `recover`."""
+    def launch(self, plan: StepPlan) -> InFlightStep:
+        """Run the step. Behind a failed step all are refused until `recover`."""
         self.plans.append(plan)
-        future: Future[StepResult] = Future()
         try:
             if self.has_failed:
                 raise RuntimeError("a step before this one failed")
-            future.set_result(self.execute(plan))
+            result = self.execute(plan)
         except RuntimeError as error:
             self.has_failed = True
-            future.set_exception(error)
-        return future
+            return InFlightStep.failed(error)
+        return InFlightStep(lambda: result)
 
     def recover(self) -> None:
         """Run plans again."""
@@ -68,21 +78,55 @@ class PagedMemoryRunner:
         if plan.step in self.failing_steps:
             raise RuntimeError(f"step {plan.step} fails as planned")
         for new in plan.new_rows:
+            self.owners[new.row] = new
             self.token_table[new.row, : len(new.token_ids)] = new.token_ids
         self.page_table[plan.page_rows, plan.page_numbers] = plan.page_ids
-        token_ids = np.full(len(plan.rows), -1, dtype=np.int32)
+        self.enter_drafts(plan)
         for row, start, count in zip(plan.rows, plan.num_computed, plan.num_scheduled, strict=True):
             for position in range(start, start + count):
                 page = self.page_table[row, position // self.page_size]
                 assert page > 0, "a token is written to the reserved page"
                 self.memory[page, position % self.page_size] = self.token_table[row, position]
-        for index, (row, end) in enumerate(zip(plan.rows, plan.num_computed + plan.num_scheduled, strict=True)):
-            if plan.samples[index]:
-                pages = self.page_table[row, : -(-end // self.page_size)]
-                token = next_token(self.memory[pages].reshape(-1)[:end])
-                self.token_table[row, end] = token
-                token_ids[index] = token
-        return StepResult(plan.step, token_ids, {})
+        brought = [self.sample(plan, index) for index in range(len(plan.rows))]
+        logprobs, vectors = self.reports(plan)
+        result = result_of(plan, brought, prompt_logprobs=logprobs, embeddings=vectors)
+        self.starts.append(result.token_starts)
+        return result
+
+    def enter_drafts(self, plan: StepPlan) -> None:
+        """Draft tokens stand in the token table behind the last known token."""
+        drafts = iter([] if plan.draft_ids is None else plan.draft_ids.tolist())
+        ends = plan.num_computed + plan.num_scheduled
+        for row, end, count in zip(plan.rows, ends, plan.num_samples, strict=True):
+            for position in range(end - count + 1, end):
+                self.token_table[row, position] = next(drafts)
+        assert next(drafts, None) is None, "a draft of no request"
+
+    def sample(self, plan: StepPlan, index: int) -> list[int]:
+        """The tokens that a request is brought: its drafts as long as they are right, and the one that follows."""
+        row, end = plan.rows[index], plan.num_computed[index] + plan.num_scheduled[index]
+        context = self.memory[self.page_table[row, : -(-end // self.page_size)]].reshape(-1)
+        tokens: list[int] = []
+        for position in range(end - plan.num_samples[index] + 1, end + 1):
+            token = next_token(context[:position])
+            is_draft = position < end and self.token_table[row, position] == token
+            self.token_table[row, position] = token
+            tokens.append(token)
+            if not is_draft:
+                break
+        return tokens
+
+    def reports(self, plan: StepPlan) -> tuple[dict[int, list[TokenLogprobs]], dict[int, bytes]]:
+        """What the step tells of prompts: a "log probability" is the token's position, a "vector" the length run."""
+        logprobs, vectors = {}, {}
+        for index, (row, start, count) in enumerate(zip(plan.rows, plan.num_computed, plan.num_scheduled, strict=True)):
+            owner, end = self.owners[int(row)], int(start + count)
+            if owner.params.prompt_logprobs is not None and start < owner.num_prompt_tokens:
+                told = range(int(start) + 1, min(end + 1, owner.num_prompt_tokens))
+                logprobs[index] = [TokenLogprobs(Logprob(int(owner.token_ids[p]), p, 1), []) for p in told]
+            if owner.pooling and end == owner.num_prompt_tokens:
+                vectors[index] = end.to_bytes(4, "little")
+        return logprobs, vectors
 
     def close(self) -> None:
         """Nothing is running."""

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.scheduler.harness import Harness
-from tests.scheduler.paged_memory_runner import PagedMemoryRunner
-from tokenmill.request import FinishReason
-from tokenmill.scheduler.plan import StepPlan, StepResult
+from tests.scheduler.paged_memory_runner import PagedMemoryRunner, result_of
+from tokenmill.core.plan import RowFailure, StepPlan, StepResult
+from tokenmill.core.request import FinishReason
 
 
 class LateRunner(PagedMemoryRunner):
@@ -23,26 +23,29 @@ class LateRunner(PagedMemoryRunner):
         self.share = share
         self.failing_rows: set[str] = set()
         self.next_position: dict[int, int] = {}
-        self.num_late = 0
-        harness.runner = harness.engine.runner = self
+        harness.runner = harness.engine.executor = self
 
     def execute(self, plan: StepPlan) -> StepResult:
         for new in plan.new_rows:
             self.next_position[new.row] = len(new.token_ids)
         result = super().execute(plan)
+        brought = [part.tolist() for part in np.split(result.token_ids, result.token_starts[1:-1])]
         failures = {}
-        for index in np.flatnonzero(plan.samples).tolist():
-            row, position = int(plan.rows[index]), int(plan.num_computed[index] + plan.num_scheduled[index])
+        for index in np.flatnonzero(plan.num_samples).tolist():
+            row, end = int(plan.rows[index]), int(plan.num_computed[index] + plan.num_scheduled[index])
+            position = end - int(plan.num_samples[index]) + 1
             if position != self.next_position[row] or self.rng.random() < self.share:
                 self.num_late += 1
-                result.token_ids[index] = -1
+                brought[index] = []
                 self.token_table[row, position] = 7  # a token that nobody sampled
             elif plan.request_ids[index] in self.failing_rows:
-                result.token_ids[index] = -1
-                failures[index] = "its grammar cannot go on"
+                brought[index] = []
+                failures[index] = RowFailure("its grammar cannot go on", status=400)
             else:
-                self.next_position[row] += 1
-        return StepResult(plan.step, result.token_ids, {}, failures)
+                self.next_position[row] += len(brought[index])
+        return result_of(
+            plan, brought, failures=failures, prompt_logprobs=result.prompt_logprobs, embeddings=result.embeddings
+        )
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -53,21 +56,24 @@ def test_late_samples_change_no_output(depth: int) -> None:
     num_late = num_preemptions = 0
     for _ in range(25):
         harness = Harness(
-            depth=depth, num_pages=rng.randint(9, 14), threshold=rng.choice([0, 3]), eos=frozenset({3, 11})
+            depth=depth,
+            drafts=rng.choice([0, 4]),
+            num_pages=rng.randint(9, 14),
+            threshold=rng.choice([0, 3]),
+            eos=frozenset({3, 11}),
         )
         runner = LateRunner(harness, rng, rng.choice([0.1, 0.4, 0.8]))
-        for number in range(rng.randint(3, 9)):
+        for _ in range(rng.randint(3, 9)):
             prompt = [rng.randrange(3) for _ in range(rng.randint(1, 18))]
-            group = rng.choice(["", "", f"group {number}"])
-            for _ in range(3 if group else 1):
-                harness.add(prompt, rng.randint(1, 12), group=group)
+            for _ in range(rng.choice([1, 1, 3])):
+                harness.add(prompt, rng.randint(1, 12))
             for _ in range(rng.randint(0, 6)):
                 harness.step()
             if rng.random() < 0.2:
                 harness.abort(str(rng.randrange(len(harness.records))))
         harness.drain()
         num_late += runner.num_late
-        num_preemptions += harness.scheduler.books.num_preemptions
+        num_preemptions += harness.scheduler.num_preemptions
     assert num_late > 50
     assert num_preemptions > 0
 
@@ -86,7 +92,7 @@ def test_a_late_request_leaves_the_others_alone(depth: int) -> None:
         without.step()
     assert len(with_late.records["0"].tokens) < len(without.records["0"].tokens)
     assert with_late.records["1"].tokens == without.records["1"].tokens
-    late = with_late.scheduler.books.requests["0"]
+    late = with_late.scheduler.requests["0"]
     runner.next_position[0] = late.num_tokens
     with_late.drain()
     without.drain()
@@ -102,3 +108,18 @@ def test_a_request_that_cannot_go_on_ends_alone(depth: int) -> None:
     assert harness.records[failing].finish_reason is FinishReason.ERROR
     assert harness.records[failing].tokens == []
     assert harness.records[other].finish_reason is FinishReason.LENGTH
+
+
+def test_what_was_computed_for_a_request_that_fails_is_not_found_by_others() -> None:
+    harness = Harness(page_size=4)
+    runner = LateRunner(harness, random.Random(0), 0.0)
+    runner.failing_rows.add("0")
+    prompt = list(range(12))
+    harness.add(prompt, 4)
+    harness.drain()
+    harness.add(prompt, 4)
+    harness.drain()
+    assert harness.scheduler.kv.num_hit_tokens == 0
+    harness.add(prompt, 4)
+    harness.drain()
+    assert harness.scheduler.kv.num_hit_tokens == 8

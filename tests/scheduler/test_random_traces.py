@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.scheduler.harness import Harness, Settings
-from tokenmill.request import RequestStatus
+from tokenmill.core.request import RequestStatus
 
 # A small alphabet makes shared prefixes common.
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=24)
+tenants = st.sampled_from(["", "a", "b", "c"])
 
 
 class SchedulerTrace(RuleBasedStateMachine):
@@ -23,10 +24,11 @@ class SchedulerTrace(RuleBasedStateMachine):
         budget=st.integers(5, 24),
         threshold=st.sampled_from([0, 0, 3]),
         caching=st.booleans(),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fair", "fcfs", "priority"]),
         batch_policy=st.sampled_from(["mixed", "prefill-first"]),
-        admission=st.sampled_from(["optimistic", "reserve"]),
+        admission=st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
         depth=st.sampled_from([1, 2, 4]),
+        drafts=st.sampled_from([0, 0, 4]),
         eos=st.frozensets(st.integers(0, 49), max_size=6),
     )
     def start(self, num_pages: int, page_size: int, **overrides: object) -> None:
@@ -34,20 +36,35 @@ class SchedulerTrace(RuleBasedStateMachine):
         max_model_len = min(32, num_pages * page_size)
         self.harness = Harness(Settings(num_pages, page_size, max_model_len=max_model_len, **overrides))  # type: ignore[arg-type]
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 16), priority=st.integers(-1, 1), salt=st.sampled_from(["", "s"]))
-    def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str) -> None:
-        self.harness.add(prompt, max_tokens, priority=priority, salt=salt)
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 16),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from(["", "s"]),
+        tenant=tenants,
+    )
+    def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str, tenant: str) -> None:
+        self.harness.add(prompt, max_tokens, priority=priority, salt=salt, tenant=tenant)
 
-    @rule(prompt=prompts, size=st.integers(2, 4), max_tokens=st.integers(1, 8))
-    def add_group(self, prompt: list[int], size: int, max_tokens: int) -> None:
-        name = f"group {len(self.harness.records)}"
+    @rule(prompt=prompts, max_tokens=st.integers(1, 16), salt=st.sampled_from(["", "s"]), tenant=tenants)
+    def add_with_prompt_logprobs(self, prompt: list[int], max_tokens: int, salt: str, tenant: str) -> None:
+        self.harness.add(prompt, max_tokens, salt=salt, tenant=tenant, prompt_logprobs=1)
+
+    @rule(prompt=prompts, pooling=st.sampled_from(["mean", "last"]))
+    def add_for_a_vector(self, prompt: list[int], pooling: str) -> None:
+        self.harness.add(prompt, 1, pooling=pooling)
+
+    @rule(prompt=prompts, size=st.integers(2, 4), max_tokens=st.integers(1, 8), tenant=tenants)
+    def add_equal_prompts(self, prompt: list[int], size: int, max_tokens: int, tenant: str) -> None:
         for _ in range(size):
-            self.harness.add(prompt, max_tokens, group=name)
+            self.harness.add(prompt, max_tokens, tenant=tenant)
 
     @rule()
-    def abort_a_group(self) -> None:
-        for group in list(self.harness.scheduler.books.groups.values())[:1]:
-            self.harness.abort(*[request.id for request in group.members])
+    def abort_one_that_others_wait_for(self) -> None:
+        waiting = [request for request in self.harness.scheduler._state.waiting if request.awaited_page is not None]
+        for request in waiting[:1]:
+            writer = self.harness.kv.writer_of(request.awaited_page)
+            self.harness.abort(*[] if writer is None else [writer.id])
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 8))
     def add_held(self, prompt: list[int], max_tokens: int) -> None:

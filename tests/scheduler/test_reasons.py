@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.scheduler.harness import Harness
-from tokenmill.request import RequestStatus
+from tokenmill.core.request import RequestStatus
 
 
 def test_rows_limit_how_many_run_and_the_reason_is_given() -> None:
@@ -31,7 +31,7 @@ def test_hits_are_counted_once_per_admission_and_again_after_a_preemption() -> N
         harness.add([n * 10 + k for k in range(8)], max_tokens=12)
     harness.drain()
     admissions = sum(len(plan.new_rows) for plan in harness.runner.plans)
-    assert admissions == 3 + harness.scheduler.books.num_preemptions
+    assert admissions == 3 + harness.scheduler.num_preemptions
     queried = sum(len(row.token_ids) for plan in harness.runner.plans for row in plan.new_rows)
     assert harness.kv.num_queried_tokens == queried
 
@@ -54,8 +54,8 @@ def test_the_reasons_name_pages_and_budget() -> None:
     big, small = harness.add([40] * 17, max_tokens=2), harness.add([41, 42, 43], max_tokens=2)
     harness.step()
     harness.step()
-    assert harness.scheduler.explain(big) == "needs 4 pages, 3 are free or evictable"
-    assert harness.scheduler.explain(small).startswith("1 ahead of it; the first needs 4 pages")
+    assert harness.scheduler.explain(big) == "needs 5 pages, 3 are free or evictable"
+    assert harness.scheduler.explain(small).startswith("1 ahead of it; the first needs 5 pages")
     harness.drain()
 
 
@@ -89,7 +89,7 @@ def test_no_row_is_taken_and_no_page_held_while_a_request_waits() -> None:
     before = harness.kv.num_available
     harness.step()
     assert harness.kv.num_available in (before, before - 1), "only the running request may have taken a page"
-    assert harness.scheduler.books.rows.num_free == 3
+    assert harness.scheduler._state.rows.num_free == 3
     harness.drain()
 
 
@@ -98,7 +98,7 @@ def test_what_a_preempted_request_finds_again_of_its_own_is_not_called_cached() 
     for n in range(3):
         harness.add([n * 10, n * 10 + 1, n * 10 + 2], max_tokens=20)
     harness.drain()
-    assert harness.scheduler.books.num_preemptions > 0
+    assert harness.scheduler.num_preemptions > 0
     assert [record.num_cached_tokens for record in harness.records.values()] == [0, 0, 0]
 
 
@@ -112,11 +112,12 @@ def test_a_request_that_found_the_budget_used_up_is_told_so() -> None:
 
 
 def test_waiting_requests_that_only_lack_room_are_counted_apart() -> None:
-    harness = Harness(max_num_seqs=1, num_pages=20, budget=4)
+    harness = Harness(max_num_seqs=2, num_pages=20, budget=16)
     harness.add([1, 2], max_tokens=2, status=RequestStatus.WAITING_FOR_GRAMMAR)
     for _ in range(3):
-        harness.add(list(range(9)), max_tokens=2, group="g")
-    harness.add([3, 4], max_tokens=2)
+        harness.add(list(range(9)), max_tokens=2)
+    for _ in range(2):
+        harness.add([3, 4], max_tokens=2)
     harness.step()
     assert (harness.engine.stats().num_waiting, harness.engine.stats().num_queued) == (4, 1)
     harness.scheduler.wake("0")

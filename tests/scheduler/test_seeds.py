@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tokenmill.request import Request
-from tokenmill.sampling_params import SamplingParams
-from tokenmill.scheduler.seeds import request_seed
+from tokenmill.core.request import Request
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.scheduler.plan_builder import request_seed
 
 
 def seeds(engine_seed: int, **params: int) -> list[int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.scheduler.harness import Harness
-from tokenmill.request import FinishReason
+from tokenmill.core.request import FinishReason
+from tokenmill.scheduler.scheduler import MAX_QUEUED_INPUTS
 
 
 def run_turn(harness: Harness) -> None:
@@ -32,7 +33,7 @@ def test_a_paused_session_keeps_its_row_and_pages_while_others_run() -> None:
     harness = Harness(max_num_seqs=2)
     session = harness.open_session([1, 2, 3, 4, 5], max_tokens=3)
     run_turn(harness)
-    assert (harness.scheduler.books.rows.num_free, harness.kv.num_pinned) == (1, 2)
+    assert (harness.scheduler._state.rows.num_free, harness.kv.num_pinned) == (1, 2)
     assert harness.scheduler.explain(session) == "waits for the next input of its session"
     harness.add([9, 8, 7], max_tokens=3)
     run_turn(harness)
@@ -46,16 +47,65 @@ def test_the_last_input_ends_the_session() -> None:
     run_turn(harness)
     assert harness.extend(session, [4], max_tokens=2, is_last=True)
     run_turn(harness)
-    assert session not in harness.scheduler.books.requests
+    assert session not in harness.scheduler.requests
     assert not harness.extend(session, [5], max_tokens=1)
     harness.drain()
 
 
-def test_input_before_the_end_of_a_turn_or_beyond_the_context_is_refused() -> None:
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_input_that_comes_while_a_turn_runs_is_taken_when_it_ends(depth: int) -> None:
+    harness = Harness(depth=depth)
+    session = harness.open_session([1, 2, 3], max_tokens=5)
+    harness.step()
+    assert harness.extend(session, [4], max_tokens=3)
+    assert harness.extend(session, [5, 6], max_tokens=2, is_last=True)
+    assert not harness.extend(session, [7], max_tokens=2), "the session ends with the input before"
+    run_turn(harness)
+    lengths = [len(turn.tokens) for turn in (*harness.sessions[session], harness.records[session])]
+    assert lengths == [5, 3, 2]
+    assert session not in harness.scheduler.requests
+    harness.drain()
+
+
+def test_a_session_takes_as_many_inputs_ahead_as_it_is_said_and_no_more() -> None:
+    harness = Harness(num_pages=40, max_model_len=100)
+    session = harness.open_session([1, 2, 3], max_tokens=5)
+    harness.step()
+    taken = [harness.extend(session, [n], max_tokens=1) for n in range(MAX_QUEUED_INPUTS + 2)]
+    assert taken == [True] * MAX_QUEUED_INPUTS + [False] * 2
+    run_turn(harness)
+    assert harness.extend(session, [4], max_tokens=1)
+    harness.drain()
+
+
+def test_an_input_that_has_no_room_left_when_its_turn_comes_ends_the_session_and_says_so() -> None:
+    harness = Harness(max_model_len=16)
+    session = harness.open_session([1, 2, 3], max_tokens=10)
+    harness.step()
+    assert harness.extend(session, [4] * 6, max_tokens=2)
+    outputs = []
+    while harness.engine.has_work:
+        outputs += harness.engine.step()
+    assert outputs[-1].error == "18 tokens with this input; the context holds 16"
+    assert [o.finish_reason for o in outputs if o.finish_reason] == [FinishReason.LENGTH, FinishReason.ERROR]
+    assert (harness.kv.num_pinned, harness.scheduler.requests) == (0, {})
+
+
+def test_an_aborted_session_forgets_its_inputs() -> None:
+    harness = Harness()
+    session = harness.open_session([1, 2, 3], max_tokens=5)
+    harness.step()
+    assert harness.extend(session, [4], max_tokens=3)
+    harness.abort(session)
+    harness.drain()
+    assert len(harness.runner.plans) == 1
+
+
+def test_input_beyond_the_context_is_refused() -> None:
     harness = Harness(max_model_len=16)
     session = harness.open_session([1, 2, 3], max_tokens=5)
     harness.step()
-    assert not harness.extend(session, [4], max_tokens=2)
+    assert not harness.extend(session, list(range(14)), max_tokens=2), "not even if the turn ended now"
     run_turn(harness)
     assert not harness.extend(session, list(range(10)), max_tokens=1)
     assert harness.extend(session, [4], max_tokens=1)
@@ -72,7 +122,7 @@ def test_a_running_session_can_be_preempted_and_a_paused_one_aborted(depth: int)
     harness.abort(session)
     assert harness.records[session].finish_reason is FinishReason.ABORT
     harness.drain()
-    assert harness.scheduler.books.num_preemptions > 0
+    assert harness.scheduler.num_preemptions > 0
 
 
 def test_an_idle_session_yields_its_pages_rather_than_let_others_wait_for_ever() -> None:
@@ -81,13 +131,13 @@ def test_an_idle_session_yields_its_pages_rather_than_let_others_wait_for_ever()
     run_turn(harness)
     harness.add([20 + k for k in range(10)], max_tokens=12)
     run_turn(harness)
-    assert harness.scheduler.books.requests[session].row is None
+    assert harness.scheduler.requests[session].row is None
     assert harness.extend(session, [9, 9], max_tokens=3)
     harness.drain()
 
 
 def test_without_chunked_prefill_a_further_input_runs_whole_or_waits() -> None:
-    harness = Harness(budget=12, chunked=False, max_model_len=24, num_pages=20)
+    harness = Harness(budget=13, chunked=False, max_model_len=24, num_pages=20)
     session = harness.open_session([1, 2, 3], max_tokens=2)
     run_turn(harness)
     harness.add([9, 8, 7, 6, 5, 4], max_tokens=3)
@@ -100,13 +150,13 @@ def test_without_chunked_prefill_a_further_input_runs_whole_or_waits() -> None:
 
 
 def test_a_further_input_that_exceeds_what_is_left_of_a_step_says_so() -> None:
-    harness = Harness(budget=12, chunked=False, max_model_len=24, num_pages=20, policy="priority")
+    harness = Harness(budget=13, chunked=False, max_model_len=24, num_pages=20, policy="priority")
     session = harness.open_session([1, 2, 3], max_tokens=2)
     run_turn(harness)
     harness.add([9, 8, 7, 6, 5, 4], max_tokens=3, priority=-1)
     assert harness.extend(session, [4] * 8, max_tokens=2)
     harness.step()
-    assert harness.scheduler.explain(session) == "needs 8 tokens of a step's budget, 6 are left"
+    assert harness.scheduler.explain(session) == "needs 8 tokens of a step's budget, 7 are left"
     harness.drain()
 
 
@@ -148,9 +198,9 @@ def test_with_a_step_launched_nothing_is_stuck_and_a_paused_session_is_no_work()
     harness = Harness(depth=2)
     session = harness.open_session([1, 2, 3], max_tokens=1)
     harness.step()
-    assert harness.scheduler.books.launched
+    assert harness.scheduler.has_launched
     assert not harness.scheduler.is_stuck
     run_turn(harness)
     assert not harness.engine.has_work
-    assert session in harness.scheduler.books.requests
+    assert session in harness.scheduler.requests
     harness.drain()

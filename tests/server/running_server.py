@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +24,8 @@ from tokenmill.config import EngineConfig, ServerConfig
 REPOSITORY = Path(__file__).parents[2]
 STUB = "tests.server.stub_engine"
 START_SECONDS = 60.0
+# What a body must say that it is; httpx says so only of what it has encoded itself.
+JSON = {"Content-Type": "application/json"}
 
 
 def free_port() -> int:
@@ -37,7 +40,7 @@ class RunningServer:
     url: str
     log: Path
     private: Path
-    http: httpx.Client = dataclasses.field(default_factory=lambda: httpx.Client(timeout=30))
+    http: httpx.Client = dataclasses.field(default_factory=lambda: httpx.Client(timeout=30, headers=JSON))
 
     @property
     def client(self) -> openai.OpenAI:
@@ -50,11 +53,15 @@ class RunningServer:
     def post(self, path: str, body=None, **how) -> httpx.Response:
         return self.http.post(self.url + path, json=body, **how)
 
-    def metric(self, name: str) -> float:
-        for line in self.http.get(f"{self.url}/metrics").text.splitlines():
-            if line.startswith(f"tokenmill:{name} "):
-                return float(line.split()[-1])
-        raise KeyError(name)
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum over the samples of this name that have these labels."""
+        text = self.http.get(f"{self.url}/metrics").text
+        found = re.findall(rf"^tokenmill:{name}(?:\{{(.*)\}})? (\S+)$", text, re.MULTILINE)
+        wanted = {f'{label}="{value}"' for label, value in labels.items()}
+        values = [float(value) for given, value in found if wanted <= set(given.split(","))]
+        if not values:
+            raise KeyError(name)
+        return sum(values)
 
     def wait_for(self, condition, seconds: float = 10.0) -> None:
         deadline = time.monotonic() + seconds
@@ -90,7 +97,7 @@ class RunningServer:
         """Exit code; also checks that no process and no folder is left behind."""
         pids = list(self.children().values())
         code = self.process.wait(timeout=seconds)
-        self.wait_for(lambda: not any(is_alive(pid) for pid in pids), 1.0)
+        self.wait_for(lambda: not any(is_alive(pid) for pid in pids), 10.0)
         assert list(self.private.iterdir()) == []
         return code
 
@@ -105,7 +112,8 @@ def is_alive(pid: int) -> bool:
 def spawn(engine: EngineConfig, engine_module: str = STUB, **server) -> RunningServer:
     """Start a server and do not wait for it."""
     port = server.pop("port", None) or free_port()
-    spec = Spec(engine, ServerConfig(port=port, **server), engine_module)
+    extra = {name: server.pop(name) for name in ("engines", "max_files") if name in server}
+    spec = Spec(engine, ServerConfig(port=port, **server), engine_module, **extra)
     private = Path(tempfile.mkdtemp(prefix="tm-test-"))
     log = private.with_suffix(".log")
     with log.open("w") as output:

@@ -1,8 +1,9 @@
 """A stand-in for the engine process: it speaks the messages and repeats the prompt, one token a step.
 
-    python -m tests.server.stub_engine FOLDER
+    python -m tests.server.stub_engine FOLDER INDEX RANK
 
-The model folder's config.json may hold `stub`: {"step_seconds": ..., "fail": ...} to change how it behaves.
+The model folder's config.json may hold `stub`: {"step_seconds": ..., "fail": ...} to change how it behaves, and
+`stub-1`, which engine 1 obeys instead. Ranks above 0 only show that they live.
 """
 
 import itertools
@@ -17,25 +18,31 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from tokenmill.channels import API, ENGINE, Inbox, LaunchFile, Outbox, worker_name
-from tokenmill.messages import (
+from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
     Done,
-    EngineFailed,
+    EngineMessage,
     EngineProgress,
     EngineReady,
     EngineStats,
     ExplainRequests,
-    Logprob,
+    PartFailed,
+    Ping,
+    Pong,
+    RequestState,
     RequestStates,
     SetPaused,
     StepOutputs,
     ToEngine,
-    TokenLogprobs,
     TokenOutput,
 )
-from tokenmill.request import FinishReason
+from tokenmill.core.plan import Logprob, TokenLogprobs
+from tokenmill.core.request import FinishReason
+from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name, worker_name
+from tokenmill.ipc.heartbeat import Heartbeat
+from tokenmill.ipc.stack_dump import offer_stacks, stack_file
+from tokenmill.replicas.launch_file import LaunchFile
 
 MAX_MODEL_LEN = 512
 
@@ -46,28 +53,42 @@ class Running(msgspec.Struct):
 
 
 class StubEngine:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, index: int, rank: int) -> None:
         launch = LaunchFile.read(folder)
+        self.index, self.rank = index, rank
+        self.name = engine_name(index, rank)
         self.model = Path(launch.engine.model)
-        self.stub = json.loads((self.model / "config.json").read_text()).get("stub", {})
+        config = json.loads((self.model / "config.json").read_text())
+        self.stub = config.get(f"stub-{index}", config.get("stub", {}))
         context = zmq.Context()
-        self.inbox = Inbox(context, folder, ENGINE, ToEngine)
+        self.inbox = Inbox(context, folder, self.name, ToEngine)
         self.api = Outbox(context, folder, API)
-        num_workers = max(1, launch.server.tokenizer_workers)
-        self.workers = [Outbox(context, folder, worker_name(i)) for i in range(num_workers)]
+        self.heartbeat = Heartbeat(context, folder, self.inbox, launch.server.engine_timeout)
+        self.workers = [Outbox(context, folder, worker_name(i)) for i in launch.topology.workers]
         self.running: dict[str, Running] = {}
         self.steps = itertools.count(1)
         self.num_generated = 0
         self.is_paused = False
 
     def serve(self) -> int:
-        self.api.send(EngineProgress("loading weights", 1, 2))
+        with self.heartbeat:
+            return self.run()
+
+    def send(self, message) -> None:
+        if isinstance(message, EngineMessage):
+            message.engine = self.index
+        self.api.send(message)
+
+    def run(self) -> int:
+        if self.rank:
+            return self.run_rank()
+        self.send(EngineProgress("loading weights", 1, 2))
         if "fail" in self.stub:
-            self.api.send(EngineFailed(self.stub["fail"], 2))
+            self.send(PartFailed(self.name, self.stub["fail"], 2))
             return 2
         if "crash" in self.stub:
             raise RuntimeError(self.stub["crash"])
-        self.api.send(self.ready())
+        self.send(self.ready())
         while True:
             self.inbox.socket.poll(None if not self.running or self.is_paused else 0)
             while (message := self.inbox.receive()) is not None:
@@ -76,17 +97,35 @@ class StubEngine:
                 self.step()
             self.send_stats()
 
+    def run_rank(self) -> int:
+        while True:
+            self.inbox.socket.poll(None)
+            while self.inbox.receive() is not None:
+                self.send(Pong(self.name))
+
     def take(self, message) -> None:
         if isinstance(message, AbortRequests):
             for request_id in message.ids:
                 self.running.pop(request_id, None)
         elif isinstance(message, AddRequest):
             self.running[message.id] = Running(message)
+        elif isinstance(message, Ping):
+            self.send(Pong(self.name))
         elif isinstance(message, ExplainRequests):
-            self.api.send(RequestStates(message.id, []))
+            self.send(
+                RequestStates(message.id, [self.state(one) for one in message.request_ids if one in self.running])
+            )
         elif "is_deaf" not in self.stub:
             self.is_paused = isinstance(message, SetPaused) and message.is_paused
-            self.api.send(Done(message.id, True))
+            self.send(Done(message.id, self.stub.get("resets", True)))
+
+    def state(self, request_id: str) -> RequestState:
+        prompt = self.running[request_id].request.prompt_token_ids
+        return RequestState(
+            id=request_id, status="running", wait_reason="", priority=0, num_prompt_tokens=len(prompt),
+            num_output_tokens=self.running[request_id].num_output, num_computed_tokens=0, num_cached_tokens=0,
+            num_preemptions=0,
+        )  # fmt: skip
 
     def step(self) -> None:
         time.sleep(self.stub.get("step_seconds", 0.001))
@@ -132,7 +171,7 @@ class StubEngine:
 
     def send_stats(self) -> None:
         num_running = len(self.running)
-        self.api.send(
+        self.send(
             EngineStats(
                 step=0,
                 num_running=num_running,
@@ -159,4 +198,6 @@ def end_with_parent() -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
-    sys.exit(StubEngine(Path(sys.argv[1])).serve())
+    folder, index, rank = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    offer_stacks(stack_file(folder, engine_name(index, rank)))
+    sys.exit(StubEngine(folder, index, rank).serve())

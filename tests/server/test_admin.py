@@ -9,7 +9,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.server.running_server import start_server
 from tokenmill.config import EngineConfig
-from tokenmill.server.launch import ENGINE_MODULE
+from tokenmill.server.process.launch import ENGINE_MODULE
 
 LONG = {"model": "tiny", "prompt": "the quick brown fox", "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
 SHORT = LONG | {"max_tokens": 8}
@@ -66,11 +66,11 @@ def test_a_request_shows_its_state_and_why_it_waits(server):
         report = await state_of(client, "w", lambda states: all(state["num_prompt_tokens"] for state in states))
         assert [state["status"] for state in report["requests"]] == ["waiting", "waiting"]
         assert report["requests"][0]["wait_reason"] == "needs a row, all 2 are in use"
-        while not server.metric('num_requests_waiting_by_reason{reason="capacity"}'):
+        while not server.metric("num_requests_waiting_by_reason", reason="capacity"):
             await asyncio.sleep(0.05)
-        by_reason = {one: server.metric(f'num_requests_waiting_by_reason{{reason="{one}"}}') for one in
-                     ("capacity", "group", "grammar", "remote_kv")}  # fmt: skip
-        assert by_reason == {"capacity": 2, "group": 0, "grammar": 0, "remote_kv": 0}
+        by_reason = {one: server.metric("num_requests_waiting_by_reason", reason=one) for one in
+                     ("capacity", "same_prompt", "grammar")}  # fmt: skip
+        assert by_reason == {"capacity": 2, "same_prompt": 0, "grammar": 0}
         await client.post("/abort_requests", json={"abort_all": True})
         for task in [*running, waiting]:
             assert {choice["finish_reason"] for choice in (await task).json()["choices"]} == {"abort"}
@@ -218,7 +218,7 @@ def test_the_servers_description_has_no_secret_and_no_path(server):
     text = server.http.get(f"{server.url}/server_info").text
     info = json.loads(text)
     assert info["engine"]["max_num_seqs"] == 2
-    assert info["settings"]["scheduling_policy"] == "fcfs"
+    assert info["settings"]["scheduling_policy"] == "fair"
     assert "/" not in text.replace("://", "")
     assert not {"api_key", "host", "model"} & set(info["settings"])
 
@@ -230,7 +230,7 @@ def test_what_the_engine_measures_of_a_request_adds_up(server):
     queue, prefill, decode, inference, whole = (server.metric(name) - value for name, value in before.items())
     assert prefill + decode == pytest.approx(inference, abs=1e-6)
     assert 0 < queue + inference <= whole + 1e-6
-    steps = server.metric('step_seconds_count{part="run"}')
+    steps = server.metric("step_seconds_count", part="run")
     assert steps >= 200
     assert server.metric("iteration_tokens_total_count") >= 200
 

@@ -9,32 +9,38 @@ import pytest
 
 from tests.frontend.test_text_processor import ready
 from tokenmill.config import ServerConfig
+from tokenmill.core.messages import GenerateText
 from tokenmill.frontend.client import EngineClient
-from tokenmill.frontend.engine_calls import EngineCalls
 from tokenmill.observe.metrics import Metrics
+from tokenmill.replicas.engine_handle import EngineHandle
+from tokenmill.replicas.engines import Engines
+from tokenmill.replicas.health import PartHealth
 from tokenmill.server.app import build_app
-from tokenmill.server.context import ServerContext
-from tokenmill.server.tool_fields import ToolParsers
+from tokenmill.server.context import ServerContext, ToolParsers
 
 OPEN = {"/health", "/ping", "/version"}
 
 
-def make_app(trouble=None, **config):
-    context = ServerContext(
-        client=EngineClient([lambda message: None]),
-        engine=EngineCalls(lambda message: None, answer_seconds=0.01),
+def make_context(trouble=None, send=lambda message: None, parsers=None):
+    engines = Engines([EngineHandle(0, lambda message: None, [PartHealth("the engine", 30)], answer_seconds=0.01)])
+    return ServerContext(
+        client=EngineClient([send]),
+        engines=engines,
         ready=ready(),
-        metrics=Metrics(),
+        metrics=Metrics(engines, {}),
         model_name="m",
         default_sampling={},
         max_logprobs=20,
         takes_priority=False,
-        parsers=ToolParsers(),
+        parsers=parsers or ToolParsers(),
         settings={},
         started=0,
         trouble=lambda: trouble,
     )
-    return build_app(context, ServerConfig(**config))
+
+
+def make_app(trouble=None, send=lambda message: None, **config):
+    return build_app(make_context(trouble, send), ServerConfig(**config))
 
 
 def request(app, method, path, **how) -> httpx.Response:
@@ -86,6 +92,24 @@ def test_any_of_the_keys_opens(app):
     for key in ("key-one", "key-two"):
         assert request(app, "GET", "/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
     assert request(app, "GET", "/v1/models", headers={"Authorization": "bearer  key-one "}).status_code == 200
+
+
+@pytest.mark.parametrize("num_keys", [0, 1, 2])
+def test_tenants_are_keys_where_there_are_several_and_else_calls(num_keys):
+    sent = []
+    keys = ("key-one", "key-two")[:num_keys]
+    app = make_app(send=sent.append, api_key=keys)
+    body = {"prompt": ["a", "b"], "timeout": 0.01}
+    for key in (*keys, *keys) if keys else ("none", "none"):
+        reply = request(app, "POST", "/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+        assert reply.status_code == 408, reply.text
+    tenants = [message.tenant for message in sent if isinstance(message, GenerateText)]
+    assert tenants[0::2] == tenants[1::2], "the prompts of a call are of one tenant"
+    of_calls = tenants[0::2]
+    assert len(set(of_calls)) == (2 if num_keys == 2 else len(of_calls))
+    if num_keys == 2:
+        assert of_calls[:2] == of_calls[2:]
+    assert not any(key in tenant for key in keys for tenant in tenants), "no key travels"
 
 
 def test_without_keys_all_is_open():

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tokenmill.server.body import MAX_BODY_BYTES
+from tokenmill.server.http.body import MAX_BODY_BYTES
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 CHAT = {"messages": MESSAGES, "max_tokens": 3}
@@ -50,7 +50,7 @@ OUT_OF_RANGE = {
     "cache_salt": [1, "x" * 300],
     "model": [1, "other", ""],
     "stream_options": [{"include_usage": True}, 1, {"foo": 1}],
-    "request_id": [5, "x" * 300],
+    "request_id": [5, "x" * 129, "a b", "a\n", "a\nb", "a\x1b[31m", "a\x00", "\xe9"],
 }
 UNSUPPORTED = {
     "best_of": 2,
@@ -207,6 +207,7 @@ def test_unknown_routes_and_methods_have_openai_bodies(echo_server):
 def test_a_client_that_leaves_while_sending_its_body_is_nothing_to_note(echo_server):
     address = urlsplit(echo_server.url)
     with socket.create_connection((address.hostname, address.port)) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(head + b"Content-Length: 1000\r\n\r\n{")
     assert echo_server.post("/v1/completions", TEXT).status_code == 200
     assert "Traceback" not in echo_server.output()

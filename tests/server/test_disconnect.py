@@ -25,8 +25,8 @@ def connect(server, **fields) -> socket.socket:
     body = json.dumps({"messages": MESSAGES} | fields).encode()
     address = urlsplit(server.url)
     connection = socket.create_connection((address.hostname, address.port))
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
     return connection
 
 

@@ -3,8 +3,8 @@ import socket
 import pytest
 
 from tokenmill.config import ServerConfig
-from tokenmill.errors import InvalidConfig
-from tokenmill.server.listener import bind, check_tls, url
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.server.http.listener import bind, check_tls, is_on_loopback, url
 
 
 def test_an_address_that_cannot_be_taken_is_named(tmp_path):
@@ -58,3 +58,21 @@ def test_the_url_is_one_that_a_browser_can_open(host, shown):
         pytest.skip(f"this machine has no {host}")
     with listener:
         assert url(config, listener) == f"http://{shown}:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.3.2.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_it_is_known_who_can_reach_the_socket(host, expected):
+    try:
+        listener = bind(ServerConfig(host=host, port=0))
+    except InvalidConfig:
+        pytest.skip(f"this machine has no {host}")
+    with listener:
+        assert is_on_loopback(listener) == expected
+
+
+def test_a_unix_socket_is_not_on_the_loopback(tmp_path):
+    with bind(ServerConfig(uds=str(tmp_path / "api.sock"))) as listener:
+        assert not is_on_loopback(listener)

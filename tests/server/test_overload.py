@@ -1,6 +1,8 @@
 """More requests than may wait: 429 with Retry-After for the surplus, and an answer for everyone else."""
 
 import asyncio
+import concurrent.futures
+import contextlib
 
 import openai
 import pytest
@@ -42,7 +44,7 @@ def test_the_surplus_is_refused_at_once_and_the_rest_is_answered(server):
     for error in refused:
         assert 1 <= int(error.response.headers["Retry-After"]) <= 600
         assert error.body["code"] == "queue_full"
-        assert "wait already, at most 3 may" in error.body["message"]
+        assert "wait already for a row or KV pages and this call brings 1; at most 3 may wait" in error.body["message"]
     assert all(answer.usage.completion_tokens == 150 for answer in served)
     server.wait_until_unused()
 
@@ -51,3 +53,39 @@ def test_a_large_request_is_served_by_an_idle_server_whatever_the_limits(server)
     answer = server.post("/v1/completions", {"prompt": "x", "n": 9, "max_tokens": 3, "ignore_eos": True})
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 27
+
+
+@contextlib.contextmanager
+def full_queue(server):
+    """Two rows are taken and three requests wait, for as long as this lasts."""
+    body = {"prompt": "x", "max_tokens": 3}
+    assert server.post("/pause?mode=keep").status_code == 200
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        replies = [pool.submit(server.post, "/v1/completions", body) for _ in range(5)]
+        try:
+            server.wait_for(lambda: server.http.get(f"{server.url}/load").json()["server_load"] == 5)
+            yield
+        finally:
+            assert server.post("/resume").status_code == 200
+        assert [reply.result().status_code for reply in replies] == [200] * 5
+
+
+def test_a_response_in_the_background_is_refused_like_any_other(server):
+    with full_queue(server):
+        for fields in ({}, {"background": True}, {"background": True, "store": True}):
+            reply = server.post("/v1/responses", {"input": "x", "max_output_tokens": 1} | fields)
+            assert reply.status_code == 429, (fields, reply.text)
+            assert int(reply.headers["Retry-After"]) >= 1
+            assert reply.json()["error"]["code"] == "queue_full"
+    reply = server.post("/v1/responses", {"input": "x", "max_output_tokens": 1, "background": True})
+    assert (reply.status_code, reply.json()["status"]) == (200, "queued")
+    server.wait_until_unused()
+
+
+def test_who_is_refused_is_told_what_waits_and_what_would(server):
+    with full_queue(server):
+        reply = server.post("/v1/completions", {"prompt": "x", "n": 4})
+        expected = "3 requests wait already for a row or KV pages and this call brings 4; at most 3 may wait"
+        assert expected in reply.json()["error"]["message"]
+        assert "--max-num-queued-reqs" in reply.json()["error"]["message"]
+    server.wait_until_unused()

@@ -9,7 +9,7 @@ import torch
 
 from tests.checkpoints import load_oracle
 from tokenmill import LLM, SamplingParams
-from tokenmill.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest
 
 PROMPT = "the quick brown fox jumps over the lazy dog, and then it comes back and does it again " * 2
 

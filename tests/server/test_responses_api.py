@@ -8,15 +8,12 @@ import pytest
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.server.running_server import start_server
 from tokenmill.config import EngineConfig
-from tokenmill.frontend.answer import AnswerParser
-from tokenmill.frontend.reasoning.splitter import ReasoningSplitter
-from tokenmill.frontend.reasoning.styles import STYLES
-from tokenmill.messages import TextOutput
-from tokenmill.request import FinishReason
-from tokenmill.server.answer_reader import AnswerReader
-from tokenmill.server.reply_format import UsageCounter
-from tokenmill.server.response_store import ResponseStore, StoredResponse
-from tokenmill.server.responses_format import ResponseWriter
+from tokenmill.core.answer import AnswerPiece, PieceKind
+from tokenmill.core.messages import TextOutput
+from tokenmill.core.request import FinishReason
+from tokenmill.server.generation.writer import UsageCounter
+from tokenmill.server.openai.response_events import ResponseWriter
+from tokenmill.server.openai.response_store import ResponseStore, StoredResponse
 
 TOOLS = [
     {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
@@ -92,9 +89,9 @@ def test_what_was_cut_off_is_told_in_its_item(responses):
 @pytest.mark.parametrize(("reason", "status"), [(FinishReason.STOP, "completed"), (FinishReason.LENGTH, "incomplete")])
 def test_only_the_last_item_can_be_incomplete(reason, status):
     kept = []
-    splitter = ReasoningSplitter(STYLES["qwen3"], has_begun=False)
-    writer = ResponseWriter({}, AnswerReader(lambda _: AnswerParser(splitter)), kept.append)
-    output = TextOutput("x", "<think>so</think>well", [1, 2, 3, 4], 5, 0, reason, num_reasoning_tokens=3)
+    writer = ResponseWriter({}, kept.append)
+    answer = [AnswerPiece(PieceKind.REASONING, "so"), AnswerPiece(PieceKind.TEXT, "well")]
+    output = TextOutput("x", "", [1, 2, 3, 4], 5, 0, reason, answer=answer, num_reasoning_tokens=3)
     usage = UsageCounter(1)
     usage.add(0, output)
     writer.document({0: output}, usage)

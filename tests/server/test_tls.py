@@ -1,5 +1,6 @@
 """TLS: a server with a certificate of its own, made here, and clients that trust it or do not."""
 
+import contextlib
 import shutil
 import ssl
 import subprocess
@@ -9,7 +10,7 @@ import openai
 import pytest
 
 from tests.server.running_server import start_server
-from tests.threats.raw_http import exchange
+from tests.threats.raw_http import connect, exchange, read_all
 from tokenmill.config import EngineConfig
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command to make a certificate with")
@@ -61,3 +62,14 @@ def test_plain_text_gets_nothing_and_harms_nobody(tls_server, trusting):
     reply = exchange(tls_server.url, b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     assert b"HTTP/1.1 2" not in reply and b"echo" not in reply
     assert trusting.get(f"{tls_server.url}/health").status_code == 200
+
+
+def test_handshakes_that_do_not_begin_end_and_keep_nobody_out(stub_model, certificate, trusting):
+    cert, key = certificate
+    files = {"ssl_certfile": str(cert), "ssl_keyfile": str(key), "max_files": (256, 256)}
+    with start_server(EngineConfig(model=str(stub_model)), head_timeout=1.0, **files) as server:
+        health = server.url.replace("http://", "https://") + "/health"
+        with contextlib.ExitStack() as stack:
+            many = [stack.enter_context(connect(server.url, 30.0)) for _ in range(300)]
+            assert [trusting.get(health).status_code for _ in range(3)] == [200] * 3
+            assert read_all(many[-1]) == b"", "closed when its second is over"

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 _NAMES = ["name", "age", "a b", "ünïcode", 'quo"te', "back\\slash", "x", "items", "", "true"]
-_PATTERNS = ["^[a-c]{1,4}$", r"^\d{2}-\d{2}$", "^(yes|no)$", "^x?y*z{2}$"]
+_PATTERNS = ["^[a-c]{1,4}$", "^[0-9]{2}-[0-9]{2}$", "^(yes|no)$", "^x?y*z{2}$"]
 _VALUES: list[Any] = ["red", "green", "", "a\nb", "né", 0, -3, 2.5, True, None]
 
 

@@ -34,5 +34,7 @@ def status(reply: bytes) -> int:
 
 
 def ask(url: str, method: str, path: str, *headers: str, body: bytes = b"") -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}", *headers]
+    if not any(header.lower().startswith("host:") for header in headers):
+        headers = ("Host: x", *headers)
+    lines = [f"{method} {path} HTTP/1.1", "Connection: close", f"Content-Length: {len(body)}", *headers]
     return exchange(url, "\r\n".join([*lines, "", ""]).encode("latin-1") + body)

@@ -1,15 +1,20 @@
 """THREATS row E: a small request cannot cause much work, and a large one is refused before it is held in memory."""
 
 import concurrent.futures
+import contextlib
 import json
+import select
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.integration.serving import serve
+from tests.server.running_server import start_server
+from tests.threats.bystander import Bystander
 from tests.threats.conftest import KEYS
 from tests.threats.raw_http import ask, connect, read_all, status
+from tokenmill.config import EngineConfig
 from tokenmill.demo import demo_model_path
 
 KEY = f"Authorization: Bearer {KEYS[0]}"
@@ -82,6 +87,42 @@ def test_without_a_key_not_even_a_small_body_is_read(guarded_server):
     assert sent < 128 * 2**20
 
 
+def test_bodies_on_their_way_have_one_bound_together(stub_folder):
+    """Unfinished bodies of 160 MiB in all, where 16 MiB may be held: whoever sends little notices nothing."""
+    budget, part = 16 * 2**20, b"a" * 2**20
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{KEY}\r\nContent-Length: {8 * len(part)}\r\n\r\n"
+    with (
+        start_server(EngineConfig(model=str(stub_folder)), api_key=KEYS, max_body_bytes_in_flight=budget) as server,
+        Bystander(server.url, KEYS[1]),
+        contextlib.ExitStack() as stack,
+    ):
+        server.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
+        before = memory(server)
+        senders = [stack.enter_context(connect(server.url)) for _ in range(20)]
+        for sender in senders:
+            sender.sendall(head.encode())
+        for _ in range(7):
+            for sender in senders:
+                sender.sendall(part)
+            assert memory(server) - before < budget + 24 * 2**20
+        refused = [sender for sender in senders if is_readable(sender)]
+        assert len(senders) - len(refused) <= budget // (7 * len(part)) + 1
+        for sender in refused:
+            reply = sender.recv(65536)
+            assert status(reply) == 503
+            assert b"retry-after: 1\r\n" in reply.lower()
+            assert b"--max-body-bytes-in-flight" in reply
+        for sender in senders:
+            sender.close()
+        # All of it has been returned: a body that needs nearly all of it is read, and found to be no JSON.
+        big = b"a" * (budget - 2**20)
+        server.wait_for(lambda: server.http.post(f"{server.url}/v1/completions", content=big).status_code == 400)
+
+
+def is_readable(connection) -> bool:
+    return bool(select.select([connection], [], [], 0.5)[0])
+
+
 def test_nothing_short_waits_for_what_is_long():
     """All text goes through one worker: while it encodes a long one, it must go on with those of others."""
     with serve(demo_model_path(), "--max-model-len", "2048", "--num-pages", "200") as server:
@@ -148,7 +189,7 @@ LIMITS = {
         {"logit_bias": {str(i): 1 for i in range(512)}},
         {"logit_bias": {str(i).zfill(9): 1 for i in range(1025)}},
     ),
-    "request_id": ({"request_id": "x" * 256}, {"request_id": "x" * 257}),
+    "request_id": ({"request_id": "x" * 128}, {"request_id": "x" * 129}),
     "cache_salt": ({"cache_salt": "x" * 256}, {"cache_salt": "x" * 257}),
 }
 

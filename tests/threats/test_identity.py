@@ -1,9 +1,15 @@
 """THREATS row H: what a client calls its request is a label; nobody mixes with, sees or ends another's by it."""
 
+import json
 import re
+import time
 
+import pytest
+
+from tests.server.running_server import start_server
 from tests.threats.bystander import BODY
 from tests.threats.conftest import KEYS
+from tokenmill.config import EngineConfig
 
 LABEL = BODY["request_id"]
 
@@ -41,3 +47,34 @@ def test_ids_that_the_server_makes_cannot_be_guessed(guarded_server):
     headers = {"Authorization": f"Bearer {KEYS[0]}"}
     cancel = f"{guarded_server.url}/v1/responses/{stored[0]['id'][:-1]}/cancel"
     assert guarded_server.http.post(cancel, headers=headers).status_code == 404
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_name_writes_a_line_into_the_log(stub_folder, log_format):
+    """Neither one that a client gives, nor what is said of a request that came to nothing."""
+    evil = "x\nforged line\x1b[31m\u2028forged line\x85"
+    with start_server(
+        EngineConfig(model=str(stub_folder)), api_key=KEYS, enable_log_requests=True, log_format=log_format
+    ) as server:
+        server.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
+        for path, name in (("/v1/completions", "request_id"), ("/v1/embeddings", "request_id"), ("/generate", "rid")):
+            body = {"input" if "emb" in path else "text" if name == "rid" else "prompt": "x", name: evil}
+            reply = server.post(path, body)
+            assert reply.status_code == 400
+            assert (
+                reply.json()["error"]["message"]
+                == f"{name} must be at most 128 visible ASCII characters, without spaces"
+            )
+        body = {"prompt": "x", "max_tokens": 1, "request_id": "seen", "structured_outputs": {"grammar": evil}}
+        server.post("/v1/completions", body)
+        messages = [{"role": "user", "content": "x"}]
+        kwargs = {evil: evil, "add_generation_prompt": {evil: evil}}
+        server.post("/v1/chat/completions", {"messages": messages, "chat_template_kwargs": kwargs, "max_tokens": 1})
+        server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}, headers={"X-Request-Id": "b\x85".encode()})
+        server.wait_for(lambda: "cmpl-seen" in server.output())
+        time.sleep(0.2)
+        for line in server.output().splitlines():
+            assert line.isprintable()
+            assert not line.startswith("forged"), server.output()
+            if log_format == "json" and line.startswith("{"):
+                json.loads(line)

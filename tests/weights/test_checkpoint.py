@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import FAMILIES, make_checkpoint
-from tokenmill.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.layer import Layer
@@ -46,9 +46,9 @@ def layer_parameters(layer: Layer) -> Iterator[tuple[str, torch.Tensor]]:
     yield "post_attention_layernorm.weight", layer.mlp_norm.weight
     yield from linear_parameters("self_attn.", layer.attention.qkv)
     yield from linear_parameters("self_attn.", layer.attention.output)
-    if layer.attention.norms is not None:
-        yield "self_attn.q_norm.weight", layer.attention.norms.q
-        yield "self_attn.k_norm.weight", layer.attention.norms.k
+    if layer.attention.layer.norms is not None:
+        yield "self_attn.q_norm.weight", layer.attention.layer.norms.q
+        yield "self_attn.k_norm.weight", layer.attention.layer.norms.k
     if isinstance(layer.mlp, MLP):
         yield from linear_parameters("mlp.", layer.mlp.gate_up)
         yield from linear_parameters("mlp.", layer.mlp.down)
@@ -63,9 +63,10 @@ def layer_parameters(layer: Layer) -> Iterator[tuple[str, torch.Tensor]]:
 
 def linear_parameters(prefix: str, linear: Linear) -> Iterator[tuple[str, torch.Tensor]]:
     sizes = list(linear.parts.values())
-    for name, weight in zip(linear.parts, linear.weight.weight.split(sizes), strict=True):
+    names = ["o_proj" if part == "output" else f"{part}_proj" for part in linear.parts]
+    for name, weight in zip(names, linear.weight.weight.split(sizes), strict=True):
         yield f"{prefix}{name}.weight", weight
-    for name, bias in zip(linear.parts, linear.bias.split(sizes) if linear.bias is not None else (), strict=False):
+    for name, bias in zip(names, linear.bias.split(sizes) if linear.bias is not None else (), strict=False):
         yield f"{prefix}{name}.bias", bias
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,91 +9,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quants
-from safetensors.torch import load_file
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 
 from tests.checkpoints import load_oracle, make_checkpoint
-from tests.paging import PagedRequests
-from tokenmill.attention.select import select
-from tokenmill.errors import InvalidCheckpoint
-from tokenmill.kernels.quantized import QuantizedRows, dense
+from tests.paging import PagedRequests, make_attention
+from tests.weights.gguf_writer import write_gguf
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.kernels.torch_kernels import TorchKernels
+from tokenmill.quantization.packed import QuantizedRows, dense
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.gguf.file import open_gguf
-from tokenmill.weights.gguf.reads import EXPERT, LAYER, NAME, TOP
 from tokenmill.weights.gguf.values import LAYOUTS, read_rows
 from tokenmill.weights.hub import fetch
 from tokenmill.weights.loader import load_model
-
-KINDS = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
-
-
-def gguf_name(name: str) -> str:
-    if name in TOP:
-        return TOP[name]
-    layer, expert, module, suffix = NAME.fullmatch(name).groups()
-    return f"blk.{layer}.{LAYER[module] if expert is None else EXPERT[module]}.{suffix}"
-
-
-def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """What llama.cpp's converter does to q and k of Llama."""
-    return weight.reshape(num_heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
-
-
-def write_gguf(folder: Path, family: str, kind: str | None = None) -> Path:
-    """A checkpoint folder as one file; matrices in a block type, or as float32."""
-    config = json.loads((folder / "config.json").read_text())
-    path = folder / "model-file.gguf"
-    writer = GGUFWriter(path, KINDS[family])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-    writer.add_value_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(config["vocab_size"])
-    if family == "qwen3_moe":
-        writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    stacked: dict[str, list[np.ndarray]] = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        values = tensor.float().numpy()
-        if family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
-            values = interleaved(values, heads)
-        stacked.setdefault(gguf_name(name), []).append(values)
-    for name, parts in stacked.items():
-        values = np.stack(parts) if "_exps" in name else parts[0]
-        if kind is not None and values.ndim > 1:
-            block = GGMLQuantizationType[kind]
-            writer.add_tensor(name, quants.quantize(values, block), raw_dtype=block)
-        else:
-            writer.add_tensor(name, np.ascontiguousarray(values))
-    add_tokenizer(writer, folder)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def add_tokenizer(writer: GGUFWriter, folder: Path) -> None:
-    stored = json.loads((folder / "tokenizer.json").read_text())
-    special = {token["content"]: token["id"] for token in stored["added_tokens"]}
-    vocabulary = stored["model"]["vocab"] | special
-    tokens = sorted(vocabulary, key=vocabulary.get)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([TokenType.CONTROL if token in special else TokenType.NORMAL for token in tokens])
-    writer.add_token_merges([" ".join(merge) for merge in stored["model"]["merges"]])
-    writer.add_eos_token_id(special["<|im_end|>"])
-    writer.add_chat_template("{{ messages[0]['content'] }}")
 
 
 def rounded(weight: torch.Tensor, kind: str | None) -> torch.Tensor:
@@ -107,7 +34,7 @@ def rounded(weight: torch.Tensor, kind: str | None) -> torch.Tensor:
 def logits(folder: Path, sequence: list[int], rng: np.random.Generator) -> torch.Tensor:
     decoder = load_model(folder, read_architecture(folder), TorchKernels(torch.float32, "cpu"))
     requests = PagedRequests([sequence], 16, rng)
-    attention, _ = select("cpu", "cpu", decoder.attention_spec, requests.num_pages, 16, torch.float32)
+    attention = make_attention("cpu", decoder.attention_spec, requests.num_pages, 16, torch.float32)
     (got,) = requests.run(decoder, attention, [[(0, len(sequence))]])
     return got
 
@@ -137,7 +64,7 @@ def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: 
 
 
 @pytest.mark.parametrize("kind", [None, "Q8_0", "Q4_0", "BF16", "F16"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2", "smollm3", "granite"])
 def test_a_file_gives_the_logits_of_its_rounded_weights(
     family: str, kind: str | None, tmp_path: Path, cache: str, rng: np.random.Generator
 ) -> None:
@@ -194,7 +121,7 @@ def test_another_architecture_is_refused(tmp_path: Path, cache: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(InvalidCheckpoint, match="architecture mamba is not supported; supported: llama, qwen2"):
+    with pytest.raises(InvalidCheckpoint, match="architecture mamba is not supported; supported: granite, llama"):
         fetch(str(tmp_path / "x.gguf"), None, cache)
 
 

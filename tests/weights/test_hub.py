@@ -13,19 +13,24 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.weights.stand_in_hub import Hub, running_hub
-from tokenmill.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.weights.hub import fetch
 
 FETCH = """
-import json, sys
-from tokenmill.errors import InvalidCheckpoint
+import json, sys, threading
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.weights.hub import fetch
-calls = []
+calls, threads = [], set()
+
+def progress(done, total):
+    calls.append((done, total))
+    threads.add(threading.current_thread().name)
+
 try:
-    folder, error = fetch(*json.loads(sys.argv[1]), lambda done, total: calls.append((done, total))), None
+    folder, error = fetch(*json.loads(sys.argv[1]), progress), None
 except InvalidCheckpoint as refused:
     folder, error = None, str(refused)
-print(json.dumps({"folder": folder and str(folder), "error": error, "calls": calls}))
+print(json.dumps({"folder": folder and str(folder), "error": error, "calls": calls, "threads": sorted(threads)}))
 """
 
 
@@ -34,6 +39,7 @@ class Outcome:
     folder: Path | None
     error: str | None
     calls: list[tuple[int, int]]
+    threads: list[str]
     stderr: str
 
 
@@ -49,7 +55,9 @@ def fetch_in_a_process(endpoint: str, cache: Path, model: str, revision: str | N
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     calls = [(count, total) for count, total in outcome["calls"]]
-    return Outcome(outcome["folder"] and Path(outcome["folder"]), outcome["error"], calls, done.stderr)
+    return Outcome(
+        outcome["folder"] and Path(outcome["folder"]), outcome["error"], calls, outcome["threads"], done.stderr
+    )
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +84,7 @@ def test_a_snapshot_has_what_serving_needs_and_reports_its_bytes(source: Path, t
         size = sum((source / name).stat().st_size for name in names)
         assert got.calls[-1] == (size, size)
         assert all(0 <= done <= total <= size for done, total in got.calls)
+        assert got.threads == ["MainThread"], "what progress does, such as sending, may belong to one thread"
         # The caller draws the progress; huggingface-hub's own bars stay away.
         assert "%|" not in got.stderr
 

@@ -16,12 +16,11 @@ from tools.gpu.engines import generate, running
 from tools.gpu.folders import QWEN3_0_6B, QWEN3_14B, TINY, write_config
 from tools.gpu.transformers_batching import Work, measure
 
+from tokenmill.core.messages import AddRequest
+from tokenmill.core.plan import AdmittedRequest, StepPlan
+from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.engine import Engine
-from tokenmill.messages import AddRequest
 from tokenmill.models.architecture import Architecture
-from tokenmill.runner.model_runner import ModelRunner
-from tokenmill.sampling_params import SamplingParams
-from tokenmill.scheduler.plan import NewRow, StepPlan
 from tokenmill.weights.checkpoint import read_architecture
 
 BATCHES, CONTEXTS = (1, 8, 64, 256), (1024, 8192)
@@ -75,11 +74,10 @@ class ModelBench:
         there = engine.scheduler.kv.pool.num_usable
         if batch * pages > there:
             return {**row, "skipped": f"its KV takes {batch * pages} pages, there are {there}"}
-        assert isinstance(engine.runner, ModelRunner)
         times, waiting = [], []
         last = time.perf_counter()
         for plan in decode_plans(batch, context, pages, steps):
-            waiting.append(engine.runner.launch(plan))
+            waiting.append(engine.executor.launch(plan))
             if len(waiting) == 2:
                 waiting.pop(0).result()
                 times.append(time.perf_counter() - last)
@@ -121,11 +119,11 @@ class ModelBench:
         for step in range(4):
             plan = prompt_plan(length, -(-length // page_size), step)
             start = time.perf_counter()
-            engine.runner.launch(plan).result()
+            engine.executor.launch(plan).result()
             times.append(time.perf_counter() - start)
         seconds = statistics.median(times[1:])
         architecture = self._architecture
-        attention = 2 * architecture.num_layers * architecture.q_size * length**2
+        attention = 2 * sum(layer.attention.q_size for layer in architecture.layers) * length**2
         embeddings = architecture.vocab_size * architecture.hidden_size * (1 if architecture.tie_embeddings else 2)
         # Of a prompt only the last token has logits.
         rate = (2 * (architecture.num_parameters() - embeddings) * length + attention) / seconds
@@ -179,7 +177,7 @@ def decode_plans(batch: int, context: int, pages: int, steps: int) -> Iterator[S
             rows=rows,
             num_computed=np.full(batch, context - 1 + step, dtype=np.int32),
             num_scheduled=np.ones(batch, dtype=np.int32),
-            samples=np.ones(batch, dtype=np.bool_),
+            num_samples=np.ones(batch, dtype=np.int32),
             page_rows=page_rows if is_first else nothing,
             page_numbers=page_numbers if is_first else nothing,
             page_ids=page_ids if is_first else nothing,
@@ -195,17 +193,17 @@ def prompt_plan(length: int, pages: int, step: int) -> StepPlan:
         rows=np.zeros(1, dtype=np.int32),
         num_computed=np.zeros(1, dtype=np.int32),
         num_scheduled=np.full(1, length, dtype=np.int32),
-        samples=np.ones(1, dtype=np.bool_),
+        num_samples=np.ones(1, dtype=np.int32),
         page_rows=np.zeros(pages, dtype=np.int32),
         page_numbers=np.arange(pages, dtype=np.int32),
         page_ids=np.arange(1, pages + 1, dtype=np.int32),
     )
 
 
-def _new_row(row: int, length: int) -> NewRow:
+def _new_row(row: int, length: int) -> AdmittedRequest:
     params = SamplingParams(temperature=0.6, ignore_eos=True)
     token_ids = np.arange(length, dtype=np.int32) % 250
-    return NewRow(row, str(row), token_ids, length, params, (), seed=row)
+    return AdmittedRequest(row, str(row), token_ids, length, params, (), seed=row)
 
 
 def run_benchmarks(platform: Any, folder: Path, rates: Rates, until: float) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import torch
 from tools.gpu.engines import generate, running
 from tools.gpu.folders import SMALL, TINY, write_checkpoint
 
-from tokenmill.sampling_params import SamplingParams
+from tokenmill.core.sampling_params import SamplingParams
 
 LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256, "page_size": 16, "num_pages": 200}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine.build import build_engine
+from tokenmill.core.messages import AddRequest
+from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.engine import Engine
-from tokenmill.messages import AddRequest
-from tokenmill.sampling_params import SamplingParams
+from tokenmill.engine.setup import build_engine
 
 
 @contextmanager

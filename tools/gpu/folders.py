@@ -48,7 +48,8 @@ TINY = {
     "vocab_size": 277,
     "max_position_embeddings": 512,
 }
-# Small, and odd in what the kernels see: a group of 3 heads, windows, experts, a head size that fills no tile.
+# Small, and odd in what the kernels see: a group of 3 heads, windows, experts, a head size that fills no tile, layers
+# without a rope, multipliers.
 SMALL: dict[str, dict[str, Any]] = {
     "qwen3": {**TINY, "num_hidden_layers": 3, "num_attention_heads": 6, "head_dim": 80, "hidden_size": 256},
     "mistral": {
@@ -69,6 +70,23 @@ SMALL: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
+        "num_hidden_layers": 2,
+    },
+    "smollm3": {
+        **TINY,
+        "architectures": ["SmolLM3ForCausalLM"],
+        "model_type": "smollm3",
+        "no_rope_layer_interval": 2,
+        "num_hidden_layers": 2,
+    },
+    "granite": {
+        **TINY,
+        "architectures": ["GraniteForCausalLM"],
+        "model_type": "granite",
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 2.5,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 0.6,
         "num_hidden_layers": 2,
     },
 }

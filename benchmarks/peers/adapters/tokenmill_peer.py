@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.peers.adapters.adapter import OnStep, Setup, main
 
-from tokenmill.llm import LLM
-from tokenmill.sampling_params import SamplingParams
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.llm.llm import LLM
 
 
 class TokenMill:

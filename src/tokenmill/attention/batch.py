@@ -51,8 +51,3 @@ class ForwardBatch:
     query_starts: npt.NDArray[np.int32]
     output_indices: torch.Tensor
     lens: DeviceLens | None = None
-
-    @property
-    def is_pure_decode(self) -> bool:
-        """True if every request runs exactly one token: the shape that CUDA graphs capture."""
-        return self.token_ids.shape[0] == len(self.query_lens)

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from tokenmill.cli.model_access import Messages, ModelAccess, add_access_flags, open_access, write_delta
+from tokenmill.cli.model_access import add_access_flags, open_access, write_delta
+from tokenmill.cli.model_protocol import Messages, ModelAccess
 from tokenmill.cli.parser import Parser, did_you_mean
 from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
-from tokenmill.errors import TokenMillError
+from tokenmill.core.errors import TokenMillError
 
 _COMMAND = re.compile(r"/[a-z]+")
 _COMMANDS = {

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tokenmill.cli.parse import Setting, settings
 from tokenmill.cli.parser import Parser, did_you_mean
-from tokenmill.cli.values import Setting, settings
-from tokenmill.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig
 
 ENV_PREFIX = "TOKENMILL_"
 # Variables of the same prefix that are not config fields: the clients read them, or they name the file itself.
@@ -152,7 +152,7 @@ def _reader(setting: Setting) -> Callable[[str], Any]:
 
 def _metavar(setting: Setting) -> str:
     if setting.how.choices:
-        return "{" + ",".join(setting.how.choices) + "}"
+        return "{" + ",".join([*setting.how.choices, *(["module:name"] if setting.how.plugins else [])]) + "}"
     if setting.how.size:
         return "SIZE"
     return {"int": "N", "float": "X"}.get(setting.kind, "TEXT")

@@ -12,13 +12,13 @@ from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_na
 from tokenmill.cli.parser import Parser
 from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
 from tokenmill.config import EngineConfig
-from tokenmill.errors import InvalidConfig, InvalidRequest
+from tokenmill.core.errors import InvalidConfig, InvalidRequest
 
 if TYPE_CHECKING:
-    from tokenmill.cli.jobs import Job
-    from tokenmill.cli.journal import Journal
-    from tokenmill.llm import LLM
-    from tokenmill.request_output import RequestOutput
+    from tokenmill.cli.batch_io import Job
+    from tokenmill.cli.output_log import OutputLog
+    from tokenmill.llm.llm import LLM
+    from tokenmill.llm.outputs import RequestOutput
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -39,20 +39,20 @@ def run(arguments: Sequence[str]) -> int:
     if not source.is_file():
         raise InvalidConfig(f"there is no input file {source}")
 
-    from tokenmill.cli.journal import Journal
+    from tokenmill.cli.output_log import OutputLog
 
-    with Journal(Path(namespace.output), namespace.overwrite) as journal:
-        num_lines = check_answered(source, journal)
-        if num_lines > len(journal.done):
+    with OutputLog(Path(namespace.output), namespace.overwrite) as log:
+        num_lines = check_answered(source, log)
+        if num_lines > len(log.done):
             try:
-                _answer_all(source, journal, config, sampling_fields(namespace, without="seed"), num_lines)
+                _answer_all(source, log, config, sampling_fields(namespace, without="seed"), num_lines)
             except KeyboardInterrupt:
                 print("\ninterrupted; the same command goes on from here", file=sys.stderr)
                 raise
-        journal.sort()
-    errors = f", {journal.num_errors} of them errors" if journal.num_errors else ""
+        log.sort()
+    errors = f", {log.num_errors} of them errors" if log.num_errors else ""
     print(f"{namespace.output}: {num_lines} lines{errors}", file=sys.stderr)
-    return 1 if journal.num_errors else 0
+    return 1 if log.num_errors else 0
 
 
 def make_parser() -> Parser:
@@ -81,27 +81,27 @@ def numbered_lines(source: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, raw
 
 
-def check_answered(source: Path, journal: Journal) -> int:
+def check_answered(source: Path, log: OutputLog) -> int:
     """Count the input's lines, comparing those that have an answer with what was answered.
 
     Raises:
         InvalidConfig: the output file belongs to another input.
     """
-    from tokenmill.cli.jobs import digest
+    from tokenmill.cli.batch_io import digest
 
     count, answered = 0, 0
     for number, raw in numbered_lines(source):
         count += 1
-        if number in journal.done:
+        if number in log.done:
             answered += 1
-            if journal.done[number] != digest(raw):
+            if log.done[number] != digest(raw):
                 raise InvalidConfig(f"line {number} of {source} has changed since it was answered; give --overwrite")
-    if answered < len(journal.done):
+    if answered < len(log.done):
         raise InvalidConfig(f"the output file answers lines that {source} does not have; give --overwrite")
     return count
 
 
-def _answer_all(source: Path, journal: Journal, config: EngineConfig, fields: dict[str, Any], num_lines: int) -> None:
+def _answer_all(source: Path, log: OutputLog, config: EngineConfig, fields: dict[str, Any], num_lines: int) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -120,25 +120,25 @@ def _answer_all(source: Path, journal: Journal, config: EngineConfig, fields: di
             TimeRemainingColumn(),
             console=Console(stderr=True),
         ) as progress:
-            task = progress.add_task("answering", total=num_lines, completed=len(journal.done), tokens=0)
-            batch = Batch(llm, journal, defaults)
+            task = progress.add_task("answering", total=num_lines, completed=len(log.done), tokens=0)
+            batch = Batch(llm, log, defaults)
             for number, raw in numbered_lines(source):
-                if number not in journal.done:
+                if number not in log.done:
                     batch.add(number, raw)
                 while batch.is_full:
                     batch.step()
-                progress.update(task, completed=len(journal.done), tokens=batch.num_tokens)
+                progress.update(task, completed=len(log.done), tokens=batch.num_tokens)
             while batch.is_open:
                 batch.step()
-                progress.update(task, completed=len(journal.done), tokens=batch.num_tokens)
+                progress.update(task, completed=len(log.done), tokens=batch.num_tokens)
 
 
 class Batch:
     """The jobs that are being answered: enough of them to keep the engine full, never the whole file."""
 
-    def __init__(self, llm: LLM, journal: Journal, defaults: dict[str, Any]) -> None:
+    def __init__(self, llm: LLM, log: OutputLog, defaults: dict[str, Any]) -> None:
         self._llm = llm
-        self._journal = journal
+        self._log = log
         self._defaults = defaults
         self._open: list[tuple[Job, RequestOutput]] = []
         # Twice what can run: a request that ends is followed by one that is already tokenized.
@@ -157,13 +157,13 @@ class Batch:
 
     def add(self, number: int, raw: bytes) -> None:
         """Start the job of an input line; a line that is none is answered with its error at once."""
-        from tokenmill.cli.jobs import read_job, refused_line
+        from tokenmill.cli.batch_io import read_job, refused_line
 
         try:
             job = read_job(number, raw, self._defaults)
             output = self._llm.submit(job.prompt, job.params, job.template_options)
         except InvalidRequest as error:
-            self._journal.append(refused_line(number, raw, str(error)))
+            self._log.append(refused_line(number, raw, str(error)))
             return
         self._open.append((job, output))
         self._write_finished()
@@ -179,7 +179,7 @@ class Batch:
         unfinished = []
         for job, output in self._open:
             if output.is_finished:
-                self._journal.append(job.answer(output, Path(self._llm.info.model).name))
+                self._log.append(job.answer(output, Path(self._llm.info.model).name))
             else:
                 unfinished.append((job, output))
         self._open = unfinished

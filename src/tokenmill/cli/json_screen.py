@@ -9,9 +9,9 @@ from typing import IO
 
 import msgspec
 
-from tokenmill.cli.facts import base_url, open_to_all
+from tokenmill.cli.startup_report import base_url, open_to_all
 from tokenmill.config import ServerConfig
-from tokenmill.messages import EngineProgress, EngineReady
+from tokenmill.core.messages import EngineProgress, EngineReady
 from tokenmill.observe.event_log import EventLog
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.cli.model_access import Delta, Deltas, Messages
+from tokenmill.cli.model_protocol import Delta, Deltas, Messages
 from tokenmill.config import EngineConfig
-from tokenmill.sampling_params import SamplingParams
+from tokenmill.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from tokenmill.llm import LLM
+    from tokenmill.llm.llm import LLM
 
 
 def load_llm(config: EngineConfig) -> LLM:
@@ -22,7 +22,7 @@ def load_llm(config: EngineConfig) -> LLM:
     """
     import dataclasses
 
-    from tokenmill.llm import LLM
+    from tokenmill.llm.llm import LLM
 
     return LLM(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from tokenmill import __version__
-from tokenmill.errors import TokenMillError
+from tokenmill.core.errors import TokenMillError
 
 VERBS = {
     "serve": "serve a model over HTTP, OpenAI-compatible",

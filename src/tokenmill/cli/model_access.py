@@ -5,35 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import unicodedata
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from typing import IO
 
+from tokenmill.cli.model_protocol import ModelAccess
 from tokenmill.cli.parser import Parser
 from tokenmill.config import DEFAULT_PORT
-
-Messages = list[dict[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """A piece of an answer; the last one says why it ended."""
-
-    text: str
-    finish_reason: str | None = None
-
-
-Deltas = Generator[Delta, None, None]
-
-
-class ModelAccess(Protocol):
-    """Answers as streams of deltas. Closing a stream early stops the generation. `fields` are sampling parameters."""
-
-    def chat(self, messages: Messages, fields: Mapping[str, Any]) -> Deltas:
-        """The assistant's next message."""
-
-    def complete(self, prompt: str, fields: Mapping[str, Any]) -> Deltas:
-        """The continuation of a text."""
 
 
 def add_access_flags(parser: Parser) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from tokenmill.cli.model_access import Delta, Deltas, Messages
-from tokenmill.errors import TokenMillError
+from tokenmill.cli.model_protocol import Delta, Deltas, Messages
+from tokenmill.core.errors import TokenMillError
 
 CONNECT_SECONDS = 10.0
 

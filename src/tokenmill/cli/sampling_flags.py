@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from tokenmill.cli.parser import Parser
+from tokenmill.core.sampling_params import SamplingParams
 
-_FLAGS: tuple[tuple[str, type, str], ...] = (
-    ("max_tokens", int, "tokens of the answer at most"),
-    ("temperature", float, "0: always the most likely token"),
-    ("top_p", float, "sample from the most likely tokens that hold this share of probability"),
-    ("top_k", int, "sample from this many most likely tokens"),
-    ("min_p", float, "drop tokens less likely than this share of the most likely one"),
-    ("presence_penalty", float, "make tokens that occurred less likely"),
-    ("frequency_penalty", float, "make tokens less likely each time they occur"),
-    ("repetition_penalty", float, "scale down tokens that occurred, in prompt or answer"),
-    ("seed", int, "the same seed gives the same answer"),
-    ("stop", str, "end before this text; may be repeated"),
+# Name, type and help of each parameter that has a description.
+_FLAGS: tuple[tuple[str, type, str], ...] = tuple(
+    (name, (get_args(own_type) or (own_type,))[0], meta.description)
+    for name, hint in get_type_hints(SamplingParams, include_extras=True).items()
+    if get_origin(hint) is Annotated
+    for own_type, meta in [get_args(hint)]
 )
 
 

@@ -1,4 +1,4 @@
-"""`tokenmill serve [MODEL]`: reads the flags, shows the start, and leaves the rest to `tokenmill.server.launch`."""
+"""`tokenmill serve [MODEL]`: reads the flags, shows the start, and leaves the rest to `server.process.launch`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     engine, server = read_configs(arguments, os.environ)
     from tokenmill.cli.startup import open_screen
-    from tokenmill.server import launch
+    from tokenmill.server.process import launch
 
     server = dataclasses.replace(server, served_model_name=launch.served_name(engine, server))
     with open_screen(sys.stderr, server) as screen:

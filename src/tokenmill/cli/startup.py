@@ -10,10 +10,10 @@ import time
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Protocol
 
-from tokenmill.cli.facts import bytes_text, chat_command, curl_command, facts, model_name
 from tokenmill.cli.json_screen import JsonScreen
+from tokenmill.cli.startup_report import bytes_text, chat_command, curl_command, facts, model_name
 from tokenmill.config import ServerConfig
-from tokenmill.messages import EngineProgress, EngineReady
+from tokenmill.core.messages import EngineProgress, EngineReady
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -24,7 +24,7 @@ REFRESH_PER_SECOND = 8
 
 
 class Screen(Protocol):
-    """What `tokenmill.server.launch` tells while a server starts."""
+    """What `tokenmill.server.process.launch` tells while a server starts."""
 
     def on_progress(self, progress: EngineProgress) -> None:
         """A phase began or moved on; the phase before it is over."""

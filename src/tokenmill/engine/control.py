@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tokenmill.engine.engine import Engine
-from tokenmill.messages import (
+from tokenmill.core.messages import (
     Done,
     EngineControl,
     EngineReply,
@@ -16,7 +15,8 @@ from tokenmill.messages import (
     SetPaused,
     TokenOutput,
 )
-from tokenmill.request import Request
+from tokenmill.core.request import Request
+from tokenmill.engine.engine import Engine
 
 
 def answer(engine: Engine, message: EngineControl, publish: Callable[[list[TokenOutput]], None]) -> EngineReply:
@@ -35,7 +35,7 @@ def answer(engine: Engine, message: EngineControl, publish: Callable[[list[Token
             _drain(engine, publish)
             return Done(message.id, engine.reset_prefix_cache(message.preempt_running))
         case ExplainRequests():
-            alive = engine.scheduler.books.requests
+            alive = engine.scheduler.requests
             requests = [alive[request_id] for request_id in message.request_ids if request_id in alive]
             return RequestStates(message.id, [_state(engine, request) for request in requests])
 
@@ -43,9 +43,9 @@ def answer(engine: Engine, message: EngineControl, publish: Callable[[list[Token
 def _drain(engine: Engine, publish: Callable[[list[TokenOutput]], None]) -> None:
     """Finish the steps that run, without launching others."""
     was_paused = engine.is_paused
-    if engine.scheduler.books.launched:
+    if engine.scheduler.has_launched:
         engine.set_paused(True)
-        while engine.scheduler.books.launched:
+        while engine.scheduler.has_launched:
             publish(engine.step())
         engine.set_paused(was_paused)
 

@@ -1,38 +1,35 @@
-"""`Engine`: scheduler and runner in one loop. The same object runs in the engine process and inside `LLM`.
+"""`Engine`: scheduler and executor in one loop. The same object runs in the engine process and inside `LLM`.
 
     schedule -> launch -> commit, with up to `depth` steps launched: 1 is no overlap, 2 hides the scheduler behind
     the step that runs.
 
-Knows no sockets and no text.
+What a request waits for besides its turn is behind gates; what sees the steps is behind an observer. Knows no sockets
+and no text.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from tokenmill.engine.events import Aborted, Added, CacheReset, Extended, Paused, Woken
-from tokenmill.engine.meter import Meter
-from tokenmill.engine.step_log import StepLog, StepRecord
-from tokenmill.engine.watchdog import Watchdog
-from tokenmill.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import AddRequest, EngineStats, TokenOutput
+from tokenmill.core.plan import StepPlan, StepResult
+from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TurnInput
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.engine.gates import Gate, Gates
+from tokenmill.engine.observer import Observer
+from tokenmill.engine.step_log import Aborted, Added, CacheReset, Extended, Paused, Woken
 from tokenmill.kv.events import KVEvent
-from tokenmill.messages import AddRequest, EngineStats, TokenOutput
-from tokenmill.request import FinishReason, Request, RequestStatus
-from tokenmill.runner.pending_step import LaunchedStep
-from tokenmill.sampling_params import SamplingParams
-from tokenmill.scheduler.plan import StepPlan, StepResult
+from tokenmill.runner.executor import Executor, InFlightStep
 from tokenmill.scheduler.scheduler import Scheduler
-from tokenmill.structured.store import GrammarStore
 
 logger = logging.getLogger(__name__)
 
-# How long a turn of the loop waits for a grammar when there is nothing else to do, in seconds.
-GRAMMAR_WAIT = 0.005
+# How long a turn of the loop waits at a gate when there is nothing else to do, in seconds.
+GATE_WAIT = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +39,13 @@ class ModelLimits:
     Attributes:
         max_model_len: prompt and output tokens together.
         eos_token_ids: ids that end a text, unless `ignore_eos`.
+        fingerprint: of the model whose KV it is; see `CacheKey`.
     """
 
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
-
-
-class Runner(Protocol):
-    """Executes plans; `ModelRunner` on a real device."""
-
-    def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Start a step; steps run in the order of their launch."""
-
-    def recover(self) -> None:
-        """After a failure, run plans again. Until then all are refused: their differences build on one that is lost."""
-
-    def close(self) -> None:
-        """Wait for launched steps."""
+    fingerprint: str = ""
 
 
 class Engine:
@@ -74,27 +60,27 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        executor: Executor,
         limits: ModelLimits,
         depth: int = 1,
-        log: StepLog | None = None,
-        grammars: GrammarStore | None = None,
+        observer: Observer | None = None,
+        gates: Sequence[Gate] = (),
     ) -> None:
-        """Without `grammars` requests with one are run as they are: replays, and tests of the scheduler."""
+        """
+        Args:
+            depth: steps that may be launched before the first of them is committed.
+            gates: what requests may have to wait for besides their turn. A replay has none: what came is recorded.
+        """
         self.scheduler = scheduler
-        self.runner = runner
+        self.executor = executor
         self.limits = limits
         self.is_idle = True
         self.is_paused = False
         self._depth = depth
-        self._log = log or StepLog()
-        self._grammars = grammars
-        self._watchdog = Watchdog()
-        self._running_steps: deque[LaunchedStep] = deque()
-        self._meter = Meter()
+        self._observer = observer or Observer()
+        self._gates = Gates(gates)
+        self._in_flight: deque[InFlightStep] = deque()
         self._num_arrived = 0
-        self._prompt_tokens = 0
-        self._generation_tokens = 0
 
     @property
     def has_work(self) -> bool:
@@ -105,87 +91,86 @@ class Engine:
         """Take in a request.
 
         Args:
-            status: WAITING, or what it waits for besides its turn, until `wake`.
+            status: WAITING, or what it waits for until `wake`, where no gate says so.
 
         Returns:
             Nothing, or the terminal error output of a request that can never run.
         """
+        if message.id in self.scheduler.requests:
+            # Whatever was answered under this id would be taken for the other's.
+            logger.error("a second request came under the id %s and was dropped", message.id)
+            return []
         room = self.limits.max_model_len - len(message.prompt_token_ids)
         if not message.prompt_token_ids or room < 1:
             error = f"the prompt has {len(message.prompt_token_ids)} tokens; 1 to {self.limits.max_model_len - 1} fit"
             return [TokenOutput(message.id, [], FinishReason.ERROR, error=error)]
         params = message.params
         try:
-            if not self._has_grammar(message):
-                status = RequestStatus.WAITING_FOR_GRAMMAR
+            status = self._gates.admit(message) or status
+            self.scheduler.add(self._request(message, min(room, params.max_tokens or room), status))
         except InvalidRequest as refusal:
+            self._release([message.id])
             return [_refused(message.id, refusal)]
-        self._log.note(Added(message, status.value))
-        stop_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
+        self._observer.record(Added(message, status.value))
+        self._num_arrived += 1
+        return []
+
+    def _request(self, message: AddRequest, max_tokens: int, status: RequestStatus) -> Request:
+        stop_ids = frozenset(message.params.stop_token_ids)
+        if not message.params.ignore_eos:
             stop_ids |= self.limits.eos_token_ids
-        request = Request(
+        return Request(
             message.id,
             message.prompt_token_ids,
-            params,
+            message.params,
             arrival=self._num_arrived,
-            max_tokens_total=len(message.prompt_token_ids) + min(room, params.max_tokens or room),
+            max_tokens_total=len(message.prompt_token_ids) + max_tokens,
             stop_token_ids=stop_ids,
             priority=message.priority,
-            cache_salt=message.cache_salt,
-            group=message.group,
+            cache_key=CacheKey(self.limits.fingerprint, message.cache_salt),
+            tenant=message.tenant,
             is_resumable=message.is_resumable,
             pooling=message.pooling,
             status=status,
         )
-        self._num_arrived += 1
-        self._prompt_tokens += request.num_prompt_tokens
-        self.scheduler.add(request)
-        return []
 
     def extend(self, request_id: str, token_ids: Sequence[int], params: SamplingParams, is_last: bool = False) -> None:
-        """Continue a paused session with further input.
+        """Continue a session with further input, at once or, while a turn runs, when that turn ends.
+
+        One that no longer fits when its turn comes ends the session with an error.
 
         Args:
             is_last: the session ends with this turn.
 
         Raises:
-            InvalidRequest: no such session, it has not ended its turn, or the context has no room for the input.
+            InvalidRequest: see `Scheduler.extend`.
         """
-        request = self.scheduler.books.requests.get(request_id)
-        if request is None or not request.is_paused:
-            raise InvalidRequest("the session has ended, or its last turn has not")
-        length = request.num_tokens - 1 + len(token_ids)
-        room = self.limits.max_model_len - length
-        if not token_ids or room < 1:
-            raise InvalidRequest(f"{length} tokens with this input; the context holds {self.limits.max_model_len}")
-        self._log.note(Extended(request_id, list(token_ids), params, is_last))
-        request.is_resumable = not is_last
-        self._prompt_tokens += len(token_ids)
-        self.scheduler.extend(request_id, token_ids, params, length + min(room, params.max_tokens or room))
+        token_ids = list(token_ids)
+        self.scheduler.extend(request_id, TurnInput(token_ids, params, is_last, self.limits.max_model_len))
+        self._observer.record(Extended(request_id, token_ids, params, is_last))
 
     def abort(self, ids: Iterable[str]) -> list[TokenOutput]:
         """End requests at once; unknown ids are ignored."""
         ids = list(ids)
-        self._log.note(Aborted(ids))
-        self._release_grammars(ids)
+        self._observer.record(Aborted(ids))
         outputs = self.scheduler.abort(ids)
-        self._meter.ended(outputs)
+        self._release(ids)
+        self._observer.ended(outputs)
         return outputs
 
     def wake(self, request_id: str) -> None:
         """What a request waited for besides its turn is there; unknown ids are ignored."""
-        self._log.note(Woken(request_id))
+        self._observer.record(Woken(request_id))
         self.scheduler.wake(request_id)
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
         """Forget cached prefixes; see `Scheduler.reset_prefix_cache`."""
-        self._log.note(CacheReset(preempt_running))
+        self._observer.record(CacheReset(preempt_running))
         return self.scheduler.reset_prefix_cache(preempt_running)
 
     def set_paused(self, is_paused: bool) -> None:
         """Launch no further step, or go on. Requests keep what they have, and may be added and aborted meanwhile."""
-        self._log.note(Paused(is_paused))
+        self._observer.record(Paused(is_paused))
         self.is_paused = is_paused
 
     def step(self) -> list[TokenOutput]:
@@ -193,53 +178,37 @@ class Engine:
 
         A step that raises ends the requests that are in it, and no others.
         """
-        refusals = self._collect_grammars()
-        started = time.perf_counter()
+        outputs = self._pass_gates() + self.scheduler.begin_turns()
+        self._observer.begin()
         plan = None if self.is_paused else self.scheduler.schedule()
-        if plan is not None:
-            self._meter.launched(plan)
-        scheduled = time.perf_counter()
+        self._observer.scheduled(plan)
         result, error = self._launch_and_wait(plan)
-        done = time.perf_counter()
-        outputs = self.scheduler.fail_launched(error) if error else self.scheduler.commit(result) if result else []
-        self._generation_tokens += sum(len(output.token_ids) for output in outputs)
-        seconds = (scheduled - started, done - scheduled, time.perf_counter() - done)
-        self._log.add(plan, result, StepRecord(error=error, waiting=self.scheduler.first_wait_reason, seconds=seconds))
+        self._observer.ran(result, error)
+        brought = self.scheduler.fail_launched(error) if error else self.scheduler.commit(result) if result else []
         self.is_idle = plan is None and result is None and error is None
-        if self._is_stuck:
-            self._watchdog.report(self._log)
-        if not self.is_idle:
-            self._meter.turned(seconds)
-        ended = [output for output in outputs if output.finish_reason is not None]
-        self._meter.ended(ended)
-        self._release_grammars(output.id for output in ended)
-        if self._grammars is not None and self._grammars.is_compiling and self.is_idle:
-            self._grammars.wait(GRAMMAR_WAIT)
+        self._observer.committed(brought, self.scheduler.first_wait_reason, self._is_stuck)
+        outputs += brought
+        self._release([output.id for output in outputs if output.finish_reason is not None])
+        if self.is_idle and self._gates.has_waiting:
+            outputs += self._pass_gates(GATE_WAIT)
             self.is_idle = False
-        return refusals + outputs
+        return outputs
 
-    def _has_grammar(self, message: AddRequest) -> bool:
-        """True if the grammar that a request needs, if it needs one, is there. Raises InvalidRequest: it cannot be."""
-        grammar = message.params.grammar
-        if self._grammars is None or grammar is None:
-            return True
-        return self._grammars.admit(message.id, grammar.text)
+    def _pass_gates(self, timeout: float = 0.0) -> list[TokenOutput]:
+        """Let requests go on whose gates have opened; the terminal outputs of those that are refused."""
+        outputs = []
+        for request_id, news in self._gates.collect(timeout):
+            if isinstance(news, InvalidRequest):
+                self.abort([request_id])
+                outputs.append(_refused(request_id, news))
+            elif news is RequestStatus.WAITING:
+                self.wake(request_id)
+            else:
+                self.scheduler.requests[request_id].move_to(news)
+        return outputs
 
-    def _collect_grammars(self) -> list[TokenOutput]:
-        """Let requests go on whose grammar has been compiled; the terminal outputs of those whose grammar cannot be."""
-        if self._grammars is None or not self._grammars.is_compiling:
-            return []
-        collected = self._grammars.collect()
-        for request_id in collected.ready:
-            self.wake(request_id)
-        for request_id, _ in collected.refused:
-            self.abort([request_id])
-        return [_refused(request_id, error) for request_id, error in collected.refused]
-
-    def _release_grammars(self, ids: Iterable[str]) -> None:
-        if self._grammars is not None:
-            for request_id in ids:
-                self._grammars.release(request_id)
+    def _release(self, ended: Iterable[str]) -> None:
+        self._gates.release(ended, self.scheduler.requests)
 
     @property
     def _is_stuck(self) -> bool:
@@ -250,16 +219,15 @@ class Engine:
         # The barrier between a request and the engine: whatever a step raises ends that step's requests only.
         try:
             if plan is not None:
-                self._running_steps.append(self.runner.launch(plan))
-            if not self._running_steps or (plan is not None and len(self._running_steps) < self._depth):
+                self._in_flight.append(self.executor.launch(plan))
+            if not self._in_flight or (plan is not None and len(self._in_flight) < self._depth):
                 return None, None
-            return self._running_steps.popleft().result(), None
+            return self._in_flight.popleft().result(), None
         except Exception as error:
             logger.exception("a step failed; its requests end with an error")
-            while self._running_steps:
-                # They build on the failed step: the runner refuses them, and their requests end with it.
-                self._running_steps.popleft().exception()
-            self.runner.recover()
+            # Those behind it build on the failed step: they are refused, and their requests end with it.
+            self._in_flight.clear()
+            self.executor.recover()
             return None, f"the step of this request failed: {type(error).__name__}"
 
     def take_kv_events(self) -> list[KVEvent]:
@@ -277,25 +245,25 @@ class Engine:
             num_queued=self.scheduler.num_queued,
             is_stuck=self._is_stuck,
             waiting_by_reason=self.scheduler.waiting_by_reason(),
-            step_tokens=self._meter.step_tokens,
-            step_seconds=self._meter.step_seconds,
-            num_rows_used=self.scheduler.books.rows.num_rows - self.scheduler.books.rows.num_free,
+            step_tokens=self._observer.stats.step_tokens,
+            step_seconds=self._observer.stats.step_seconds,
+            num_rows_used=self.scheduler.num_rows_used,
             num_pages=kv.pool.num_usable,
             num_pages_pinned=kv.num_pinned,
             num_pages_evictable=kv.cache.num_evictable,
-            num_preemptions=self.scheduler.books.num_preemptions,
+            num_preemptions=self.scheduler.num_preemptions,
+            num_corrupted=self.scheduler.num_corrupted,
             prefix_queries=kv.num_queried_tokens,
             prefix_hits=kv.num_hit_tokens,
-            prompt_tokens=self._prompt_tokens,
-            generation_tokens=self._generation_tokens,
+            prompt_tokens=self._observer.stats.prompt_tokens,
+            generation_tokens=self._observer.stats.generation_tokens,
         )
 
     def close(self) -> None:
-        """Wait for launched steps, let the runner's thread go and finish the log."""
-        self.runner.close()
-        if self._grammars is not None:
-            self._grammars.close()
-        self._log.close()
+        """Wait for launched steps, let the executor go and finish the log."""
+        self.executor.close()
+        self._gates.close()
+        self._observer.close()
 
 
 def _refused(request_id: str, error: InvalidRequest) -> TokenOutput:

@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from tokenmill.config import KVEventsConfig
-from tokenmill.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.kv.events import CacheCleared, KVEvent, PagesRemoved, PagesStored
 
 _END = (-1).to_bytes(8, "big", signed=True)
@@ -56,6 +56,12 @@ class EventBatch(msgspec.Struct, array_like=True):
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
 
 
+class ReplicaEventBatch(EventBatch):
+    """The same of one engine among several: `data_parallel_rank` is its index."""
+
+    data_parallel_rank: int
+
+
 class KVPublisher:
     """One PUB socket and, if configured, one ROUTER socket for replays. Used from one thread.
 
@@ -63,7 +69,9 @@ class KVPublisher:
         InvalidConfig: an endpoint cannot be bound.
     """
 
-    def __init__(self, config: KVEventsConfig) -> None:
+    def __init__(self, config: KVEventsConfig, engine: int | None = None) -> None:
+        """`engine`: its index, where there are several."""
+        self._engine = engine
         self._topic = config.topic.encode()
         self._encoder = msgspec.msgpack.Encoder()
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
@@ -78,7 +86,10 @@ class KVPublisher:
         """Send the events of a step as one batch; nothing for no events."""
         if not events:
             return
-        payload = self._encoder.encode(EventBatch(time.time(), [_on_the_wire(event) for event in events]))
+        batch = EventBatch(time.time(), [_on_the_wire(event) for event in events])
+        if self._engine is not None:
+            batch = ReplicaEventBatch(batch.ts, batch.events, self._engine)
+        payload = self._encoder.encode(batch)
         number, self._next_number = self._next_number, self._next_number + 1
         self._buffer.append((number, payload))
         self._pub.send_multipart([self._topic, number.to_bytes(_NUMBER_BYTES, "big"), payload])

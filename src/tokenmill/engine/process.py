@@ -1,6 +1,6 @@
-"""The engine process: `python -m tokenmill.engine.process FOLDER`. Sockets around an `Engine`.
+"""The engine process: `python -m tokenmill.engine.process FOLDER INDEX RANK`. Sockets around an `Engine`.
 
-One inbox (`engine.ipc`), one outbox per text worker and one to the API process, all unix sockets in the private
+One inbox (`engine-0.ipc`), one outbox per text worker and one to the API process, all unix sockets in the private
 folder, all msgpack structs. It ends when it is told to (SIGTERM) or when its parent is gone (end of stdin).
 """
 
@@ -17,22 +17,29 @@ from pathlib import Path
 
 import zmq
 
-from tokenmill.channels import API, ENGINE, LINGER_MILLISECONDS, Inbox, LaunchFile, Outbox, worker_name
-from tokenmill.engine.control import answer
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.kv_publisher import KVPublisher
-from tokenmill.errors import TokenMillError
-from tokenmill.messages import (
+from tokenmill.core.errors import TokenMillError
+from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
-    EngineFailed,
+    EngineMessage,
     EngineProgress,
+    PartFailed,
+    Ping,
+    Pong,
     StepOutputs,
     ToApi,
     ToEngine,
     TokenOutput,
 )
+from tokenmill.engine.control import answer
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.kv_publisher import KVPublisher
+from tokenmill.ipc.channels import API, LINGER_MILLISECONDS, Inbox, Outbox, engine_name, worker_name
+from tokenmill.ipc.heartbeat import Heartbeat
+from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, LineHandler
+from tokenmill.ipc.stack_dump import offer_stacks, stack_file
 from tokenmill.model_files import check_tokenizer
+from tokenmill.replicas.launch_file import LaunchFile
 
 logger = logging.getLogger(__name__)
 
@@ -40,16 +47,21 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL = 0.25
 # How long an idle engine sleeps at most before it looks whether it should end, in milliseconds.
 IDLE_POLL_MS = 200
+# How many times the timeout of a step may pass in a phase of the start without any progress: files come from far away,
+# graphs are captured, kernels are compiled.
+START_PATIENCE = 20.0
 _DONE = object()
 
 
 class EngineSockets:
-    """The inbox and the outboxes of the engine process."""
+    """The inbox and the outboxes of the process of engine `index`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, index: int) -> None:
+        self.name = engine_name(index)
         self._folder = folder
+        self._index = index
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._inbox: Inbox[ToEngine] = Inbox(self._context, folder, ENGINE, ToEngine)
+        self._inbox: Inbox[ToEngine] = Inbox(self._context, folder, self.name, ToEngine)
         self._api = Outbox(self._context, folder, API)
         self._workers: dict[int, Outbox] = {}
 
@@ -63,7 +75,9 @@ class EngineSockets:
         return messages
 
     def send_to_api(self, message: ToApi) -> None:
-        """Send a message to the API process."""
+        """Send a message to the API process, saying which engine it is from."""
+        if isinstance(message, EngineMessage):
+            message.engine = self._index
         self._api.send(message)
 
     def send_to_worker(self, worker: int, message: StepOutputs) -> None:
@@ -71,6 +85,10 @@ class EngineSockets:
         if worker not in self._workers:
             self._workers[worker] = Outbox(self._context, self._folder, worker_name(worker))
         self._workers[worker].send(message)
+
+    def heartbeat(self, timeout: float) -> Heartbeat:
+        """The engine's, to be entered."""
+        return Heartbeat(self._context, self._folder, self._inbox, timeout)
 
     def close(self) -> None:
         """Deliver what is on its way, a moment long, and let go."""
@@ -85,9 +103,15 @@ class EngineLoop:
     """
 
     def __init__(
-        self, engine: Engine, sockets: EngineSockets, publisher: KVPublisher | None, idle_work: Iterator[None]
+        self,
+        engine: Engine,
+        sockets: EngineSockets,
+        publisher: KVPublisher | None,
+        idle_work: Iterator[None],
+        heartbeat: Heartbeat,
     ) -> None:
         self._engine = engine
+        self._heartbeat = heartbeat
         self._publisher = publisher
         self._idle_work: Iterator[None] | None = idle_work
         self._sockets = sockets
@@ -104,7 +128,10 @@ class EngineLoop:
         while not self._stopping:
             is_busy = self._engine.has_work and not self._engine.is_idle
             has_idle_work = self._idle_work is not None and not self._engine.has_work
-            for message in self._sockets.receive(0 if is_busy or has_idle_work else IDLE_POLL_MS):
+            self._heartbeat.rest()
+            messages = self._sockets.receive(0 if is_busy or has_idle_work else IDLE_POLL_MS)
+            self._heartbeat.begin("a step")
+            for message in messages:
                 self._publish(self._accept(message))
             if self._engine.has_work:
                 self._publish(self._engine.step())
@@ -123,11 +150,14 @@ class EngineLoop:
             outputs = self._engine.abort(message.ids)
             self._send_stats(now=True)
             return outputs
+        if isinstance(message, Ping):
+            self._sockets.send_to_api(Pong(self._sockets.name))
+            return []
         if not isinstance(message, AddRequest):
             self._sockets.send_to_api(answer(self._engine, message, self._publish))
             self._send_stats(now=True)
             return []
-        self._worker_of[message.id] = message.worker
+        self._worker_of.setdefault(message.id, message.worker)
         return self._engine.add(message)
 
     def _publish(self, outputs: list[TokenOutput]) -> None:
@@ -147,38 +177,49 @@ class EngineLoop:
             self._sockets.send_to_api(self._engine.stats())
 
 
-def serve(folder: Path) -> int:
-    """Build the engine that FOLDER/launch.json describes and serve; returns the exit code."""
-    sockets = EngineSockets(folder)
+def serve(folder: Path, index: int) -> int:
+    """Build the engine of this index that FOLDER/launch.json describes and serve; returns the exit code."""
+    sockets = EngineSockets(folder, index)
     try:
-        config = LaunchFile.read(folder).engine
-        check_tokenizer(config.model, config.tokenizer)
-        # Here and not above: torch takes a second to load, and the start-up screen should say so.
-        sockets.send_to_api(EngineProgress("loading torch", 0, 0))
-        from tokenmill.engine.build import build_engine
-
-        built = build_engine(config, lambda *step: sockets.send_to_api(EngineProgress(*step)))
-        kv_events = config.kv_events()
-        publisher = None if kv_events is None else KVPublisher(kv_events)
-        loop = EngineLoop(built.engine, sockets, publisher, built.idle_work)
-        signal.signal(signal.SIGTERM, lambda *_: loop.stop())
-        # Before it is ready, so that whoever scrapes a fresh server finds the engine's metrics.
-        sockets.send_to_api(built.engine.stats())
-        sockets.send_to_api(built.ready)
-        loop.run()
-        built.engine.close()
-        if publisher is not None:
-            publisher.close()
+        launch = LaunchFile.read(folder)
+        with sockets.heartbeat(launch.server.engine_timeout) as heartbeat:
+            _serve(launch, index, sockets, heartbeat)
     except TokenMillError as error:
-        sockets.send_to_api(EngineFailed(str(error), error.exit_code))
+        sockets.send_to_api(PartFailed(sockets.name, str(error), error.exit_code))
         return error.exit_code
     except Exception as error:
         logger.exception("the engine ends")
-        sockets.send_to_api(EngineFailed(f"the engine failed: {type(error).__name__}: {error}", 1))
+        sockets.send_to_api(PartFailed(sockets.name, f"the engine failed: {type(error).__name__}: {error}", 1))
         return 1
     finally:
         sockets.close()
     return 0
+
+
+def _serve(launch: LaunchFile, index: int, sockets: EngineSockets, heartbeat: Heartbeat) -> None:
+    config = launch.engine_config(index)
+
+    def report(phase: str, done: int, total: int) -> None:
+        heartbeat.begin(phase, START_PATIENCE)
+        sockets.send_to_api(EngineProgress(phase, done, total))
+
+    check_tokenizer(config.model, config.tokenizer)
+    # Here and not above: torch takes a second to load, and the start-up screen should say so.
+    report("loading torch", 0, 0)
+    from tokenmill.engine.setup import build_engine
+
+    built = build_engine(config, report)
+    kv_events = config.kv_events()
+    publisher = None if kv_events is None else KVPublisher(kv_events, index if launch.topology.has_replicas else None)
+    loop = EngineLoop(built.engine, sockets, publisher, built.idle_work, heartbeat)
+    signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+    # Before it is ready, so that whoever scrapes a fresh server finds the engine's metrics.
+    sockets.send_to_api(built.engine.stats())
+    sockets.send_to_api(built.ready)
+    loop.run()
+    built.engine.close()
+    if publisher is not None:
+        publisher.close()
 
 
 def end_with_parent() -> None:
@@ -195,10 +236,13 @@ def end_with_parent() -> None:
 
 def main() -> int:
     """Entry point of the process."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, handlers=[LineHandler(FORMAT_WITH_TIME)])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     end_with_parent()
-    return serve(Path(sys.argv[1]))
+    folder, index, rank = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    assert rank == 0, "this process runs a whole model"
+    offer_stacks(stack_file(folder, engine_name(index)))
+    return serve(folder, index)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tokenmill.core.plan import IntArray, StepPlan, StepResult
+from tokenmill.core.request import Request, RequestStatus, TokenArray
 from tokenmill.engine.engine import Engine, ModelLimits
-from tokenmill.engine.events import Aborted, Added, AnyEvent, CacheReset, Extended, Paused, Woken
-from tokenmill.engine.parts import make_scheduler
-from tokenmill.engine.step_log import LogHeader, StepRecord, plain_plan, read_log
-from tokenmill.request import RequestStatus
-from tokenmill.scheduler.plan import StepPlan, StepResult
+from tokenmill.engine.step_log import (
+    Aborted,
+    Added,
+    CacheReset,
+    Extended,
+    LogHeader,
+    Paused,
+    RecordedInput,
+    StepRecord,
+    Woken,
+    plain_plan,
+    read_log,
+)
+from tokenmill.runner.executor import InFlightStep
+
+_NO_DRAFTS = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +38,41 @@ class Replay:
     difference: str | None
 
 
-class RecordedRunner:
+class RecordedDrafter:
+    """Proposes again what the recorded plan let each request run."""
+
+    def __init__(self) -> None:
+        self._drafts: dict[str, TokenArray] = {}
+
+    def follow(self, plan: dict[str, Any] | None) -> None:
+        """The plan that is made next was recorded as this one."""
+        self._drafts = {}
+        if plan is not None and plan["draft_ids"] is not None:
+            counts = [max(0, count - 1) for count in plan["num_samples"]]
+            parts = np.split(_array(plan["draft_ids"]), np.cumsum(counts)[:-1])
+            self._drafts = dict(zip(plan["request_ids"], parts, strict=True))
+
+    def propose(self, request: Request, limit: int) -> TokenArray:
+        """See `Drafter`."""
+        return self._drafts.get(request.id, _NO_DRAFTS)[:limit]
+
+
+class RecordedExecutor:
     """Answers each plan with what the recorded step brought."""
 
     def __init__(self, records: list[StepRecord]) -> None:
         self._outcomes = {r.committed: r for r in records if r.committed is not None}
         self.launched: StepPlan | None = None
 
-    def launch(self, plan: StepPlan) -> Future[StepResult]:
+    def launch(self, plan: StepPlan) -> InFlightStep:
         """The recorded outcome; a step that was never committed failed, or was cut off with the log."""
         self.launched = plan
-        future: Future[StepResult] = Future()
-        if plan.step in self._outcomes:
-            outcome = self._outcomes[plan.step]
-            token_ids = np.array(outcome.token_ids, dtype=np.int32)
-            future.set_result(StepResult(plan.step, token_ids, {}, outcome.failures))
-        else:
-            future.set_exception(RuntimeError("the recorded step brought nothing"))
-        return future
+        outcome = self._outcomes.get(plan.step)
+        if outcome is None:
+            return InFlightStep.failed(RuntimeError("the recorded step brought nothing"))
+        token_ids, token_starts = _array(outcome.token_ids), _array(outcome.token_starts)
+        result = StepResult(plan.step, token_ids, token_starts, failures=outcome.failures)
+        return InFlightStep(lambda: result)
 
     def recover(self) -> None:
         """Nothing was lost."""
@@ -60,15 +89,17 @@ def replay(path: Path) -> Replay:
     """
     header, stored = read_log(path)
     records = list(stored)
-    runner = RecordedRunner(records)
-    engine = _engine(header, runner)
+    executor = RecordedExecutor(records)
+    drafter = RecordedDrafter()
+    engine = _engine(header, executor, drafter)
     num_plans = 0
     for record in records:
-        for event in record.events:
-            _apply(engine, event)
-        runner.launched = None
+        for arrived in record.inputs:
+            _apply(engine, arrived)
+        executor.launched = None
+        drafter.follow(record.plan)
         engine.step()
-        made = None if runner.launched is None else plain_plan(runner.launched)
+        made = None if executor.launched is None else plain_plan(executor.launched)
         difference = next(_differences(record.plan, made), None)
         if difference is not None:
             number = (record.plan or made or {}).get("step")
@@ -77,14 +108,13 @@ def replay(path: Path) -> Replay:
     return Replay(num_plans, None)
 
 
-def _engine(header: LogHeader, runner: RecordedRunner) -> Engine:
-    scheduler = make_scheduler(header.scheduler, header.num_pages, header.page_size, header.enable_prefix_caching)
+def _engine(header: LogHeader, executor: RecordedExecutor, drafter: RecordedDrafter) -> Engine:
     limits = ModelLimits(header.max_model_len, header.vocab_size, frozenset(header.eos_token_ids))
-    return Engine(scheduler, runner, limits, header.depth)
+    return Engine(header.make_scheduler(drafter=drafter), executor, limits, header.depth)
 
 
-def _apply(engine: Engine, event: AnyEvent) -> None:
-    match event:
+def _apply(engine: Engine, arrived: RecordedInput) -> None:
+    match arrived:
         case Added(message, status):
             engine.add(message, RequestStatus(status))
         case Extended(request_id, token_ids, params, is_last):
@@ -97,6 +127,10 @@ def _apply(engine: Engine, event: AnyEvent) -> None:
             engine.reset_prefix_cache(preempt_running)
         case Paused(is_paused):
             engine.set_paused(is_paused)
+
+
+def _array(values: list[int]) -> IntArray:
+    return np.array(values, dtype=np.int32)
 
 
 def _differences(recorded: dict[str, Any] | None, made: dict[str, Any] | None) -> Iterator[str]:

@@ -8,6 +8,7 @@ before it (4 bytes, big-endian); the first is the header.
 from __future__ import annotations
 
 import logging
+import os
 import struct
 from collections import deque
 from collections.abc import Iterator
@@ -18,16 +19,71 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from tokenmill.engine.events import AnyEvent
-from tokenmill.errors import TokenMillError
+from tokenmill.core.errors import InvalidConfig, TokenMillError
+from tokenmill.core.messages import AddRequest
+from tokenmill.core.plan import RowFailure, StepPlan, StepResult
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.kv.events import KVEventLog
+from tokenmill.kv.kv_manager import KVManager
+from tokenmill.kv.page_pool import RESERVED_PAGES, PagePool
+from tokenmill.kv.prefix_cache import NullCache
+from tokenmill.kv.radix_tree import RadixTree
 from tokenmill.scheduler.config import SchedulerConfig
-from tokenmill.scheduler.plan import StepPlan, StepResult
+from tokenmill.scheduler.drafter import Drafter
+from tokenmill.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 RECORDS_KEPT = 1000
-VERSION = 1
+VERSION = 3
 _LENGTH = struct.Struct(">I")
+
+
+class _Input(msgspec.Struct, tag=True):
+    """What reaches an engine from outside and changes what its scheduler will decide; the class name is the tag."""
+
+
+class Added(_Input):
+    """`Engine.add`; `status` is the value of a `RequestStatus`."""
+
+    message: AddRequest
+    status: str
+
+
+class Extended(_Input):
+    """`Engine.extend`."""
+
+    id: str
+    token_ids: list[int]
+    params: SamplingParams
+    is_last: bool
+
+
+class Woken(_Input):
+    """`Engine.wake`."""
+
+    id: str
+
+
+class Aborted(_Input):
+    """`Engine.abort`."""
+
+    ids: list[str]
+
+
+class CacheReset(_Input):
+    """`Engine.reset_prefix_cache`."""
+
+    preempt_running: bool
+
+
+class Paused(_Input):
+    """`Engine.set_paused`."""
+
+    is_paused: bool
+
+
+RecordedInput = Added | Extended | Woken | Aborted | CacheReset | Paused
 
 
 class LogHeader(msgspec.Struct, kw_only=True):
@@ -43,29 +99,55 @@ class LogHeader(msgspec.Struct, kw_only=True):
     eos_token_ids: list[int]
     depth: int
 
+    def make_scheduler(self, events: KVEventLog | None = None, drafter: Drafter | None = None) -> Scheduler:
+        """A scheduler over `num_pages` usable pages; the reserved page 0 comes on top.
+
+        Args:
+            events: gets what the prefix cache takes in and gives up.
+            drafter: see `Scheduler`.
+        """
+        cache = RadixTree(self.page_size, events) if self.enable_prefix_caching else NullCache(self.page_size)
+        return Scheduler(
+            self.scheduler, KVManager(PagePool(self.num_pages + RESERVED_PAGES), cache, self.page_size), drafter
+        )
+
 
 class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One turn of the engine's loop.
 
     Attributes:
-        events: what arrived before it, in order.
+        inputs: what arrived before it, in order.
         plan: the plan it launched, as plain data; None: nothing could be launched.
         committed: the step it took in; None: none was due. With overlap it is an older one than `plan`.
-        token_ids: what that step sampled, -1 where it did not.
+        token_ids, token_starts: what that step brought; see `StepResult`.
         failures: why requests of that step could not go on, by their place in it.
         error: why the step failed.
         waiting: why the first of the waiting requests waits.
         seconds: of scheduling, of waiting for the step, of committing.
     """
 
-    events: list[AnyEvent] = []
+    inputs: list[RecordedInput] = msgspec.field(default_factory=list, name="events")
     plan: dict[str, Any] | None = None
     committed: int | None = None
     token_ids: list[int] = []
-    failures: dict[int, str] = {}
+    token_starts: list[int] = []
+    failures: dict[int, RowFailure] = {}
     error: str | None = None
     waiting: str = ""
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+def check_writable(path: Path) -> None:
+    """See that a log can be written; what is there is left as it is.
+
+    Raises:
+        InvalidConfig: it cannot.
+    """
+    try:
+        # Without waiting: a pipe that nobody reads is refused.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o666))
+    except OSError as error:
+        raise InvalidConfig(f"--step-log {path}: {error.strerror}") from error
 
 
 class StepLog:
@@ -73,7 +155,7 @@ class StepLog:
 
     def __init__(self, path: Path | None = None, header: LogHeader | None = None) -> None:
         """Open `path` for appending, if there is one; its header is written at once."""
-        self._events: list[AnyEvent] = []
+        self._inputs: list[RecordedInput] = []
         self._recent: deque[tuple[StepPlan | None, StepRecord]] = deque(maxlen=RECORDS_KEPT)
         self._file: RawIOBase | None = None
         if path is not None:
@@ -81,26 +163,30 @@ class StepLog:
             try:
                 self._file = path.open("wb", buffering=0)  # a killed engine leaves whole records behind
             except OSError as error:
-                raise TokenMillError(f"--step-log {path}: {error.strerror}") from error
+                raise InvalidConfig(f"--step-log {path}: {error.strerror}") from error
             self._write(header)
 
-    def note(self, event: AnyEvent) -> None:
+    def record(self, arrived: RecordedInput) -> None:
         """Something arrived; it belongs to the next record of the file. Memory does not keep it: prompts are long."""
         if self._file is not None:
-            self._events.append(event)
+            self._inputs.append(arrived)
 
     def add(self, plan: StepPlan | None, result: StepResult | None, record: StepRecord) -> None:
         """A turn of the loop is over; `record` holds what is not in its plan and its result."""
-        events, self._events = self._events, []
-        if plan is None and result is None and not events and record.error is None:
+        inputs, self._inputs = self._inputs, []
+        if plan is None and result is None and not inputs and record.error is None:
             return  # an idle turn
         if result is not None:
             record = msgspec.structs.replace(
-                record, committed=result.step, token_ids=result.token_ids.tolist(), failures=result.failures
+                record,
+                committed=result.step,
+                token_ids=result.token_ids.tolist(),
+                token_starts=result.token_starts.tolist(),
+                failures=result.failures,
             )
         self._recent.append((plan, record))
         if self._file is not None:
-            self._write(_with_plan(plan, msgspec.structs.replace(record, events=events)))
+            self._write(_with_plan(plan, msgspec.structs.replace(record, inputs=inputs)))
 
     def recent(self) -> Iterator[StepRecord]:
         """The last thousand records, oldest first."""

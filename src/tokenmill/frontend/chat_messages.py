@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest
 
 MAX_DEPTH = 64
 MAX_KWARGS_BYTES = 64 << 10

@@ -18,7 +18,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tokenmill.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
+from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
+from tokenmill.core.regular_file import read_regular
 from tokenmill.frontend.chat_messages import normalize_messages
 from tokenmill.model_files import read_json
 
@@ -107,16 +108,18 @@ def load_chat_template(
     """Find a model's template: the operator's file, chat_template.jinja, or tokenizer_config.json; None without one.
 
     Raises:
-        InvalidConfig: `template_file` cannot be read.
-        InvalidCheckpoint: the template does not compile.
+        InvalidConfig: `template_file` cannot be read or does not compile.
+        InvalidCheckpoint: the checkpoint's own template does not.
     """
     if template_file is not None:
         try:
-            return ChatTemplate(Path(template_file).read_text(encoding="utf-8"), special_tokens)
+            return ChatTemplate(read_regular(Path(template_file)).decode(), special_tokens)
         except OSError as error:
             raise InvalidConfig(f"--chat-template: cannot read {template_file}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise InvalidConfig(f"--chat-template: {template_file} is not UTF-8 text") from error
+        except InvalidCheckpoint as error:
+            raise InvalidConfig(f"--chat-template {template_file}: {error}") from error
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:

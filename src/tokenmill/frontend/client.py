@@ -1,4 +1,4 @@
-"""The API process's end of the line to the text workers and, through them, to the engine.
+"""The API process's end of the line to the text workers and, through them, to the engines.
 
 One asyncio loop owns it. Ids are random and made here, so no client can name another's request. Does not know HTTP or
 sockets: it sends through `send` functions and is handed messages by `dispatch`.
@@ -7,19 +7,16 @@ sockets: it sends through `send` functions and is handed messages by `dispatch`.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from tokenmill.errors import InvalidRequest, TokenMillError
-from tokenmill.frontend.generation import Generation
-from tokenmill.frontend.queue_limit import QueueLimit, QueueLimits
-from tokenmill.messages import (
+from tokenmill.core.errors import InvalidRequest, TokenMillError
+from tokenmill.core.messages import (
     AbortRequests,
     Decoded,
     DecodeTokens,
@@ -32,7 +29,10 @@ from tokenmill.messages import (
     TextOutputs,
     ToWorker,
 )
-from tokenmill.request import FinishReason
+from tokenmill.core.request import FinishReason
+from tokenmill.frontend.admission_control import AdmissionControl, AdmissionLimits
+from tokenmill.frontend.generation import Generation
+from tokenmill.frontend.worker_turns import WorkerTurns
 
 Send = Callable[[ToWorker], None]
 
@@ -100,18 +100,26 @@ class _OpenRequest:
     num_output_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A question to a text worker."""
+
+    worker: int
+    reply: asyncio.Future[Encoded | Decoded]
+
+
 class EngineClient:
     """Starts, follows and aborts requests; spreads API calls over the text workers in turn."""
 
     def __init__(
-        self, workers: Sequence[Send], observer: RequestObserver | None = None, limits: QueueLimits | None = None
+        self, workers: Sequence[Send], observer: RequestObserver | None = None, limits: AdmissionLimits | None = None
     ) -> None:
         self._workers = list(workers)
-        self._queue = QueueLimit(limits or QueueLimits())
-        self._turn = itertools.cycle(range(len(self._workers)))
+        self._admission = AdmissionControl(limits or AdmissionLimits())
+        self._turns = WorkerTurns(len(self._workers))
         self._observer = observer
         self._open: dict[str, _OpenRequest] = {}
-        self._calls: dict[str, asyncio.Future[Encoded | Decoded]] = {}
+        self._calls: dict[str, _Call] = {}
         self._failure: Exception | None = None
 
     @property
@@ -124,32 +132,56 @@ class EngineClient:
         """Why nothing is accepted any more, or None."""
         return self._failure
 
-    async def start(self, ready: EngineReady) -> None:
-        """Tell every text worker that the engine is ready, and return when all have loaded their tokenizer."""
-        self._queue.num_rows = ready.max_num_seqs
+    async def start(self, ready: EngineReady, num_rows: int) -> None:
+        """Tell every text worker what the engines can take, and return when all have loaded their tokenizer.
+
+        `num_rows`: requests that can run at once, on all engines together.
+        """
+        self._admission.num_rows = num_rows
         for send in self._workers:
             send(ready)
         # The reply to a decode of nothing shows that a worker has loaded: messages are handled in order.
         await asyncio.gather(*(self._call(DecodeTokens(_new_id(), []), worker) for worker in range(len(self._workers))))
 
-    def generate(self, prompts: Sequence[GenerateText], label: str = "", trace: str = "") -> Generation:
+    @property
+    def num_workers(self) -> int:
+        """Text workers."""
+        return len(self._workers)
+
+    def avoid(self, worker: int, is_avoided: bool) -> None:
+        """Start no call through this text worker while others are there; see `WorkerTurns.avoid`."""
+        self._turns.avoid(worker, is_avoided)
+
+    def generate(
+        self,
+        prompts: Sequence[GenerateText],
+        label: str = "",
+        trace: str = "",
+        tenant: str = "",
+        worker: int | None = None,
+    ) -> Generation:
         """Start `params.n` requests for each prompt; indices run over the prompts, then over n.
 
         Args:
             label: what clients know the call by; see `find`.
             trace: the `traceparent` header of the call, for who observes.
+            tenant: who takes turns with others for the engine; empty: this call.
+            worker: the text worker that it goes through; None: the next in turn.
 
         Raises:
-            EngineDead: the engine is gone.
+            EngineDead: the engine is gone, or no text worker answers.
             QueueFull: too much waits already.
             InvalidRequest: a value in a message or a template variable cannot be sent.
         """
         self._raise_failure()
-        self._queue.check(prompts, len(self._open))
+        self._admission.check(prompts, len(self._open))
         # Before anything is sent: the engine may have begun by the time that this call goes on.
         arrived = time.monotonic()
-        worker = next(self._turn)
-        prompts = [msgspec.structs.replace(p, ids=[_new_id() for _ in range(p.params.n)]) for p in prompts]
+        worker = self._turns.next() if worker is None else worker
+        tenant = tenant or _new_id()
+        prompts = [
+            msgspec.structs.replace(p, ids=[_new_id() for _ in range(p.params.n)], tenant=tenant) for p in prompts
+        ]
         ids = [request_id for prompt in prompts for request_id in prompt.ids]
         generation = Generation(ids, lambda generation: self._leave(generation, worker), label, trace)
         try:
@@ -159,7 +191,7 @@ class EngineClient:
             self._send(worker, AbortRequests(ids))
             raise
         for prompt in prompts:
-            self._queue.enter(prompt)
+            self._admission.enter(prompt)
         for request_id in ids:
             self._open[request_id] = _OpenRequest(generation, worker, arrived, arrived)
         return generation
@@ -196,7 +228,7 @@ class EngineClient:
         Raises:
             InvalidRequest: the text or the chat cannot be encoded.
         """
-        reply = await self._call(msgspec.structs.replace(message, id=_new_id()), next(self._turn))
+        reply = await self._call(msgspec.structs.replace(message, id=_new_id()), self._turns.next())
         assert isinstance(reply, Encoded)
         return reply
 
@@ -206,7 +238,7 @@ class EngineClient:
         Raises:
             InvalidRequest: an id outside the vocabulary.
         """
-        reply = await self._call(DecodeTokens(_new_id(), token_ids), next(self._turn))
+        reply = await self._call(DecodeTokens(_new_id(), token_ids), self._turns.next())
         assert isinstance(reply, Decoded)
         return reply.text
 
@@ -220,13 +252,13 @@ class EngineClient:
             case RequestRejected():
                 self._reject(message)
             case Encoded() | Decoded():
-                future = self._calls.pop(message.id, None)
-                if future is not None and not future.done():
-                    future.set_result(message)
+                call = self._calls.pop(message.id, None)
+                if call is not None and not call.reply.done():
+                    call.reply.set_result(message)
 
     def note_queued(self, num_queued: int) -> None:
-        """The engine says how many requests wait there for a row, pages or budget."""
-        self._queue.num_queued = num_queued
+        """So many requests wait in the engines for a row, pages or budget."""
+        self._admission.num_queued = num_queued
 
     def fail(self, error: Exception) -> None:
         """End every open request with this error, and refuse new ones."""
@@ -234,22 +266,34 @@ class EngineClient:
         for request in list(self._open.values()):
             request.generation.fail(error)
         self._open.clear()
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(error)
-        self._calls.clear()
+        self._fail_calls(self._calls, error)
+
+    def lose(self, worker: int, error: Exception) -> None:
+        """End what a text worker has been given with this error; if it wakes up one day, it drops that too."""
+        ids = [request_id for request_id, request in self._open.items() if request.worker == worker]
+        for request_id in ids:
+            request = self._open[request_id]
+            self._forget(request_id, FinishReason.ERROR)
+            request.generation.fail(error)
+        if ids:
+            self._workers[worker](AbortRequests(ids))
+        self._fail_calls([call_id for call_id, call in self._calls.items() if call.worker == worker], error)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
     async def _call(self, message: EncodeText | DecodeTokens, worker: int) -> Encoded | Decoded:
         self._raise_failure()
-        future: asyncio.Future[Encoded | Decoded] = asyncio.get_running_loop().create_future()
-        self._calls[message.id] = future
+        call = self._calls[message.id] = _Call(worker, asyncio.get_running_loop().create_future())
         try:
             self._send(worker, message)
-            return await future
+            return await call.reply
         finally:
             self._calls.pop(message.id, None)
+
+    def _fail_calls(self, ids: Iterable[str], error: Exception) -> None:
+        for call in [self._calls.pop(call_id) for call_id in list(ids)]:
+            if not call.reply.done():
+                call.reply.set_exception(error)
 
     def _send(self, worker: int, message: ToWorker) -> None:
         try:
@@ -270,7 +314,7 @@ class EngineClient:
             else:
                 self._observer.next_tokens(num_tokens, now - request.last_output)
         if request.num_output_tokens == 0:
-            self._queue.started(output.id)
+            self._admission.started(output.id)
         request.last_output = now
         request.num_prompt_tokens = output.num_prompt_tokens
         request.num_cached_tokens = max(request.num_cached_tokens, output.num_cached_tokens)
@@ -288,9 +332,8 @@ class EngineClient:
                 self._forget(request_id, FinishReason.ERROR)
                 # The call as a whole is refused: its reader leaves and so aborts what its other prompts started.
                 request.generation.fail(error)
-            future = self._calls.pop(request_id, None)
-            if future is not None and not future.done():
-                future.set_exception(error)
+            if request_id in self._calls:
+                self._fail_calls([request_id], error)
 
     def _leave(self, generation: Generation, worker: int) -> None:
         """The reader is gone: abort what it left open."""
@@ -302,7 +345,7 @@ class EngineClient:
 
     def _forget(self, request_id: str, reason: FinishReason) -> None:
         request = self._open.pop(request_id)
-        self._queue.ended(request_id, reason in (FinishReason.STOP, FinishReason.LENGTH))
+        self._admission.ended(request_id, reason in (FinishReason.STOP, FinishReason.LENGTH))
         if self._observer is not None:
             self._observer.finished(
                 FinishedRequest(

@@ -8,7 +8,8 @@ from types import TracebackType
 
 import msgspec
 
-from tokenmill.messages import TextOutput
+from tokenmill.core.answer import joined
+from tokenmill.core.messages import TextOutput
 
 _COMPACT_AT = 64
 
@@ -84,12 +85,14 @@ def merge(outputs: Sequence[TextOutput]) -> TextOutput:
     if len(outputs) == 1:
         return outputs[0]
     with_logprobs = [output.logprobs for output in outputs if output.logprobs is not None]
+    answers = [output.answer for output in outputs if output.answer is not None]
     token_bytes: dict[int, bytes] = {}
     for output in outputs:
         token_bytes.update(output.token_bytes or {})
     return msgspec.structs.replace(
         outputs[-1],
         text="".join(output.text for output in outputs),
+        answer=joined(piece for pieces in answers for piece in pieces) if answers else None,
         token_ids=[token_id for output in outputs for token_id in output.token_ids],
         logprobs=[position for positions in with_logprobs for position in positions] if with_logprobs else None,
         token_bytes=token_bytes or None,

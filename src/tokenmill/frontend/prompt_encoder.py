@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tokenmill.errors import InvalidRequest, PromptTooLong
+from tokenmill.core.errors import InvalidRequest, PromptTooLong
+from tokenmill.core.messages import EncodeText, GenerateText
 from tokenmill.frontend.chat_template import ChatTemplate
 from tokenmill.frontend.tokenizer import Tokenizer
-from tokenmill.messages import EncodeText, GenerateText
 
 # Of a prompt that will be cut to fit, or is only to be counted, this many contexts are worth encoding.
 _MOST_TO_CUT = 8

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tokenmill.core.messages import PromptReport, TokenOutput
+from tokenmill.core.plan import TokenLogprobs
 from tokenmill.frontend.tokenizer import Tokenizer
-from tokenmill.messages import PromptReport, TokenLogprobs, TokenOutput
 
 
 class PromptReporter:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenmill.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest
 
 MAX_STOP_LENGTH = 1024
 

@@ -1,7 +1,7 @@
 """The whole logic of a text worker, without sockets: prompts to token ids, and token ids to text.
 
-    GenerateText -> `prepare`, `finish` -> AddRequest              (or RequestRejected)
-    StepOutputs  -> detokenize, match stop strings -> TextOutputs  (and AbortRequests after a stop string)
+    GenerateText -> `prepare`, `start` -> AddRequest               (or RequestRejected)
+    StepOutputs  -> detokenize, match stop strings, parse -> TextOutputs  (and AbortRequests after a stop string)
 
 Each accepted request gets exactly one terminal `TextOutput`: once a stop string matched or the client aborted, what
 the engine still sends for that id is dropped. A request that cannot be handled, for whatever reason, ends alone.
@@ -16,15 +16,7 @@ from pathlib import Path
 import msgspec
 
 from tokenmill.config import EngineConfig
-from tokenmill.frontend.chat_template import ChatTemplate, load_chat_template
-from tokenmill.frontend.detokenizer import IncrementalDetokenizer
-from tokenmill.frontend.preparation import Preparation, Prepared, PreparedPrompt, Question, rejection
-from tokenmill.frontend.prompt_reporter import PromptReporter, spellings
-from tokenmill.frontend.reasoning.counter import ThoughtCounter
-from tokenmill.frontend.reasoning.styles import STYLES
-from tokenmill.frontend.stop_strings import StopStrings
-from tokenmill.frontend.tokenizer import Tokenizer
-from tokenmill.messages import (
+from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
     DecodeTokens,
@@ -34,16 +26,26 @@ from tokenmill.messages import (
     PromptReport,
     RequestRejected,
     StepOutputs,
+    TextMessage,
     TextOutput,
     TextOutputs,
     ToApi,
     ToEngine,
     TokenOutput,
-    ToWorker,
 )
+from tokenmill.core.request import FinishReason
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.frontend.answer_parser import AnswerParser
+from tokenmill.frontend.chat_template import ChatTemplate, load_chat_template
+from tokenmill.frontend.detokenizer import IncrementalDetokenizer
+from tokenmill.frontend.grammar_builder import Thinking
+from tokenmill.frontend.prompt_processor import Prepared, PreparedPrompt, PromptProcessor, Question, rejection
+from tokenmill.frontend.prompt_reporter import PromptReporter, spellings
+from tokenmill.frontend.reasoning import STYLES, ReasoningSplitter
+from tokenmill.frontend.stop_strings import StopStrings
+from tokenmill.frontend.tokenizer import Tokenizer
+from tokenmill.frontend.tool_parsers.select import NOTATIONS
 from tokenmill.model_files import eos_token_ids
-from tokenmill.request import FinishReason
-from tokenmill.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)
@@ -64,8 +66,7 @@ class _OpenRequest:
     stop_strings: StopStrings
     num_output_tokens: int = 0
     reporter: PromptReporter | None = None
-    is_thinking: bool = False
-    thoughts: ThoughtCounter | None = None
+    parser: AnswerParser | None = None
 
 
 class TextProcessor:
@@ -85,7 +86,7 @@ class TextProcessor:
         `any_whitespace`: structured JSON may have white space between its parts.
         """
         self.tokenizer = tokenizer
-        self._preparation = Preparation(tokenizer, chat_template, any_whitespace)
+        self._prompts = PromptProcessor(tokenizer, chat_template, any_whitespace)
         self._worker_index = worker_index
         self._eos_token_ids = eos_token_ids
         self._open: dict[str, _OpenRequest] = {}
@@ -95,7 +96,7 @@ class TextProcessor:
         """Requests that still wait for their terminal output."""
         return len(self._open)
 
-    def process(self, message: ToWorker) -> Routed:
+    def process(self, message: TextMessage) -> Routed:
         """Handle one message; never raises for what a client sent."""
         match message:
             case StepOutputs():
@@ -105,10 +106,10 @@ class TextProcessor:
                     self._open.pop(request_id, None)
                 return Routed(to_engine=[message])
             case EngineReady():
-                self._preparation.engine_ready(message)
+                self._prompts.engine_ready(message)
                 return Routed()
             case GenerateText() | EncodeText() | DecodeTokens():
-                return self.finish(message, self.prepare(message))
+                return self.start(message, self.prepare(message))
 
     def expect(self, request_id: str, params: SamplingParams, num_prompt_tokens: int) -> None:
         """Turn the outputs of a request into text although its prompt did not come through here."""
@@ -122,30 +123,28 @@ class TextProcessor:
     # --- prompts in -------------------------------------------------------------------------------------------------
 
     def prepare(self, message: Question) -> Prepared:
-        """The part of `process` that takes long and may be done in a thread; `finish` is the rest of it."""
-        return self._preparation.prepare(message)
+        """The part of `process` that takes long and may be done in a thread; `start` is the rest of it."""
+        return self._prompts.prepare(message)
 
-    def finish(self, message: Question, prepared: Prepared) -> Routed:
+    def start(self, message: Question, prepared: Prepared) -> Routed:
         """Start what is prepared, or answer."""
         if not isinstance(prepared, PreparedPrompt):
             return Routed(to_api=[prepared])
         assert isinstance(message, GenerateText), "nothing else is a prompt"
         try:
-            return Routed(to_engine=self._start(message, prepared))
+            return Routed(to_engine=self._requests(message, prepared))
         except Exception as error:
             for request_id in message.ids:
                 self._open.pop(request_id, None)
             return Routed(to_api=[rejection(message, error)])
 
-    def _start(self, message: GenerateText, prepared: PreparedPrompt) -> list[ToEngine]:
+    def _requests(self, message: GenerateText, prepared: PreparedPrompt) -> list[ToEngine]:
         prompt, thinking = prepared.token_ids, prepared.thinking
         requests: list[ToEngine] = []
         for i, request_id in enumerate(message.ids):
             params = _params_of_continuation(prepared.params, i)
             self.expect(request_id, params, len(prompt))
-            if thinking is not None:
-                self._open[request_id].is_thinking = thinking.has_begun
-                self._open[request_id].thoughts = ThoughtCounter(STYLES[message.reasoning], thinking.has_begun)
+            self._open[request_id].parser = _answer_parser(message, thinking)
             if message.wants_prompt:
                 text = message.text if message.text is not None else self.tokenizer.decode(prompt)
                 has_logprobs = params.prompt_logprobs is not None
@@ -157,9 +156,10 @@ class TextProcessor:
                     params=params,
                     priority=message.priority,
                     cache_salt=message.cache_salt,
-                    group=message.ids[0] if len(message.ids) > 1 else "",
+                    tenant=message.tenant,
                     worker=self._worker_index,
                     pooling=message.pooling,
+                    engine=message.engine,
                 )
             )
         return requests
@@ -198,13 +198,16 @@ class TextProcessor:
     def _text_output(self, request: _OpenRequest, output: TokenOutput, prompt: PromptReport | None) -> TextOutput:
         request.num_output_tokens += len(output.token_ids)
         text, stop_string = self._new_text(request, output)
-        if request.thoughts is not None:
-            request.thoughts.take(text, len(output.token_ids))
         finish_reason, stop_reason = output.finish_reason, output.stop_reason
         if stop_string is not None:
             finish_reason, stop_reason = FinishReason.STOP, stop_string
         elif stop_reason in self._eos_token_ids and stop_reason not in request.params.stop_token_ids:
             stop_reason = None
+        answer = None
+        if request.parser is not None:
+            answer, text = request.parser.feed(text, len(output.token_ids)), ""
+            if finish_reason is not None:
+                answer += request.parser.finish()
         return TextOutput(
             id=output.id,
             text=text,
@@ -219,8 +222,8 @@ class TextProcessor:
             prompt=prompt,
             embedding=output.embedding,
             scheduled_at=output.scheduled_at,
-            is_thinking=request.is_thinking,
-            num_reasoning_tokens=0 if request.thoughts is None else request.thoughts.num_tokens,
+            answer=answer,
+            num_reasoning_tokens=0 if request.parser is None else request.parser.num_reasoning_tokens,
         )
 
     def _new_text(self, request: _OpenRequest, output: TokenOutput) -> tuple[str, str | None]:
@@ -269,6 +272,17 @@ def _params_of_continuation(params: SamplingParams, index: int) -> SamplingParam
         return params
     seed = (params.seed + index + 2**63) % 2**64 - 2**63
     return msgspec.structs.replace(params, seed=seed)
+
+
+def _answer_parser(message: GenerateText, thinking: Thinking | None) -> AnswerParser | None:
+    """What takes the answer to a message apart; None: it is text."""
+    rules = message.calls
+    if thinking is None and rules is None:
+        return None
+    splitter = None if thinking is None else ReasoningSplitter(STYLES[message.reasoning], thinking.has_begun)
+    if rules is None:
+        return AnswerParser(splitter)
+    return AnswerParser(splitter, NOTATIONS[rules.parser].parser(), None if rules.is_parallel else 1)
 
 
 def _refusal(request: _OpenRequest, output: TokenOutput) -> RequestRejected:

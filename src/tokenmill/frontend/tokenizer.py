@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from tokenmill.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.frontend.decoders import ByteLevel, Stage, build_stages, byte_level_bytes
 from tokenmill.model_files import read_json
 

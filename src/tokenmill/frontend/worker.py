@@ -12,120 +12,186 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 import zmq
 
-from tokenmill.channels import API, ENGINE, Inbox, LaunchFile, Outbox, worker_name
-from tokenmill.errors import TokenMillError
-from tokenmill.frontend.slow_lane import SlowLane
-from tokenmill.frontend.text_processor import Routed, TextProcessor, load_text_processor
-from tokenmill.messages import (
+from tokenmill.core.errors import TokenMillError
+from tokenmill.core.messages import (
     AbortRequests,
+    AddRequest,
     DecodeTokens,
     EncodeText,
-    EngineFailed,
     EngineReady,
     GenerateText,
+    PartFailed,
+    Ping,
+    Pong,
+    StepOutputs,
+    TextMessage,
     ToWorker,
 )
+from tokenmill.frontend.prepare_thread import PrepareThread
+from tokenmill.frontend.prompt_processor import Prepared, Question
+from tokenmill.frontend.text_processor import Routed, TextProcessor, load_text_processor
+from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name, worker_name
+from tokenmill.ipc.heartbeat import Heartbeat
+from tokenmill.ipc.log_lines import LineHandler
+from tokenmill.ipc.stack_dump import offer_stacks, stack_file
+from tokenmill.replicas.launch_file import LaunchFile
+from tokenmill.replicas.router import FewestInFlight, Router
 
 # A message of the first size takes some milliseconds, and many may come at once; one of the second takes seconds.
 LONG_BYTES = 4 << 10
 HUGE_BYTES = 1 << 20
+# How many times --engine-timeout may pass until the tokenizer is loaded, and until a long text is prepared: nothing
+# short waits for that.
+START_PATIENCE = 20.0
+PREPARE_PATIENCE = 4.0
+
+Sockets = tuple[Inbox[ToWorker], Outbox, Mapping[int, Outbox]]
+"""The inbox, and the ways to the API process and to the engines, by their index."""
 
 
 def run_worker(folder: Path, index: int, alive_fd: int) -> int:
     """Serve until `alive_fd` reaches its end; return the exit code.
 
     The tokenizer is loaded when the engine is ready: only then is it known where a hub model lies. A tokenizer that
-    cannot be loaded is reported to the API process as `EngineFailed`.
+    cannot be loaded is reported to the API process as `PartFailed`.
     """
     launch = LaunchFile.read(folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox: Inbox[ToWorker] = Inbox(context, folder, worker_name(index), ToWorker)
-    api, engine = Outbox(context, folder, API), Outbox(context, folder, ENGINE)
-    poller = zmq.Poller()
-    poller.register(inbox.socket, zmq.POLLIN)
-    poller.register(alive_fd, zmq.POLLIN)
-    desk: TextDesk | None = None
+    api = Outbox(context, folder, API)
+    engines = {spec.index: Outbox(context, folder, engine_name(spec.index)) for spec in launch.topology.engines}
     try:
-        while not _parent_is_gone(alive_fd, events := dict(poller.poll())):
-            if desk is not None:
-                desk.hush(events)
-            while (message := inbox.receive()) is not None:
-                if isinstance(message, EngineReady):
-                    desk = TextDesk(_load(launch, message, index), api, engine)
-                    for fd in desk.fds:
-                        poller.register(fd, zmq.POLLIN)
-                assert desk is not None, "the API process sends EngineReady before anything else"
-                desk.take(message, inbox.num_bytes)
-                desk.hand_on_finished()
-            if desk is not None:
-                desk.hand_on_finished()
+        with Heartbeat(context, folder, inbox, launch.server.engine_timeout) as heartbeat:
+            _serve(launch, index, (inbox, api, engines), alive_fd, heartbeat)
         return 0
     except TokenMillError as error:
-        api.send(EngineFailed(str(error), error.exit_code))
+        api.send(PartFailed(worker_name(index), str(error), error.exit_code))
         return error.exit_code
     finally:
-        if desk is not None:
-            desk.close()
         inbox.close()
-        api.close()
-        engine.close()
+        for outbox in (api, *engines.values()):
+            outbox.close()
         context.term()
 
 
-class TextDesk:
-    """Passes messages through a `TextProcessor`, long ones by way of two slow lanes: nothing short waits for them, and
-    what is long does not wait for what is huge.
+def _serve(launch: LaunchFile, index: int, sockets: Sockets, alive_fd: int, heartbeat: Heartbeat) -> None:
+    inbox, api, engines = sockets
+    poller = zmq.Poller()
+    poller.register(inbox.socket, zmq.POLLIN)
+    poller.register(alive_fd, zmq.POLLIN)
+    loop: WorkerLoop | None = None
+    try:
+        while not _parent_is_gone(alive_fd, events := dict(poller.poll())):
+            heartbeat.begin("finished messages")
+            if loop is not None:
+                loop.acknowledge(events)
+            while (message := inbox.receive()) is not None:
+                heartbeat.begin(f"a message ({type(message).__name__})")
+                if isinstance(message, Ping):
+                    api.send(Pong(worker_name(index)))
+                    continue
+                if isinstance(message, EngineReady):
+                    heartbeat.begin("loading the tokenizer", START_PATIENCE)
+                    router = Router(list(engines), FewestInFlight(last=index - 1))
+                    loop = WorkerLoop(_load(launch, message, index), api, engines, router, heartbeat)
+                    for fd in loop.fds:
+                        poller.register(fd, zmq.POLLIN)
+                if loop is None:
+                    inbox.drop("it came before EngineReady")
+                    continue
+                loop.take(message, inbox.num_bytes)
+                loop.hand_on_finished()
+            if loop is not None:
+                loop.hand_on_finished()
+            heartbeat.rest()
+    finally:
+        if loop is not None:
+            loop.close()
+
+
+class WorkerLoop:
+    """Passes messages through a `TextProcessor`, long ones by way of two threads: nothing short waits for them, and
+    what is long does not wait for what is huge. Whatever concerns a request goes to the engine that has it.
 
     Attributes:
         fds: one of them becomes readable when `hand_on_finished` has something to do.
     """
 
-    def __init__(self, processor: TextProcessor, api: Outbox, engine: Outbox) -> None:
+    def __init__(
+        self,
+        processor: TextProcessor,
+        api: Outbox,
+        engines: Mapping[int, Outbox],
+        router: Router,
+        heartbeat: Heartbeat,
+    ) -> None:
         self._processor = processor
         self._api = api
-        self._engine = engine
-        self._long, self._huge = self._lanes = SlowLane(processor.prepare), SlowLane(processor.prepare)
-        self.fds = [lane.fd for lane in self._lanes]
+        self._engines = engines
+        self._router = router
+        self._long = PrepareThread(_watched(processor.prepare, heartbeat, "a long text"))
+        self._huge = PrepareThread(_watched(processor.prepare, heartbeat, "a huge text"))
+        self._threads = (self._long, self._huge)
+        self.fds = [thread.fd for thread in self._threads]
 
-    def take(self, message: ToWorker, num_bytes: int) -> None:
-        """Handle a message of this size, or let a lane begin with it."""
+    def take(self, message: TextMessage, num_bytes: int) -> None:
+        """Handle a message of this size, or let a thread begin with it."""
         if num_bytes > LONG_BYTES and isinstance(message, GenerateText | EncodeText | DecodeTokens):
             (self._huge if num_bytes > HUGE_BYTES else self._long).put(message)
             return
         if isinstance(message, AbortRequests):
-            for lane in self._lanes:
-                lane.abort(message.ids)
+            for thread in self._threads:
+                thread.abort(message.ids)
+        if isinstance(message, StepOutputs):
+            self._router.ended(message.outputs)
         self._send(self._processor.process(message))
 
     def hand_on_finished(self) -> None:
-        """Send on what the lanes have prepared."""
-        for lane in self._lanes:
-            for message, prepared, aborted in lane.finished():
-                self._send(self._processor.finish(message, prepared))
+        """Send on what the threads have prepared."""
+        for thread in self._threads:
+            for message, prepared, aborted in thread.finished():
+                self._send(self._processor.start(message, prepared))
                 if aborted:  # its other continuations are wanted
                     self._send(self._processor.process(AbortRequests(aborted)))
 
-    def hush(self, events: Container[object]) -> None:
+    def acknowledge(self, events: Container[object]) -> None:
         """Of the `fds`, make those wait that are readable; `hand_on_finished` must follow."""
-        for lane in self._lanes:
-            if lane.fd in events:
-                lane.hush()
+        for thread in self._threads:
+            if thread.fd in events:
+                thread.acknowledge()
 
     def close(self) -> None:
-        """Let the lanes end."""
-        for lane in self._lanes:
-            lane.close()
+        """Let the threads end."""
+        for thread in self._threads:
+            thread.close()
 
     def _send(self, routed: Routed) -> None:
-        for to_engine in routed.to_engine:
-            self._engine.send(to_engine)
+        for message in routed.to_engine:
+            if isinstance(message, AddRequest):
+                self._engines[self._router.route(message)].send(message)
+            elif isinstance(message, AbortRequests):
+                for engine, ids in self._router.leave(message.ids).items():
+                    self._engines[engine].send(AbortRequests(ids))
         for to_api in routed.to_api:
             self._api.send(to_api)
+
+
+def _watched(prepare: Callable[[Question], Prepared], heartbeat: Heartbeat, job: str) -> Callable[[Question], Prepared]:
+    """`prepare` for a thread of its own, which the heartbeat tells of."""
+
+    def work(message: Question) -> Prepared:
+        heartbeat.begin(job, PREPARE_PATIENCE, thread=job)
+        try:
+            return prepare(message)
+        finally:
+            heartbeat.rest(thread=job)
+
+    return work
 
 
 def _load(launch: LaunchFile, ready: EngineReady, index: int) -> TextProcessor:
@@ -140,8 +206,9 @@ def main() -> int:
     """Entry point of the process."""
     # Ctrl-C in a terminal reaches the whole group; the parent decides when its children end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[LineHandler()])
     folder, index = Path(sys.argv[1]), int(sys.argv[2])
+    offer_stacks(stack_file(folder, worker_name(index)))
     exit_code = run_worker(folder, index, sys.stdin.fileno())
     if exit_code == 0:
         # The parent is gone without having ended us, so it has not removed its folder either.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from tokenmill.kernels.quantized import Rows, dense
-from tokenmill.kernels.torch_kernels import TorchMatrix
+from tokenmill.kernels.torch_kernels import TorchWeight
+from tokenmill.quantization.packed import Rows, dense
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
@@ -24,8 +24,8 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (wide / scales).clamp_(-LARGEST, LARGEST).to(FP8), scales
 
 
-class Fp8Matrix(TorchMatrix):
-    """A weight of eight-bit floats; see `Matrix`.
+class Fp8Weight(TorchWeight):
+    """A weight of eight-bit floats; see `LinearWeight`.
 
     Attributes:
         weight: [out_size, in_size] e4m3.
@@ -39,15 +39,15 @@ class Fp8Matrix(TorchMatrix):
         self.scales = torch.empty(out_size, 1, dtype=torch.float32, device=device)
         self.num_bytes = self.weight.nbytes + self.scales.nbytes
 
-    def fill(self, start: int, rows: Rows) -> None:
-        """See `Matrix.fill`."""
+    def load_rows(self, start: int, rows: Rows) -> None:
+        """See `LinearWeight.load_rows`."""
         part = slice(start, start + rows.shape[0])
         values, scales = quantize_rows(dense(rows).to(self.weight.device))
         self.weight[part].copy_(values)
         self.scales[part].copy_(scales)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Matrix.multiply`."""
+        """See `LinearWeight.multiply`."""
         values, scales = quantize_rows(x)
         product = torch._scaled_mm(
             values, self.weight.t(), scale_a=scales, scale_b=self.scales.t(), out_dtype=x.dtype, use_fast_accum=True

@@ -20,12 +20,17 @@ class HeadNorms:
     eps: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RotaryTables:
     """cos and sin of every position's angles, [max_position, head_dim / 2] in the model's dtype."""
 
     cos: torch.Tensor
     sin: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that they take."""
+        return self.cos.nbytes + self.sin.nbytes
 
     def lookup(self, positions: torch.Tensor) -> CosSin:
         """What `rotate` needs for the tokens at `positions` [T]: two tensors [T, 1, head_dim].
@@ -34,6 +39,28 @@ class RotaryTables:
         """
         cos, sin = self.cos[positions], self.sin[positions]
         return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+
+
+class StepAngles:
+    """The angles of a step's tokens: looked up in each table once, when the first layer with it asks.
+
+    Args:
+        positions: [T] int64.
+    """
+
+    __slots__ = ("_found", "_positions")
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        self._positions = positions
+        self._found: dict[RotaryTables, CosSin] = {}
+
+    def of(self, rotary: RotaryTables | None) -> CosSin | None:
+        """What `split_heads` needs in a layer with these tables."""
+        if rotary is None:
+            return None
+        if rotary not in self._found:
+            self._found[rotary] = rotary.lookup(self._positions)
+        return self._found[rotary]
 
 
 def rotate(x: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
@@ -45,13 +72,14 @@ def rotate(x: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
 
 
 def split_heads(
-    qkv: torch.Tensor, heads: tuple[int, int], norms: HeadNorms | None, cos_sin: CosSin
+    qkv: torch.Tensor, heads: tuple[int, int], norms: HeadNorms | None, cos_sin: CosSin | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The fused projection of T tokens as q, k and v, each [T, heads, head_dim]; q and k normed and rotated.
 
     Args:
         qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim]; may be overwritten.
         heads: num_heads, num_kv_heads.
+        cos_sin: None: nothing is rotated.
     """
     num_heads, num_kv_heads = heads
     rotated = num_heads + num_kv_heads
@@ -59,8 +87,9 @@ def split_heads(
     v = qkv[:, rotated:]
     if norms is None:
         # One rotation for q and k: their heads lie side by side.
-        q, k = rotate(qkv[:, :rotated], cos_sin).split((num_heads, num_kv_heads), 1)
+        both = qkv[:, :rotated] if cos_sin is None else rotate(qkv[:, :rotated], cos_sin)
+        q, k = both.split((num_heads, num_kv_heads), 1)
         return q, k, v
-    q = rotate(rms_norm(qkv[:, :num_heads], norms.q, norms.eps), cos_sin)
-    k = rotate(rms_norm(qkv[:, num_heads:rotated], norms.k, norms.eps), cos_sin)
-    return q, k, v
+    q = rms_norm(qkv[:, :num_heads], norms.q, norms.eps)
+    k = rms_norm(qkv[:, num_heads:rotated], norms.k, norms.eps)
+    return (q, k, v) if cos_sin is None else (rotate(q, cos_sin), rotate(k, cos_sin), v)

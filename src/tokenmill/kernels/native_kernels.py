@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from tokenmill.kernels import native_ops
-from tokenmill.kernels.formats import Formats
-from tokenmill.kernels.native_matrix import PackedMatrix
-from tokenmill.kernels.protocol import Matrix, MatrixRole
+from tokenmill.kernels.native_weight import PackedWeight
+from tokenmill.kernels.protocol import LinearWeight, WeightRole
 from tokenmill.kernels.torch_kernels import TorchKernels
+from tokenmill.quantization.packed import PackedFormat, PackedFormats
 
 if TYPE_CHECKING:
     from tokenmill import _native
@@ -20,24 +20,37 @@ class NativeKernels(TorchKernels):
     """See `Kernels`. Weights are packed when they are filled; results depend on no other row, bit for bit.
 
     Attributes:
-        formats: how the matrices of each role are stored.
+        formats: how matrices are stored.
     """
 
     name = "native"
 
-    def __init__(self, native: _native.Kernels, formats: Formats) -> None:
-        super().__init__(torch.bfloat16, "cpu")
+    def __init__(self, native: _native.Kernels, formats: PackedFormats, device: str = "cpu") -> None:
+        super().__init__(torch.bfloat16, device)
         self.native = native
         self.formats = formats
 
-    def matrix(self, out_size: int, in_size: int, role: MatrixRole = MatrixRole.LINEAR) -> Matrix:
-        """See `Kernels.matrix`."""
-        return PackedMatrix(self.native, (out_size, in_size), role, self.formats[role])
+    def without_memory(self) -> NativeKernels:
+        """See `Kernels.without_memory`."""
+        return NativeKernels(self.native, self.formats, "meta")
+
+    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
+        """See `Kernels.linear_weight`."""
+        has_memory = self._device != "meta"
+        return PackedWeight(self.native, (out_size, in_size), role, self._format(role), has_memory)
+
+    def _format(self, role: WeightRole) -> PackedFormat:
+        if role is WeightRole.ROUTER:
+            return PackedFormat.BF16
+        is_vocabulary = role in (WeightRole.EMBEDDING, WeightRole.HEAD)
+        return self.formats.vocabulary if is_vocabulary else self.formats.layers
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
         return native_ops.rms_norm(self.native, x, weight, eps)
 
-    def add_rms_norm(self, x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
+    ) -> torch.Tensor:
         """See `Kernels.add_rms_norm`."""
-        return native_ops.rms_norm(self.native, x, weight, eps, update)
+        return native_ops.rms_norm(self.native, x, weight, eps, delta, scale)

@@ -1,33 +1,31 @@
 """The kernels' protocol: all that a decoder asks of a device besides attention.
 
-A set of kernels owns the form of the weights (`Matrix`): row-major tensors in torch, packed panels in native code. So a
-model names its operations and never its device, and a new device is a new class here.
+A set of kernels owns the form of the weights (`LinearWeight`): row-major tensors in torch, packed panels in native
+code. So a model names its operations and never its device, and a new device is a new class here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
-from tokenmill.kernels.quantized import Rows
-
-if TYPE_CHECKING:
-    from tokenmill.kernels.experts import Experts
+from tokenmill.quantization.packed import Rows
 
 
-class MatrixRole(Enum):
+class WeightRole(Enum):
     """What a matrix is for; kernels that quantize choose the precision by it."""
 
     LINEAR = "linear"
-    GATED = "gated"  # gate rows, then as many up rows, used through `Matrix.gated` only
+    GATE_UP = "gate_up"  # gate rows, then as many up rows, used through `LinearWeight.silu_and_mul` only
     EMBEDDING = "embedding"  # looked up, and the output head where the two are tied
     HEAD = "head"  # the output head: one row per token of the vocabulary
     ROUTER = "router"  # small, and its errors send tokens to other experts
 
 
-class Matrix(Protocol):
+class LinearWeight(Protocol):
     """A weight W [out_size, in_size] in the form that its kernels like.
 
     Attributes:
@@ -38,23 +36,53 @@ class Matrix(Protocol):
     shape: tuple[int, int]
     num_bytes: int
 
-    def fill(self, start: int, rows: Rows) -> None:
+    def load_rows(self, start: int, rows: Rows) -> None:
         """Set rows [start, start + n) to `rows` [n, in_size], on any device."""
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x W^T + bias: [T, in_size] -> [T, out_size] in x's dtype."""
 
-    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def silu_and_mul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """silu(first half) * second half of x W^T + bias: [T, in_size] -> [T, out_size / 2] in x's dtype."""
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """x W^T: [T, in_size] -> [T, out_size] float32."""
 
     def argmax(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in_size] -> [T] int64: the row of the largest of `logits(x)`; the lowest of equals, a NaN is largest."""
+        """[T, in_size] -> [T] int64: the row of the largest of `logits(x)`, the lowest of equals.
+
+        -1 where one of these is NaN or +inf, or all are -inf.
+        """
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows by number: [T] int64 -> [T, in_size] in the model's dtype."""
+
+
+class Experts(Protocol):
+    """E experts, in the form that their kernels like.
+
+    Attributes:
+        gate_up: per expert [2 * size, hidden_size].
+        down: per expert [hidden_size, size].
+    """
+
+    @property
+    def gate_up(self) -> Sequence[LinearWeight]:
+        """To be filled."""
+
+    @property
+    def down(self) -> Sequence[LinearWeight]:
+        """To be filled."""
+
+    def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of each token's experts, added in the order of their ids.
+
+        Args:
+            x: [T, hidden_size]. weights: [T, k] in x's dtype. experts: [T, k] int64, which ones.
+
+        Returns:
+            [T, hidden_size]; a token's result does not depend on the others.
+        """
 
 
 class Kernels(Protocol):
@@ -68,7 +96,10 @@ class Kernels(Protocol):
     name: str
     dtype: torch.dtype
 
-    def matrix(self, out_size: int, in_size: int, role: MatrixRole = MatrixRole.LINEAR) -> Matrix:
+    def without_memory(self) -> Kernels:
+        """The same kernels, whose weights have sizes and no values: to ask what a model needs and what it takes."""
+
+    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """An unfilled weight."""
 
     def experts(self, num_experts: int, hidden_size: int, size: int) -> Experts:
@@ -83,5 +114,7 @@ class Kernels(Protocol):
         Normalized in float32 and rounded to x's dtype before the product with the weight, as transformers does.
         """
 
-    def add_rms_norm(self, x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x += update, in place; then the norm of x."""
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
+    ) -> torch.Tensor:
+        """x += scale * delta, in place and rounded once; then the norm of x."""

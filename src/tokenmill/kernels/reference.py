@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tokenmill.kernels.quantized import QuantizedRows
+from tokenmill.quantization.packed import QuantizedRows
 
 GROUP = 32
 """Inputs that share a scale in int4, and in the activations that int4 weights meet."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from tokenmill.errors import InvalidConfig
-from tokenmill.kernels.formats import UNQUANTIZED, Formats
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.kernels.native import load_kernels
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.kernels.torch_kernels import TorchKernels
+from tokenmill.quantization.packed import UNQUANTIZED, PackedFormats
 
 
 def select_kernels(
-    name: str, device: str, dtype: torch.dtype, num_threads: int, formats: Formats = UNQUANTIZED
+    name: str, device: str, dtype: torch.dtype, num_threads: int, formats: PackedFormats = UNQUANTIZED
 ) -> tuple[Kernels, str]:
     """Make the kernels.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
-from tokenmill.kernels.experts import Experts, LoopedExperts
-from tokenmill.kernels.protocol import Matrix, MatrixRole
-from tokenmill.kernels.quantized import Rows, dense
+from tokenmill.kernels.protocol import Experts, LinearWeight, WeightRole
+from tokenmill.quantization.packed import Rows, dense
 
 # Below these row counts the CPU libraries of torch take other code paths, whose sums round differently; padded up to
 # them, a token's result hardly ever depends on who shares its batch (measured: MKL, one thread: never; oneDNN: rarely).
@@ -22,7 +23,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
     return functional.linear(functional.pad(x, (0, 0, 0, missing)), weight, bias)[: x.shape[0]]
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[T, 2 * size] -> silu(first half) * second half, [T, size]."""
     gate, up = gate_up.chunk(2, -1)
     return functional.silu(gate).mul_(up)
@@ -33,8 +34,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return functional.rms_norm(x, weight.shape, None, eps).mul_(weight)
 
 
-class TorchMatrix:
-    """A row-major weight; see `Matrix`.
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """[T, V] -> [T] int64: the largest of each row; see `LinearWeight.argmax`."""
+    ids = logits.argmax(-1, keepdim=True)  # of a NaN, if there is one
+    return ids.where(logits.gather(1, ids).isfinite(), -1).squeeze(1)
+
+
+class TorchWeight:
+    """A row-major weight; see `LinearWeight`.
 
     Attributes:
         weight: [out_size, in_size].
@@ -47,33 +54,59 @@ class TorchMatrix:
         self.weight = torch.empty(out_size, in_size, dtype=dtype, device=device)
         self.num_bytes = self.weight.nbytes
 
-    def fill(self, start: int, rows: Rows) -> None:
-        """See `Matrix.fill`; quantized rows are spelled out."""
+    def load_rows(self, start: int, rows: Rows) -> None:
+        """See `LinearWeight.load_rows`; quantized rows are spelled out."""
         self.weight[start : start + rows.shape[0]].copy_(dense(rows))
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Matrix.multiply`."""
+        """See `LinearWeight.multiply`."""
         return product(x, self.weight, bias)
 
-    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Matrix.gated`."""
-        return silu_mul(self.multiply(x, bias))
+    def silu_and_mul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `LinearWeight.silu_and_mul`."""
+        return silu_and_mul(self.multiply(x, bias))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Matrix.logits`."""
+        """See `LinearWeight.logits`."""
         return self.multiply(x).float()
 
     def argmax(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Matrix.argmax`."""
-        return self.multiply(x).argmax(-1)
+        """See `LinearWeight.argmax`."""
+        return argmax(self.multiply(x))
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
-        """See `Matrix.lookup`."""
+        """See `LinearWeight.lookup`."""
         return functional.embedding(ids, self.weight)
 
 
+class LoopedExperts:
+    """One expert after the other, each a product of its own: for kernels without grouped products."""
+
+    __slots__ = ("down", "gate_up")
+
+    def __init__(self, gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight]) -> None:
+        self.gate_up = gate_up
+        self.down = down
+
+    def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """See `Experts.mix`."""
+        order = experts.flatten().argsort(stable=True)
+        tokens = order // experts.shape[1]
+        inputs, scales = x[tokens], weights.flatten()[order].unsqueeze(1)
+        counts = torch.bincount(experts.flatten(), minlength=len(self.down)).tolist()
+        result = torch.zeros_like(x)
+        start = 0
+        for expert, count in enumerate(counts):
+            if count:
+                mine = slice(start, start + count)
+                inner = self.gate_up[expert].silu_and_mul(inputs[mine])
+                result.index_add_(0, tokens[mine], self.down[expert].multiply(inner).mul_(scales[mine]))
+                start += count
+        return result
+
+
 class TorchKernels:
-    """See `Kernels`. Device `meta` allocates nothing and serves to ask a model for its `targets`."""
+    """See `Kernels`. Device `meta` allocates nothing."""
 
     name = "torch"
 
@@ -81,14 +114,18 @@ class TorchKernels:
         self.dtype = dtype
         self._device = device
 
-    def matrix(self, out_size: int, in_size: int, role: MatrixRole = MatrixRole.LINEAR) -> Matrix:
-        """See `Kernels.matrix`."""
-        return TorchMatrix(out_size, in_size, self.dtype, self._device)
+    def without_memory(self) -> TorchKernels:
+        """See `Kernels.without_memory`."""
+        return TorchKernels(self.dtype, "meta")
+
+    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
+        """See `Kernels.linear_weight`."""
+        return TorchWeight(out_size, in_size, self.dtype, self._device)
 
     def experts(self, num_experts: int, hidden_size: int, size: int) -> Experts:
         """See `Kernels.experts`."""
-        gate_up = [self.matrix(2 * size, hidden_size, MatrixRole.GATED) for _ in range(num_experts)]
-        return LoopedExperts(gate_up, [self.matrix(hidden_size, size) for _ in range(num_experts)])
+        gate_up = [self.linear_weight(2 * size, hidden_size, WeightRole.GATE_UP) for _ in range(num_experts)]
+        return LoopedExperts(gate_up, [self.linear_weight(hidden_size, size) for _ in range(num_experts)])
 
     def vector(self, size: int) -> torch.Tensor:
         """See `Kernels.vector`."""
@@ -98,7 +135,13 @@ class TorchKernels:
         """See `Kernels.rms_norm`."""
         return rms_norm(x, weight, eps)
 
-    def add_rms_norm(self, x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
+    ) -> torch.Tensor:
         """See `Kernels.add_rms_norm`."""
-        x += update
+        if scale == 1:
+            x += delta
+        else:
+            # In a narrower type torch would round the factor too.
+            x.copy_(x.float().add_(delta.float(), alpha=scale))
         return rms_norm(x, weight, eps)

@@ -1,6 +1,6 @@
 """KV events: what the prefix cache has taken in and given up, for routers that send a prompt where its prefix is.
 
-A page is named by a hash of its tokens, of all tokens before them and of its namespace, so that two engines give the
+A page is named by a hash of its tokens, of all tokens before them and of its cache key, so that two engines give the
 same prefix the same name. The names are for others only: nothing here decides by them.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.kv.radix_node import PageArray
-from tokenmill.request import TokenArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class KVEventLog:
         self._events: list[KVEvent] = []
         self._hashes: dict[int, int] = {}
 
-    def stored(self, namespace: str, parent_page: int | None, tokens: TokenArray, pages: PageArray) -> None:
+    def stored(self, key: CacheKey, parent_page: int | None, tokens: TokenArray, pages: PageArray) -> None:
         """`pages` with their `tokens` follow `parent_page`."""
         size = len(tokens) // len(pages)
         parent_hash = None if parent_page is None else self._hashes[parent_page]
-        previous = _digest(namespace.encode()) if parent_hash is None else parent_hash
+        previous = _digest("/".join(key).encode()) if parent_hash is None else parent_hash
         hashes = []
         for number, page in enumerate(pages.tolist()):
             own = tokens[number * size : (number + 1) * size].tobytes()

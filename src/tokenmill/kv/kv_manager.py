@@ -4,26 +4,31 @@
     |<- matched -->|<- handed to the tree, or duplicates of it ->|<- own: filling ->|
     |<------------ path locked in the tree ---------------------->|
 
+A request that must run its whole prompt matches nothing. From the first page on that the tree has already, its pages
+are private: it keeps its copies and locks none of the tree's, so it never pins its prompt twice.
+
 Does not know why a request wants or loses pages; that is the scheduler's business.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from tokenmill.core.request import Request
 from tokenmill.kv.page_pool import PagePool
 from tokenmill.kv.prefix_cache import PrefixCache
 from tokenmill.kv.radix_node import RadixNode
 from tokenmill.kv.radix_tree import PrefixMatch
-from tokenmill.request import Request
+
+# A page that does not exist yet: the node that it will stand below, and its tokens.
+PageKey = tuple[RadixNode, bytes]
 
 
 @dataclass(slots=True)
-class Holding:
+class RequestPages:
     """What one request holds.
 
     Attributes:
@@ -31,12 +36,16 @@ class Holding:
         num_tree_pages: leading pages that were matched, handed to the tree, or found to be duplicates.
         duplicates: its own pages among those: the tree holds the same content in other pages.
         node: deepest locked node; covers the first `num_tree_pages` pages by content.
+        is_private: no further page of it is offered to the tree.
+        next_page: the first page that it will offer, while all tokens of that page are known.
     """
 
     pages: list[int]
     num_tree_pages: int
     node: RadixNode
     duplicates: list[int] = field(default_factory=list)
+    is_private: bool = False
+    next_page: PageKey | None = None
 
 
 class KVManager:
@@ -48,7 +57,8 @@ class KVManager:
         self.page_size = page_size
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        self._holdings: dict[str, Holding] = {}
+        self._held: dict[str, RequestPages] = {}
+        self._writers: dict[Hashable, Request] = {}
 
     @property
     def num_available(self) -> int:
@@ -72,7 +82,33 @@ class KVManager:
     def match(self, request: Request, step: int) -> PrefixMatch:
         """The cached prefix of a waiting request. Never the whole of it: the last token is always run."""
         usable = 0 if request.needs_whole_prompt else (request.num_tokens - 1) // self.page_size * self.page_size
-        return self.cache.match(request.cache_salt, request.token_ids[:usable], step)
+        return self.cache.match(request.cache_key, request.token_ids[:usable], step)
+
+    def missing_page(self, request: Request, match: PrefixMatch) -> PageKey | None:
+        """The page that would lengthen a match; None if it could not be matched anyway."""
+        end = match.num_tokens + self.page_size
+        if request.needs_whole_prompt or not self.shares_prefixes or end >= request.num_tokens:
+            return None
+        return match.node, request.token_ids[match.num_tokens : end].tobytes()
+
+    def writer_of(self, page: Hashable) -> Request | None:
+        """The running request that is about to compute that page and to offer it to the cache."""
+        writer = self._writers.get(page)
+        return writer if writer is not None and writer.is_running else None
+
+    def announce(self, request: Request) -> None:
+        """Note which page a running request will offer to the cache next, so that others may wait for it."""
+        held = self._held[request.id]
+        self._withdraw(request, held)
+        end = (held.num_tree_pages + 1) * self.page_size
+        if self.shares_prefixes and not held.is_private and end <= request.num_tokens:
+            held.next_page = held.node, request.token_ids[end - self.page_size : end].tobytes()
+            self._writers.setdefault(held.next_page, request)
+
+    def _withdraw(self, request: Request, held: RequestPages) -> None:
+        if held.next_page is not None and self._writers.get(held.next_page) is request:
+            del self._writers[held.next_page]
+        held.next_page = None
 
     def acquire(self, request: Request, match: PrefixMatch, num_tokens: int, step: int, spare: int) -> bool:
         """Give a waiting request its matched pages and new ones, to hold `num_tokens` tokens in all.
@@ -83,7 +119,7 @@ class KVManager:
         Returns:
             False if there are not enough pages; nothing has changed then.
         """
-        assert request.id not in self._holdings, f"request {request.id} holds pages already"
+        assert request.id not in self._held, f"request {request.id} holds pages already"
         # Lock first: what was matched must not be evicted to make room for the rest.
         self.cache.lock(match.node)
         fresh = self._take(self.num_pages_for(num_tokens) - len(match.pages), spare)
@@ -91,9 +127,10 @@ class KVManager:
             self.cache.unlock(match.node, step)
             return False
         matched = match.pages.tolist()
-        self._holdings[request.id] = Holding(matched + fresh, len(matched), match.node)
-        self.num_queried_tokens += request.num_tokens
-        self.num_hit_tokens += match.num_tokens
+        self._held[request.id] = RequestPages(matched + fresh, len(matched), match.node)
+        if self.shares_prefixes and not request.needs_whole_prompt:
+            self.num_queried_tokens += request.num_tokens
+            self.num_hit_tokens += match.num_tokens
         return True
 
     def allocate(self, request: Request, num_tokens: int, spare: int) -> list[int] | None:
@@ -105,59 +142,60 @@ class KVManager:
         Returns:
             The new pages (none needed: an empty list), or None if there are not enough; nothing has changed then.
         """
-        holding = self._holdings[request.id]
-        missing = self.num_pages_for(num_tokens) - len(holding.pages)
+        held = self._held[request.id]
+        missing = self.num_pages_for(num_tokens) - len(held.pages)
         if missing <= 0:
             return []
         fresh = self._take(missing, spare)
         if fresh is not None:
-            holding.pages.extend(fresh)
+            held.pages.extend(fresh)
         return fresh
 
     def num_missing_pages(self, request: Request, num_tokens: int) -> int:
         """Pages that a request lacks to hold `num_tokens` tokens."""
-        return max(0, self.num_pages_for(num_tokens) - len(self._holdings[request.id].pages))
+        return max(0, self.num_pages_for(num_tokens) - len(self._held[request.id].pages))
 
     def pages(self, request: Request) -> list[int]:
         """The page table of a request; the caller must not change it."""
-        return self._holdings[request.id].pages
+        return self._held[request.id].pages
 
-    def num_common_pages(self, requests: Sequence[Request]) -> int:
-        """Leading pages that all of `requests` have in common.
-
-        Pages are shared by whole prefixes only, so equal page numbers form a prefix: a binary search finds its end.
-        """
-        tables = [self._holdings[request.id].pages for request in requests]
-        if not tables:
-            return 0
-        first = tables[0]
-        same = range(min(len(table) for table in tables))
-        return bisect_left(same, True, key=lambda number: any(table[number] != first[number] for table in tables))
+    def num_returned_by(self, request: Request) -> int:
+        """Pages that could be taken if this request alone released what it holds."""
+        held = self._held[request.id]
+        own = len(held.pages) - held.num_tree_pages + len(held.duplicates)
+        return own + self.cache.num_locked_once(held.node)
 
     def cache_full_pages(self, request: Request, num_tokens: int, step: int) -> None:
         """Make the full pages among the first `num_tokens` tokens matchable: the step that wrote them is committed."""
-        holding = self._holdings[request.id]
-        first, num_full = holding.num_tree_pages, num_tokens // self.page_size
-        pages = np.array(holding.pages[first:num_full], dtype=np.int32)
+        held = self._held[request.id]
+        first, num_full = held.num_tree_pages, num_tokens // self.page_size
+        pages = np.array(held.pages[first:num_full], dtype=np.int32)
         tokens = request.token_ids[first * self.page_size : num_full * self.page_size]
-        node, duplicates = self.cache.extend(holding.node, tokens, pages)
-        if node is not holding.node:
+        if request.needs_whole_prompt and self.cache.has_page(held.node, tokens):
+            held.is_private = True
+            self._withdraw(request, held)
+        if held.is_private:
+            return
+        node, duplicates = self.cache.extend(held.node, tokens, pages)
+        if node is not held.node:
             self.cache.lock(node)
-            self.cache.unlock(holding.node, step)
-            holding.node = node
-        holding.duplicates.extend(duplicates.tolist())
-        holding.num_tree_pages = num_full
+            self.cache.unlock(held.node, step)
+            held.node = node
+        held.duplicates.extend(duplicates.tolist())
+        held.num_tree_pages = num_full
+        self.announce(request)
 
     def release(self, request: Request, step: int) -> None:
         """Take back all that a request holds. Cached pages stay matchable; its own go back tail first."""
-        holding = self._holdings.pop(request.id)
-        self.pool.free(holding.pages[holding.num_tree_pages :][::-1])
-        self.pool.free(holding.duplicates[::-1])
-        self.cache.unlock(holding.node, step)
+        held = self._held.pop(request.id)
+        self._withdraw(request, held)
+        self.pool.free(held.pages[held.num_tree_pages :][::-1])
+        self.pool.free(held.duplicates[::-1])
+        self.cache.unlock(held.node, step)
 
     def clear_cache(self) -> bool:
         """Forget every cached prefix. Refused (False) while requests hold pages."""
-        if self._holdings:
+        if self._held:
             return False
         self.pool.free(self.cache.evict(self.cache.num_evictable))
         if self.cache.events is not None:
@@ -171,10 +209,10 @@ class KVManager:
         return self.pool.allocate(count)
 
     def check_invariants(self) -> None:
-        """No page has two owners and none is lost; every holding's locked path covers its tree pages."""
+        """No page has two owners and none is lost; every held's locked path covers its tree pages."""
         self.pool.check_invariants()
         self.cache.check_invariants()
-        own = [p for h in self._holdings.values() for p in h.pages[h.num_tree_pages :] + h.duplicates]
+        own = [p for h in self._held.values() for p in h.pages[h.num_tree_pages :] + h.duplicates]
         in_tree = [p for node in self.cache.nodes() for p in node.pages.tolist()]
         assert len(set(own)) == len(own), "a page belongs to two requests"
         assert len(set(in_tree)) == len(in_tree), "a page is in the tree twice"
@@ -182,9 +220,11 @@ class KVManager:
         assert len(own) + len(in_tree) + self.pool.num_free == self.pool.num_usable, "a page is lost"
         pinned = len(own) + self.cache.num_pinned
         assert self.pool.num_free + self.cache.num_evictable + pinned == self.pool.num_usable, "page counts are off"
-        for holding in self._holdings.values():
-            shared = set(holding.pages[: holding.num_tree_pages]) - set(holding.duplicates)
-            assert shared <= set(_path_pages(holding.node)), "a request uses tree pages outside its locked path"
+        for held in self._held.values():
+            shared = set(held.pages[: held.num_tree_pages]) - set(held.duplicates)
+            assert shared <= set(_path_pages(held.node)), "a request uses tree pages outside its locked path"
+        for page, writer in self._writers.items():
+            assert self._held[writer.id].next_page == page, "a page is announced by one who will not write it"
 
 
 def _path_pages(node: RadixNode) -> list[int]:

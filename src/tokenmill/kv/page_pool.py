@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokenmill.core.errors import InvalidConfig
+
+# Page 0, in every pool and in the memory of every KV cache.
+RESERVED_PAGES = 1
+
 
 class PagePool:
     """Ids `1 .. num_pages - 1` on a stack; page 0 is reserved: padding tokens are written there.
@@ -12,7 +17,8 @@ class PagePool:
     """
 
     def __init__(self, num_pages: int) -> None:
-        assert num_pages >= 2, "a pool holds the reserved page and at least one more"
+        if num_pages < 2:
+            raise InvalidConfig(f"a KV cache has a reserved page and at least one more; this one has {num_pages}")
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, 0, -1))
         self._is_free = bytearray([0] + [1] * (num_pages - 1))
@@ -20,7 +26,7 @@ class PagePool:
     @property
     def num_usable(self) -> int:
         """Pages that can ever be allocated."""
-        return self.num_pages - 1
+        return self.num_pages - RESERVED_PAGES
 
     @property
     def num_free(self) -> int:

@@ -6,10 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
+from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.kv.events import KVEventLog
 from tokenmill.kv.radix_node import PageArray, RadixNode
 from tokenmill.kv.radix_tree import PrefixMatch
-from tokenmill.request import TokenArray
 
 _NOTHING = np.empty(0, dtype=np.int32)
 
@@ -22,8 +22,11 @@ class PrefixCache(Protocol):
     num_pinned: int
     num_evictable: int
 
-    def match(self, namespace: str, tokens: TokenArray, step: int) -> PrefixMatch:
+    def match(self, key: CacheKey, tokens: TokenArray, step: int) -> PrefixMatch:
         """Find the longest cached prefix."""
+
+    def has_page(self, node: RadixNode, tokens: TokenArray) -> bool:
+        """True if the first page of `tokens` stands below a node."""
 
     def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray) -> tuple[RadixNode, PageArray]:
         """Take over full pages below a locked node; returns the new deepest node and the pages not taken."""
@@ -33,6 +36,9 @@ class PrefixCache(Protocol):
 
     def unlock(self, node: RadixNode, step: int) -> None:
         """Unpin a path."""
+
+    def num_locked_once(self, node: RadixNode) -> int:
+        """Pages of the path to a locked node that would be evictable without that lock."""
 
     def evict(self, count: int) -> list[int]:
         """Give up pages."""
@@ -54,9 +60,13 @@ class NullCache:
         self.num_evictable = 0
         self._root = RadixNode(None, _NOTHING, _NOTHING, page_size, serial=0)
 
-    def match(self, namespace: str, tokens: TokenArray, step: int) -> PrefixMatch:
+    def match(self, key: CacheKey, tokens: TokenArray, step: int) -> PrefixMatch:
         """No prefix is ever cached."""
         return PrefixMatch(self._root, _NOTHING, 0)
+
+    def has_page(self, node: RadixNode, tokens: TokenArray) -> bool:
+        """No page stands anywhere."""
+        return False
 
     def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray) -> tuple[RadixNode, PageArray]:
         """Refuse all pages, as if they were duplicates: they stay the request's own."""
@@ -69,6 +79,10 @@ class NullCache:
     def unlock(self, node: RadixNode, step: int) -> None:
         """Undo `lock`."""
         node.locks -= 1
+
+    def num_locked_once(self, node: RadixNode) -> int:
+        """There are no pages."""
+        return 0
 
     def evict(self, count: int) -> list[int]:
         """There is nothing to evict."""

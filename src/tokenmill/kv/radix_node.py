@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.request import TokenArray
+from tokenmill.core.request import CacheKey, TokenArray
 
 PageArray = npt.NDArray[np.int32]
 
@@ -18,16 +18,16 @@ class RadixNode:
         locks: requests whose locked path runs through this node; it cannot be evicted while there is one.
         last_used: number of the step that last matched or extended it.
         serial: order of creation, breaks ties of the LRU.
-        namespace: whose tree it is the root of; "" is the common one; None: not a root.
+        cache_key: of whose tree it is the root; None: not a root.
     """
 
     __slots__ = (
         "_pages",
         "_tokens",
+        "cache_key",
         "children",
         "last_used",
         "locks",
-        "namespace",
         "num_pages",
         "page_size",
         "parent",
@@ -47,7 +47,7 @@ class RadixNode:
         self.locks = 0
         self.last_used = 0
         self.serial = serial
-        self.namespace: str | None = None
+        self.cache_key: CacheKey | None = None
 
     @property
     def tokens(self) -> TokenArray:

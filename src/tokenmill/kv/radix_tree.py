@@ -2,8 +2,8 @@
 
 Compressed edges, split at the first page that differs; whole paths are locked by the requests that use them; leaves
 are evicted least recently used first, tail pages before head pages, and a parent becomes a leaf when its last child
-goes. Tokens are compared themselves, never a hash of them. Each namespace (cache salt) has a root of its own, so
-tenants with different salts never share a page.
+goes. Tokens are compared themselves, never a hash of them. Each cache key has a root of its own, so
+models and tenants with different salts never share a page.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.kv.events import KVEventLog
 from tokenmill.kv.radix_node import PageArray, RadixNode
-from tokenmill.request import TokenArray
 
 _NOTHING = np.empty(0, dtype=np.int32)
 
@@ -39,15 +39,15 @@ class RadixTree:
         self.keeps_pages = True
         self.num_pinned = 0
         self.num_evictable = 0
-        self._roots: dict[str, RadixNode] = {}
+        self._roots: dict[CacheKey, RadixNode] = {}
         self._num_nodes = 0
         self._serials = itertools.count()
         # (last_used, serial, node) of evictable leaves; an entry goes stale when its node is used, locked or removed.
         self._lru: list[tuple[int, int, RadixNode]] = []
 
-    def match(self, namespace: str, tokens: TokenArray, step: int) -> PrefixMatch:
+    def match(self, key: CacheKey, tokens: TokenArray, step: int) -> PrefixMatch:
         """Find the longest cached prefix of `tokens`, in whole pages; an edge matched in part is split."""
-        node = self._root(namespace)
+        node = self._root(key)
         found: list[PageArray] = []
         depth = 0
         while (child := self._child(node, tokens[depth:])) is not None:
@@ -60,6 +60,10 @@ class RadixTree:
             depth += common * self.page_size
             node = child
         return PrefixMatch(node, np.concatenate(found) if found else _NOTHING, depth)
+
+    def has_page(self, node: RadixNode, tokens: TokenArray) -> bool:
+        """True if the first page of `tokens` stands below `node`."""
+        return self._child(node, tokens) is not None
 
     def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray) -> tuple[RadixNode, PageArray]:
         """Insert `pages` with their `tokens` below a locked node.
@@ -83,7 +87,7 @@ class RadixTree:
             new_tokens = tokens[depth * self.page_size :]
             if self.events is not None:
                 parent_page = int(node.pages[-1]) if node.num_pages else None
-                self.events.stored(_namespace(node), parent_page, new_tokens, new)
+                self.events.stored(_cache_key(node), parent_page, new_tokens, new)
             # A leaf that only the caller has locked grows in place: otherwise each decoded page would add a node.
             if node is start and node.parent is not None and node.is_leaf and node.locks == 1:
                 node.append(new_tokens, new)
@@ -100,8 +104,8 @@ class RadixTree:
                 self.num_evictable -= walk.num_pages
                 self.num_pinned += walk.num_pages
             walk.locks += 1
-            if walk.namespace is not None:
-                root = self._roots.setdefault(walk.namespace, walk)
+            if walk.cache_key is not None:
+                root = self._roots.setdefault(walk.cache_key, walk)
                 assert root is walk, "locking a root that another one has replaced"
             walk = walk.parent
 
@@ -118,6 +122,15 @@ class RadixTree:
                 self._offer(walk)
             walk = walk.parent
         self._drop_empty_root(node)
+
+    def num_locked_once(self, node: RadixNode) -> int:
+        """Pages of the path to a locked `node` that would be evictable without that lock."""
+        count = 0
+        walk: RadixNode | None = node
+        while walk is not None and walk.locks == 1:
+            count += walk.num_pages
+            walk = walk.parent
+        return count
 
     def evict(self, count: int) -> list[int]:
         """Give up `count` evictable pages, least recently used leaves first; the caller has checked that they exist."""
@@ -138,12 +151,12 @@ class RadixTree:
             self.events.removed(evicted)
         return evicted
 
-    def _root(self, namespace: str) -> RadixNode:
-        """The root of a namespace. A new one is registered by the first lock, so that a mere look leaves no trace."""
-        root = self._roots.get(namespace)
+    def _root(self, key: CacheKey) -> RadixNode:
+        """The root of a cache key. A new one is registered by the first lock, so that a mere look leaves no trace."""
+        root = self._roots.get(key)
         if root is None:
             root = RadixNode(None, _NOTHING, _NOTHING, self.page_size, next(self._serials))
-            root.namespace = namespace
+            root.cache_key = key
         return root
 
     def _child(self, node: RadixNode, tokens: TokenArray) -> RadixNode | None:
@@ -192,9 +205,9 @@ class RadixTree:
         self._drop_empty_root(parent)
 
     def _drop_empty_root(self, node: RadixNode) -> None:
-        """Forget a namespace without pages and users: salts are chosen by clients and must not pile up."""
-        if node.namespace is not None and not node.locks and not node.children:
-            self._roots.pop(node.namespace, None)
+        """Forget a cache key without pages and users: salts are chosen by clients and must not pile up."""
+        if node.cache_key is not None and not node.locks and not node.children:
+            self._roots.pop(node.cache_key, None)
 
     def nodes(self) -> list[RadixNode]:
         """All nodes that hold pages, parents before children."""
@@ -217,11 +230,11 @@ class RadixTree:
             assert node.locks or not node.is_leaf or id(node) in offered, "an evictable leaf that the LRU does not know"
 
 
-def _namespace(node: RadixNode) -> str:
+def _cache_key(node: RadixNode) -> CacheKey:
     while node.parent is not None:
         node = node.parent
-    assert node.namespace is not None, "a path that does not end at a root"
-    return node.namespace
+    assert node.cache_key is not None, "a path that does not end at a root"
+    return node.cache_key
 
 
 def _is_evictable(node: RadixNode) -> bool:

@@ -1,10 +1,12 @@
-"""What a decoder is made of, as plain frozen data: sizes, rotary scaling, windows, experts.
+"""What a decoder is made of, as plain frozen data: a specification of every layer, and what is around the layers.
 
-Knows neither torch nor the names that config.json gives these things (see `families`).
+Knows neither torch nor the names that config.json gives these things (see `families`). What a layer is stands here and
+nowhere else: the parts of `Layer`, the attention and the native pass are made of it, once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -55,58 +57,27 @@ class RopeSpec:
     scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MoeSpec:
-    """Mixture of experts in the layers of `sparse_layers`; the other layers have a dense MLP.
-
-    Attributes:
-        experts_per_token: experts that each token is sent to.
-        norm_topk_prob: the weights of a token's experts are made to sum to 1.
-    """
-
-    num_experts: int
-    experts_per_token: int
-    intermediate_size: int
-    norm_topk_prob: bool
-    sparse_layers: frozenset[int]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """A decoder-only transformer with RMSNorm before each block, rotary positions and a gated SiLU MLP.
+class SelfAttentionSpec:
+    """Causal attention of one layer.
 
     Attributes:
-        name: as config.json says it, e.g. `Qwen3ForCausalLM`.
-        output_bias: bias on the projection that ends an attention block.
-        qk_norm: RMSNorm over each head of q and k, before the rotary embedding.
-        tie_embeddings: the output head is the embedding table.
-        windows: per layer, how many tokens a token attends to, itself among them; None: all before it.
-        max_position: the context the model is made for, in tokens.
-        eos_token_ids: as config.json has them (generation_config.json may say more).
-        dtype: what the checkpoint says it is stored in, e.g. `bfloat16`; None: it does not say.
+        scale: factor on q.k before the softmax.
+        rope: how positions turn q and k; None: the layer is not told where its tokens stand.
+        window: how many tokens a token attends to, itself among them; None: all before it.
+        head_norm_eps: of an RMSNorm over each head of q and k, before the rotary embedding; None: there is none.
+        output_bias: bias on the projection that ends the block.
     """
 
-    name: str
-    num_layers: int
-    hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    norm_eps: float
-    rope: RopeSpec
-    max_position: int
-    windows: tuple[int | None, ...]
+    scale: float
+    rope: RopeSpec | None
+    window: int | None = None
+    head_norm_eps: float | None = None
     qkv_bias: bool = False
     output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    tie_embeddings: bool = False
-    moe: MoeSpec | None = None
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    dtype: str | None = None
 
     @property
     def q_size(self) -> int:
@@ -115,37 +86,112 @@ class Architecture:
 
     @property
     def kv_size(self) -> int:
-        """Width of the keys, or of the values, of one token in one layer."""
+        """Width of the keys, or of the values, of one token."""
         return self.num_kv_heads * self.head_dim
 
-    def is_sparse(self, layer: int) -> bool:
-        """True if the layer has experts instead of a dense MLP."""
-        return self.moe is not None and layer in self.moe.sparse_layers
+    def num_parameters(self, hidden_size: int) -> int:
+        """Parameters of the block."""
+        qkv = self.q_size + 2 * self.kv_size
+        norms = 0 if self.head_norm_eps is None else 2 * self.head_dim
+        return hidden_size * (qkv + self.q_size) + qkv * self.qkv_bias + hidden_size * self.output_bias + norms
+
+
+@dataclass(frozen=True, slots=True)
+class MlpSpec:
+    """A dense feed-forward block: a SiLU-gated pair of projections to `size` and one back."""
+
+    size: int
+    bias: bool = False
+
+    @property
+    def active_size(self) -> int:
+        """Width of what one token is projected to."""
+        return self.size
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Parameters of the block."""
+        return 3 * hidden_size * self.size + (2 * self.size + hidden_size) * self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """Mixture of experts instead of a dense feed-forward block.
+
+    Attributes:
+        experts_per_token: experts that each token is sent to.
+        size: as `MlpSpec.size`, of each expert.
+        norm_topk_prob: the weights of a token's experts are made to sum to 1.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    size: int
+    norm_topk_prob: bool
+
+    @property
+    def active_size(self) -> int:
+        """Width of what one token is projected to, by all its experts."""
+        return self.size * self.experts_per_token
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Parameters of the block, router and all experts."""
+        return self.num_experts * hidden_size * (3 * self.size + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One layer: attention, then a feed-forward block, each after an RMSNorm and added to its input.
+
+    Attributes:
+        residual_multiplier: of what a block adds.
+    """
+
+    attention: SelfAttentionSpec
+    mlp: MlpSpec | MoeSpec
+    norm_eps: float
+    residual_multiplier: float = 1.0
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Parameters of the layer."""
+        return self.attention.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + 2 * hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A decoder-only transformer: embedding, layers, final RMSNorm and output head.
+
+    Attributes:
+        name: as config.json says it, e.g. `Qwen3ForCausalLM`.
+        weight_names: what checkpoints call the weights; see `models.weight_names`.
+        norm_eps: of the final norm.
+        tie_embeddings: the output head is the embedding table.
+        embedding_multiplier: of the embeddings that enter the first layer.
+        logits_scaling: logits are divided by it.
+        max_position: the context the model is made for, in tokens.
+        eos_token_ids: as config.json has them (generation_config.json may say more).
+        dtype: what the checkpoint says it is stored in, e.g. `bfloat16`; None: it does not say.
+    """
+
+    name: str
+    weight_names: Mapping[str, str]
+    layers: tuple[LayerSpec, ...]
+    hidden_size: int
+    vocab_size: int
+    norm_eps: float
+    max_position: int
+    tie_embeddings: bool = False
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str | None = None
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Bytes of KV that one token takes, over all layers."""
-        return 2 * self.num_layers * self.kv_size * bytes_per_value
-
-    def kv_bytes_per_page(self, page_size: int, bytes_per_value: int) -> int:
-        """Bytes of KV that one page of `page_size` token slots takes, over all layers."""
-        return page_size * self.kv_bytes_per_token(bytes_per_value)
+        return sum(2 * layer.attention.kv_size * bytes_per_value for layer in self.layers)
 
     def num_parameters(self) -> int:
         """Parameters of the model, tied embeddings counted once."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        layers = sum(self._mlp_parameters(layer) for layer in range(self.num_layers))
-        return embeddings + layers + self.num_layers * self._attention_parameters() + self.hidden_size
-
-    def _attention_parameters(self) -> int:
-        qkv = self.q_size + 2 * self.kv_size
-        weights = self.hidden_size * (qkv + self.q_size)
-        biases = qkv * self.qkv_bias + self.hidden_size * self.output_bias
-        norms = self.hidden_size + 2 * self.head_dim * self.qk_norm
-        return weights + biases + norms
-
-    def _mlp_parameters(self, layer: int) -> int:
-        if self.moe is not None and self.is_sparse(layer):
-            experts = 3 * self.moe.num_experts * self.hidden_size * self.moe.intermediate_size
-            return experts + self.moe.num_experts * self.hidden_size + self.hidden_size
-        biases = (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
-        return 3 * self.hidden_size * self.intermediate_size + biases + self.hidden_size
+        layers = sum(layer.num_parameters(self.hidden_size) for layer in self.layers)
+        return embeddings + layers + self.hidden_size

@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tokenmill.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint
 
+# Sizes beyond it are garbage, and their products exceed what tensors can be asked for.
+LARGEST = (1 << 31) - 1
 _REQUIRED = object()
 
 
@@ -34,17 +36,19 @@ class ConfigReader:
         """True if the object has the field, null or not."""
         return name in self._fields
 
-    def integer(self, name: str, default: Any = _REQUIRED, low: int = 1) -> int:
-        """An integer of at least `low`.
+    def integer(self, name: str, default: Any = _REQUIRED, low: int = 1, high: int = LARGEST) -> int:
+        """An integer from `low` to `high`.
 
         Raises:
-            InvalidCheckpoint: absent without a default, of another type, or too small.
+            InvalidCheckpoint: absent without a default, of another type, or out of range.
         """
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(f"{name} must be an integer, got {value!r}")
         if value < low:
             raise self.error(f"{name} must be at least {low}, got {value}")
+        if value > high:
+            raise self.error(f"{name} must be at most {high}, got {value}")
         return value
 
     def number(self, name: str, default: Any = _REQUIRED) -> float:

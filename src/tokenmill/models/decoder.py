@@ -12,12 +12,13 @@ import torch
 
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend, AttentionSpec
-from tokenmill.kernels.protocol import Kernels, Matrix, MatrixRole
+from tokenmill.kernels.protocol import Kernels, LinearWeight, WeightRole
+from tokenmill.kernels.torch_kernels import argmax
 from tokenmill.models.architecture import Architecture
-from tokenmill.models.layer import Layer, Stream
-from tokenmill.models.linear import Target, matrix_target
+from tokenmill.models.layer import Layer, ResidualStream
 from tokenmill.models.norm import RMSNorm
-from tokenmill.models.rotary import rotary_tables
+from tokenmill.models.rotary import all_rotary_tables
+from tokenmill.models.targets import Target, TargetScope
 
 
 class Decoder:
@@ -26,6 +27,7 @@ class Decoder:
     Attributes:
         embedding: [vocab_size, hidden_size].
         head: [vocab_size, hidden_size]; the same matrix as `embedding` when they are tied.
+        rotary: the tables of every kind of rope that a layer has.
     """
 
     __slots__ = ("architecture", "embedding", "final_norm", "head", "layers", "rotary")
@@ -33,27 +35,23 @@ class Decoder:
     def __init__(self, architecture: Architecture, kernels: Kernels) -> None:
         vocab_size, hidden_size = architecture.vocab_size, architecture.hidden_size
         self.architecture = architecture
-        self.embedding = kernels.matrix(vocab_size, hidden_size, MatrixRole.EMBEDDING)
-        self.layers = [Layer(architecture, layer, kernels) for layer in range(architecture.num_layers)]
+        self.embedding = kernels.linear_weight(vocab_size, hidden_size, WeightRole.EMBEDDING)
         self.final_norm = RMSNorm(hidden_size, architecture.norm_eps, kernels)
-        self.head: Matrix = self.embedding
+        self.rotary = all_rotary_tables(architecture, self.final_norm.weight)
+        self.layers = [
+            Layer(spec, index, hidden_size, self.rotary, kernels) for index, spec in enumerate(architecture.layers)
+        ]
+        self.head: LinearWeight = self.embedding
         if not architecture.tie_embeddings:
-            self.head = kernels.matrix(vocab_size, hidden_size, MatrixRole.HEAD)
-        self.rotary = rotary_tables(
-            architecture.rope, architecture.head_dim, architecture.max_position, self.final_norm.weight
-        )
+            self.head = kernels.linear_weight(vocab_size, hidden_size, WeightRole.HEAD)
 
     @property
     def attention_spec(self) -> AttentionSpec:
         """What an attention backend must know of this model."""
-        architecture = self.architecture
-        return AttentionSpec(
-            num_layers=architecture.num_layers,
-            num_heads=architecture.num_heads,
-            num_kv_heads=architecture.num_kv_heads,
-            head_dim=architecture.head_dim,
-            scale=architecture.head_dim**-0.5,
-        )
+        layers = [layer.attention for layer in self.architecture.layers]
+        shapes = {(one.num_heads, one.num_kv_heads, one.head_dim) for one in layers}
+        assert len(shapes) == 1, "the layers of the KV memory have one shape"
+        return AttentionSpec(len(layers), *shapes.pop())
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
         """Run the batch's tokens, writing their KV.
@@ -62,8 +60,11 @@ class Decoder:
             Final hidden states [S, hidden_size], normed, of the S >= 0 tokens at `batch.output_indices`: what `logits`
             and `argmax` take.
         """
-        plan = attention.plan(batch, self.rotary)
-        stream = Stream(self.embedding.lookup(batch.token_ids))
+        plan = attention.plan(batch)
+        hidden = self.embedding.lookup(batch.token_ids)
+        if self.architecture.embedding_multiplier != 1:
+            hidden.mul_(self.architecture.embedding_multiplier)
+        stream = ResidualStream(hidden)
         for layer in self.layers[:-1]:
             layer.forward(stream, attention, plan)
         every = len(batch.output_indices) == len(batch.token_ids)
@@ -72,17 +73,22 @@ class Decoder:
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """[S, hidden_size], as `forward` returns them -> [S, vocab_size] float32."""
-        return self.head.logits(outputs)
+        logits = self.head.logits(outputs)
+        return logits if self.architecture.logits_scaling == 1 else logits.div_(self.architecture.logits_scaling)
 
     def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
         """The most likely tokens, [S] int64, where nobody needs the logits themselves."""
-        return self.head.argmax(outputs)
+        if self.architecture.logits_scaling == 1:
+            return self.head.argmax(outputs)
+        # A division rounds: two logits that differ may become equal, and then the lower id wins.
+        return argmax(self.logits(outputs))
 
     def targets(self) -> Iterator[Target]:
         """Every checkpoint tensor this model needs."""
-        yield matrix_target("model.embed_tokens.weight", self.embedding)
-        for number, layer in enumerate(self.layers):
-            yield from layer.targets(f"model.layers.{number}")
-        yield from self.final_norm.targets("model.norm")
+        scope = TargetScope(self.architecture.weight_names)
+        yield scope.matrix("embedding", self.embedding)
+        for index, layer in enumerate(self.layers):
+            yield from layer.targets(TargetScope(scope.names, index))
+        yield scope.vector("final_norm", self.final_norm.weight)
         if not self.architecture.tie_embeddings:
-            yield matrix_target("lm_head.weight", self.head)
+            yield scope.matrix("head", self.head)

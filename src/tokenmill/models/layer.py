@@ -2,57 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.kernels.heads import RotaryTables
 from tokenmill.kernels.protocol import Kernels
-from tokenmill.models.architecture import Architecture
-from tokenmill.models.linear import Target
+from tokenmill.models.architecture import LayerSpec, MoeSpec, RopeSpec
 from tokenmill.models.mlp import MLP
 from tokenmill.models.moe import MoE
 from tokenmill.models.norm import RMSNorm
 from tokenmill.models.self_attention import SelfAttention
+from tokenmill.models.targets import Target, TargetScope
 
 
-class Stream:
-    """The residual stream of a pass: what blocks add to, and the last block's output, which the next norm adds.
+class ResidualStream:
+    """The hidden states of a pass: what blocks add to, and the last block's output, which the next norm adds.
 
     Attributes:
         hidden: [T, hidden_size].
-        update: [T, hidden_size] still to be added to it, or None.
+        delta: [T, hidden_size] still to be added to it, times `scale`; or None.
     """
 
-    __slots__ = ("hidden", "update")
+    __slots__ = ("delta", "hidden", "scale")
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.hidden = hidden
-        self.update: torch.Tensor | None = None
+        self.delta: torch.Tensor | None = None
+        self.scale = 1.0
 
     def normed(self, norm: RMSNorm) -> torch.Tensor:
         """Add what is still to be added, and the norm of the sum: one pass over memory for both."""
-        return norm.forward(self.hidden, self.update)
+        return norm.forward(self.hidden, self.delta, self.scale)
 
 
 class Layer:
-    """Layer number `layer` of an architecture."""
+    """The layer that a specification describes.
 
-    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
+    Args:
+        index: of the layer.
+        rotary: the tables of every kind of rope in the model.
+    """
 
-    def __init__(self, architecture: Architecture, layer: int, kernels: Kernels) -> None:
-        hidden, eps = architecture.hidden_size, architecture.norm_eps
-        self.attention_norm = RMSNorm(hidden, eps, kernels)
-        self.attention = SelfAttention(architecture, layer, kernels)
-        self.mlp_norm = RMSNorm(hidden, eps, kernels)
-        self.mlp: MLP | MoE
-        if architecture.moe is not None and architecture.is_sparse(layer):
-            self.mlp = MoE(architecture.moe, hidden, kernels)
+    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm", "spec")
+
+    def __init__(
+        self,
+        spec: LayerSpec,
+        index: int,
+        hidden_size: int,
+        rotary: Mapping[RopeSpec, RotaryTables],
+        kernels: Kernels,
+    ) -> None:
+        self.spec = spec
+        self.attention_norm = RMSNorm(hidden_size, spec.norm_eps, kernels)
+        self.attention = SelfAttention(spec.attention, index, hidden_size, rotary, kernels)
+        self.mlp_norm = RMSNorm(hidden_size, spec.norm_eps, kernels)
+        if isinstance(spec.mlp, MoeSpec):
+            self.mlp: MLP | MoE = MoE(spec.mlp, hidden_size, kernels)
         else:
-            self.mlp = MLP(architecture, kernels)
+            self.mlp = MLP(spec.mlp, hidden_size, kernels)
 
-    def forward(self, stream: Stream, attention: AttentionBackend, plan: Any, only: torch.Tensor | None = None) -> None:
+    def forward(
+        self, stream: ResidualStream, attention: AttentionBackend, plan: Any, only: torch.Tensor | None = None
+    ) -> None:
         """Pass the stream through this layer's two blocks.
 
         Args:
@@ -62,12 +77,13 @@ class Layer:
         attended = self.attention.attend(stream.normed(self.attention_norm), attention, plan)
         if only is not None:
             attended, stream.hidden = attended.index_select(0, only), stream.hidden.index_select(0, only)
-        stream.update = self.attention.output.forward(attended)
-        stream.update = self.mlp.forward(stream.normed(self.mlp_norm))
+        stream.scale = self.spec.residual_multiplier
+        stream.delta = self.attention.output.forward(attended)
+        stream.delta = self.mlp.forward(stream.normed(self.mlp_norm))
 
-    def targets(self, prefix: str) -> Iterator[Target]:
+    def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this layer."""
-        yield from self.attention_norm.targets(f"{prefix}.input_layernorm")
-        yield from self.attention.targets(f"{prefix}.self_attn")
-        yield from self.mlp_norm.targets(f"{prefix}.post_attention_layernorm")
-        yield from self.mlp.targets(f"{prefix}.mlp")
+        yield scope.vector("attention_norm", self.attention_norm.weight)
+        yield from self.attention.targets(scope)
+        yield scope.vector("mlp_norm", self.mlp_norm.weight)
+        yield from self.mlp.targets(scope)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
-from tokenmill.kernels.protocol import Kernels, MatrixRole
-from tokenmill.models.architecture import Architecture
-from tokenmill.models.linear import Linear, Target
+from tokenmill.kernels.protocol import Kernels, WeightRole
+from tokenmill.models.architecture import MlpSpec
+from tokenmill.models.linear import Linear
+from tokenmill.models.targets import Target, TargetScope
 
 
 class MLP:
@@ -16,16 +17,16 @@ class MLP:
 
     __slots__ = ("down", "gate_up")
 
-    def __init__(self, architecture: Architecture, kernels: Kernels) -> None:
-        hidden, size, bias = architecture.hidden_size, architecture.intermediate_size, architecture.mlp_bias
-        self.gate_up = Linear(hidden, {"gate_proj": size, "up_proj": size}, bias, kernels, MatrixRole.GATED)
-        self.down = Linear(size, {"down_proj": hidden}, bias, kernels)
+    def __init__(self, spec: MlpSpec, hidden_size: int, kernels: Kernels) -> None:
+        pair = {"gate": spec.size, "up": spec.size}
+        self.gate_up = Linear(hidden_size, pair, spec.bias, kernels, WeightRole.GATE_UP)
+        self.down = Linear(spec.size, {"down": hidden_size}, spec.bias, kernels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        return self.down.forward(self.gate_up.gated(x))
+        return self.down.forward(self.gate_up.silu_and_mul(x))
 
-    def targets(self, prefix: str) -> Iterator[Target]:
+    def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this block."""
-        yield from self.gate_up.targets(prefix)
-        yield from self.down.targets(prefix)
+        yield from self.gate_up.targets(scope)
+        yield from self.down.targets(scope)

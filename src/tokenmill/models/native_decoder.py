@@ -1,7 +1,8 @@
-"""A dense decoder whose pass is one native call: the same kernels in the same order as `Decoder.forward`, in C++.
+"""A decoder whose pass is one native call: the same kernels in the same order as `Decoder.forward`, in C++.
 
 Between two kernels of a step Python takes longer than many a kernel, and takes the interpreter's lock each time, which
 the engine's other threads want too. Where everything is native anyway, native/decoder.cpp goes from one to the next.
+What it can run, `native_pass_obstacle` says: what a specification may ask for is served there, or refused here.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tokenmill.attention.backends.native import NativeAttention
 from tokenmill.attention.batch import ForwardBatch
-from tokenmill.attention.native import NativeAttention
 from tokenmill.attention.protocol import AttentionBackend
-from tokenmill.attention.scratch import Scratch
 from tokenmill.kernels.native import MODULE
-from tokenmill.kernels.native_matrix import PackedMatrix
+from tokenmill.kernels.native_weight import PackedWeight
+from tokenmill.models.architecture import LayerSpec, MlpSpec
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.layer import Layer
 from tokenmill.models.linear import Linear
 from tokenmill.models.mlp import MLP
+from tokenmill.platform.memory import Scratch
 
 if TYPE_CHECKING:
     from tokenmill import _native
@@ -47,7 +49,7 @@ class NativeDecoder:
         assert attention is self._attention, "the pass is bound to the memory of one attention"
         token_ids, wanted = batch.token_ids, batch.output_indices
         assert token_ids.is_contiguous() and wanted.is_contiguous(), "ids and indices lie in one piece"
-        step = self._attention.plan(batch, self._decoder.rotary).step
+        step = self._attention.plan(batch).step
         tokens, outputs = len(token_ids), len(wanted)
         scratch = self._scratch.take(self._native.scratch_numbers(tokens))
         out = torch.empty(outputs, self._decoder.architecture.hidden_size, dtype=torch.bfloat16)
@@ -56,22 +58,34 @@ class NativeDecoder:
         return out
 
 
+def native_pass_obstacle(decoder: Decoder, attention: AttentionBackend) -> str | None:
+    """Why the native pass cannot run this decoder with this attention; None: it can."""
+    if not isinstance(decoder.embedding, PackedWeight):
+        return "the weights are not packed for native kernels"
+    if not isinstance(attention, NativeAttention):
+        return "the attention is not native"
+    return next(filter(None, map(_unsupported, decoder.architecture.layers)), None)
+
+
 def in_one_call(decoder: Decoder, attention: AttentionBackend) -> Decoder | NativeDecoder:
-    """The decoder with its passes in one call each, if all that it is made of is native and dense; else as it is."""
-    is_dense = isinstance(decoder.embedding, PackedMatrix) and all(
-        isinstance(layer.mlp, MLP) for layer in decoder.layers
-    )
-    if is_dense and isinstance(attention, NativeAttention):
-        return NativeDecoder(decoder, attention)
-    return decoder
+    """The decoder with its passes in one call each, if nothing is an obstacle to that; else as it is."""
+    if native_pass_obstacle(decoder, attention) is not None:
+        return decoder
+    assert isinstance(attention, NativeAttention), "any other is an obstacle"
+    return NativeDecoder(decoder, attention)
+
+
+def _unsupported(layer: LayerSpec) -> str | None:
+    """What native/decoder.cpp does not have of a layer."""
+    return None if isinstance(layer.mlp, MlpSpec) else "experts are chosen in Python"
 
 
 def _bind(decoder: Decoder, attention: NativeAttention) -> _native.Decoder:
     native = importlib.import_module(MODULE)
-    assert isinstance(decoder.embedding, PackedMatrix), "its matrices are packed"
-    norm = decoder.final_norm
+    assert isinstance(decoder.embedding, PackedWeight), "its matrices are packed"
+    norm, multiplier = decoder.final_norm, decoder.architecture.embedding_multiplier
     bound: _native.Decoder = native.Decoder(
-        attention.attention, decoder.embedding.packed, norm.weight.data_ptr(), norm.eps
+        attention.attention, decoder.embedding.packed, multiplier, norm.weight.data_ptr(), norm.eps
     )
     for layer in decoder.layers:
         bound.add(_bind_layer(native, layer, attention))
@@ -84,19 +98,18 @@ def _bind_layer(native: Any, layer: Layer, attention: NativeAttention) -> _nativ
     bound: _native.DecoderLayer = native.DecoderLayer(
         attention_norm=layer.attention_norm.weight.data_ptr(),
         qkv=_projection(native, own.qkv),
-        head_norms=attention.head_norms(own.norms),
-        memory=attention.memory[own.layer],
-        window=own.window or 0,
+        attention=attention.bound(own.layer),
         output=_projection(native, own.output),
         mlp_norm=layer.mlp_norm.weight.data_ptr(),
         gate_up=_projection(native, mlp.gate_up),
         down=_projection(native, mlp.down),
+        residual_multiplier=layer.spec.residual_multiplier,
     )
     return bound
 
 
 def _projection(native: Any, linear: Linear) -> _native.Projection:
-    assert isinstance(linear.weight, PackedMatrix), "its matrices are packed"
+    assert isinstance(linear.weight, PackedWeight), "its matrices are packed"
     projection: _native.Projection = native.Projection(
         linear.weight.packed, 0 if linear.bias is None else linear.bias.data_ptr()
     )

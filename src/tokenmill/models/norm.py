@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from tokenmill.kernels.protocol import Kernels
-from tokenmill.models.linear import Target, vector_target
 
 
 class RMSNorm:
@@ -20,12 +17,8 @@ class RMSNorm:
         self.eps = eps
         self._kernels = kernels
 
-    def forward(self, hidden: torch.Tensor, update: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden += update, in place, if there is one; then the norm of hidden [T, size], a new tensor."""
-        if update is None:
+    def forward(self, hidden: torch.Tensor, delta: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+        """hidden += scale * delta, in place, if there is one; then the norm of hidden [T, size], a new tensor."""
+        if delta is None:
             return self._kernels.rms_norm(hidden, self.weight, self.eps)
-        return self._kernels.add_rms_norm(hidden, update, self.weight, self.eps)
-
-    def targets(self, prefix: str) -> Iterator[Target]:
-        """The checkpoint tensor that fills this layer."""
-        yield vector_target(f"{prefix}.weight", self.weight)
+        return self._kernels.add_rms_norm(hidden, delta, self.weight, self.eps, scale)

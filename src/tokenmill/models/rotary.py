@@ -7,11 +7,24 @@ import math
 import torch
 
 from tokenmill.kernels.heads import RotaryTables
-from tokenmill.models.architecture import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from tokenmill.models.architecture import Architecture, LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+
+
+def all_rotary_tables(architecture: Architecture, like: torch.Tensor) -> dict[RopeSpec, RotaryTables]:
+    """The tables of every kind of rope that a layer has, each made once; see `rotary_tables`."""
+    ropes = {layer.attention.rope: layer.attention.head_dim for layer in architecture.layers}
+    return {
+        rope: rotary_tables(rope, head_dim, architecture.max_position, like)
+        for rope, head_dim in ropes.items()
+        if rope is not None
+    }
 
 
 def rotary_tables(spec: RopeSpec, head_dim: int, max_position: int, like: torch.Tensor) -> RotaryTables:
     """Tables for all positions, computed in float32 on the CPU, then moved to the dtype and device of `like`."""
+    if like.is_meta:  # sizes are wanted, and millions of positions take long
+        empty = like.new_empty(max_position, head_dim // 2)
+        return RotaryTables(empty, empty)
     angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inverse_frequencies(spec, head_dim))
     factor = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else 1.0
     cos, sin = angles.cos() * factor, angles.sin_() * factor

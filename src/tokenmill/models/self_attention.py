@@ -2,43 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from tokenmill.attention.protocol import AttentionBackend
-from tokenmill.kernels.heads import HeadNorms
+from tokenmill.attention.protocol import AttentionBackend, AttentionLayer
+from tokenmill.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.kernels.protocol import Kernels
-from tokenmill.models.architecture import Architecture
-from tokenmill.models.linear import Linear, Target, vector_target
+from tokenmill.models.architecture import RopeSpec, SelfAttentionSpec
+from tokenmill.models.linear import Linear
+from tokenmill.models.targets import Target, TargetScope
 
 
 class SelfAttention:
-    """Attention of one layer; the KV it writes belongs to the backend."""
+    """Attention of one layer; the KV it writes belongs to the backend.
 
-    __slots__ = ("layer", "norms", "output", "qkv", "window")
+    Args:
+        index: of the layer.
+        rotary: the tables of every kind of rope in the model.
 
-    def __init__(self, architecture: Architecture, layer: int, kernels: Kernels) -> None:
-        self.layer = layer
-        self.window = architecture.windows[layer]
-        q_size, kv_size, hidden = architecture.q_size, architecture.kv_size, architecture.hidden_size
-        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv = Linear(hidden, parts, architecture.qkv_bias, kernels)
-        self.output = Linear(q_size, {"o_proj": hidden}, architecture.output_bias, kernels)
-        self.norms: HeadNorms | None = None
-        if architecture.qk_norm:
-            head_dim = architecture.head_dim
-            self.norms = HeadNorms(kernels.vector(head_dim), kernels.vector(head_dim), architecture.norm_eps)
+    Attributes:
+        layer: what the backend is told of this layer.
+    """
+
+    __slots__ = ("layer", "output", "qkv")
+
+    def __init__(
+        self,
+        spec: SelfAttentionSpec,
+        index: int,
+        hidden_size: int,
+        rotary: Mapping[RopeSpec, RotaryTables],
+        kernels: Kernels,
+    ) -> None:
+        parts = {"q": spec.q_size, "k": spec.kv_size, "v": spec.kv_size}
+        self.qkv = Linear(hidden_size, parts, spec.qkv_bias, kernels)
+        self.output = Linear(spec.q_size, {"output": hidden_size}, spec.output_bias, kernels)
+        norms = None
+        if spec.head_norm_eps is not None:
+            norms = HeadNorms(kernels.vector(spec.head_dim), kernels.vector(spec.head_dim), spec.head_norm_eps)
+        tables = None if spec.rope is None else rotary[spec.rope]
+        self.layer = AttentionLayer(index, spec.scale, spec.window, norms, tables)
 
     def attend(self, x: torch.Tensor, attention: AttentionBackend, plan: Any) -> torch.Tensor:
         """[T, hidden] -> [T, q_size], before the output projection; writes the tokens' k and v into the cache."""
-        return attention.forward(self.qkv.forward(x), self.norms, self.layer, plan, self.window)
+        return attention.forward(self.qkv.forward(x), self.layer, plan)
 
-    def targets(self, prefix: str) -> Iterator[Target]:
+    def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this block."""
-        yield from self.qkv.targets(prefix)
-        yield from self.output.targets(prefix)
-        if self.norms is not None:
-            yield vector_target(f"{prefix}.q_norm.weight", self.norms.q)
-            yield vector_target(f"{prefix}.k_norm.weight", self.norms.k)
+        yield from self.qkv.targets(scope)
+        yield from self.output.targets(scope)
+        if self.layer.norms is not None:
+            yield scope.vector("q_norm", self.layer.norms.q)
+            yield scope.vector("k_norm", self.layer.norms.k)

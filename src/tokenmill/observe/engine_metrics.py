@@ -1,8 +1,8 @@
-"""The engine's own numbers as Prometheus metrics, made from its latest `EngineStats` when somebody scrapes."""
+"""The engines' own numbers as Prometheus metrics, made from the latest `EngineStats` when somebody scrapes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -13,42 +13,49 @@ from prometheus_client.core import (
     Metric,
 )
 
-from tokenmill.messages import EngineReady, EngineStats
-from tokenmill.tally import Tally
+from tokenmill.core.histogram import Histogram
+from tokenmill.core.messages import EngineStats
+from tokenmill.replicas.engine_handle import EngineHandle
+
+_Family = GaugeMetricFamily | CounterMetricFamily
 
 
-def engine_metrics(stats: EngineStats | None, ready: EngineReady | None, prefix: str) -> Iterator[Metric]:
-    """All of them; none that is not known yet."""
-    if ready is not None:
-        info = InfoMetricFamily(f"{prefix}:cache_config", "Size of the KV cache")
-        # vLLM's names for the same two numbers stand beside ours, for its dashboards.
-        own = {"page_size": str(ready.page_size), "num_pages": str(ready.num_pages)}
-        info.add_metric([], own | {"block_size": own["page_size"], "num_gpu_blocks": own["num_pages"]})
-        yield info
-    if stats is None:
-        return
-    for name, help, value in _gauges(stats):
-        yield GaugeMetricFamily(f"{prefix}:{name}", help, value)
-    for name, help, value in _counters(stats):
-        yield CounterMetricFamily(f"{prefix}:{name}", help, value)
+def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Metric]:
+    """All of them, each with the label `engine`; none that is not known yet."""
+    info = InfoMetricFamily(f"{prefix}:cache_config", "Size of the KV cache", labels=["engine"])
+    families: dict[str, _Family] = {}
     waiting = GaugeMetricFamily(
-        f"{prefix}:num_requests_waiting_by_reason", "Requests that wait, by what for", labels=["reason"]
+        f"{prefix}:num_requests_waiting_by_reason", "Requests that wait, by what for", labels=["engine", "reason"]
     )
-    for reason, count in stats.waiting_by_reason.items():
-        waiting.add_metric([reason], count)
-    yield waiting
-    if stats.step_tokens is not None:
-        yield histogram(f"{prefix}:iteration_tokens_total", "Tokens of a step", stats.step_tokens)
-    seconds = HistogramMetricFamily(f"{prefix}:step_seconds", "Seconds of a step by part of the loop", labels=["part"])
-    for part, tally in stats.step_seconds.items():
-        _add(seconds, [part], tally)
-    yield seconds
+    tokens = HistogramMetricFamily(f"{prefix}:iteration_tokens_total", "Tokens of a step", labels=["engine"])
+    seconds = HistogramMetricFamily(
+        f"{prefix}:step_seconds", "Seconds of a step by part of the loop", labels=["engine", "part"]
+    )
+    for engine in engines:
+        label, ready, stats = str(engine.index), engine.ready, engine.stats
+        if ready is not None:
+            # vLLM's names for the same two numbers stand beside ours, for its dashboards.
+            own = {"page_size": str(ready.page_size), "num_pages": str(ready.num_pages)}
+            info.add_metric([label], own | {"block_size": own["page_size"], "num_gpu_blocks": own["num_pages"]})
+        if stats is None:
+            continue
+        for kind, numbers in ((GaugeMetricFamily, _gauges(stats)), (CounterMetricFamily, _counters(stats))):
+            for name, help, value in numbers:
+                family = families.setdefault(name, kind(f"{prefix}:{name}", help, labels=["engine"]))
+                family.add_metric([label], value)
+        for reason, count in stats.waiting_by_reason.items():
+            waiting.add_metric([label, reason], count)
+        if stats.step_tokens is not None:
+            _add(tokens, [label], stats.step_tokens)
+        for part, values in stats.step_seconds.items():
+            _add(seconds, [label, part], values)
+    yield from (family for family in (info, *families.values(), waiting, tokens, seconds) if family.samples)
 
 
-def histogram(name: str, help: str, tally: Tally) -> Metric:
-    """A tally as Prometheus shows it."""
+def histogram(name: str, help: str, values: Histogram) -> Metric:
+    """A histogram as Prometheus shows it."""
     family = HistogramMetricFamily(name, help)
-    _add(family, [], tally)
+    _add(family, [], values)
     return family
 
 
@@ -68,6 +75,7 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", stats.prefix_queries
     yield "prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_hits
     yield "num_preemptions", "Requests preempted", stats.num_preemptions
+    yield "corrupted_requests", "Requests ended by NaN or infinite logits", stats.num_corrupted
     yield "prompt_tokens", "Prompt tokens processed", stats.prompt_tokens
     yield "generation_tokens", "Tokens generated", stats.generation_tokens
     yield "spec_decode_num_drafts", "Drafts that speculation made", stats.num_drafts
@@ -75,6 +83,6 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "spec_decode_num_accepted_tokens", "Those of them that were kept", stats.num_accepted_tokens
 
 
-def _add(family: HistogramMetricFamily, labels: list[str], tally: Tally) -> None:
-    bounds = [*map(str, tally.bounds), "+Inf"]
-    family.add_metric(labels, list(zip(bounds, accumulate(tally.counts), strict=True)), tally.total)
+def _add(family: HistogramMetricFamily, labels: list[str], values: Histogram) -> None:
+    bounds = [*map(str, values.bounds), "+Inf"]
+    family.add_metric(labels, list(zip(bounds, accumulate(values.counts), strict=True)), values.total)

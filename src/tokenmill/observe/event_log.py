@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.ipc.log_lines import escaped, escaped_json
+
 
 class EventLog:
     """Writes lines."""
@@ -19,7 +21,7 @@ class EventLog:
     def note(self, event: str, message: str, **fields: Any) -> None:
         """Write a line: the message, or an object with the time, the kind of event, the message and the fields."""
         if not self._as_json:
-            self._write(message)
+            self._write(escaped(message))
             return
         line = {"time": round(time.time(), 3), "event": event, "message": message} | fields
-        self._write(msgspec.json.encode(line).decode())
+        self._write(escaped_json(msgspec.json.encode(line).decode()))

@@ -1,23 +1,24 @@
 """Prometheus metrics of one server, in a registry of its own.
 
-Two sources: `EngineStats`, whose numbers are passed on as they are when somebody scrapes, and what the API process
-sees of each request. Labels come from closed sets, so no client can make them grow.
+Two sources: each engine's `EngineStats`, whose numbers are passed on as they are when somebody scrapes, and what the
+API process sees of each request. Labels come from closed sets, so no client can make them grow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import Metric
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tokenmill.core.histogram import Histogram
+from tokenmill.core.request import FinishReason
 from tokenmill.frontend.client import FinishedRequest
-from tokenmill.messages import EngineReady, EngineStats
 from tokenmill.observe.engine_metrics import engine_metrics, histogram
 from tokenmill.observe.traces import TraceExporter
-from tokenmill.request import FinishReason
-from tokenmill.tally import Tally
+from tokenmill.replicas.engine_handle import EngineHandle
 
 PREFIX = "tokenmill"
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -25,21 +26,29 @@ _TOKENS = tuple(float(2**i) for i in range(21))
 
 
 class Metrics:
-    """Records what clients experience and shows it together with the engine's own numbers.
+    """Records what clients experience and shows it together with the engines' own numbers.
 
     Args:
+        engines: whose numbers are shown.
+        num_dropped: messages that could not be read, by inbox; shown as it is at the moment.
         prefix: the names are shown with this prefix too, and there with the labels that vLLM's dashboards select by.
         model_name: the label `model_name` of those.
         traces: told of each finished request.
     """
 
-    def __init__(self, prefix: str = PREFIX, model_name: str = "", traces: TraceExporter | None = None) -> None:
+    def __init__(
+        self,
+        engines: Iterable[EngineHandle],
+        num_dropped: Mapping[str, int],
+        prefix: str = PREFIX,
+        model_name: str = "",
+        traces: TraceExporter | None = None,
+    ) -> None:
         self._traces = traces
         self._registry = CollectorRegistry()
         # Once for every delta of every stream: Prometheus' own histogram costs twenty times as much.
-        self._between_tokens = Tally.of(_SECONDS)
-        self._engine = _Collector(self._between_tokens)
-        self._registry.register(self._engine)
+        self._between_tokens = Histogram.of(_SECONDS)
+        self._registry.register(_Collector(engines, num_dropped, self._between_tokens))
         self._alias = _Alias(self._registry, prefix, model_name) if prefix != PREFIX else None
         self._success = Counter(
             f"{PREFIX}:request_success", "Finished requests", ["finished_reason"], registry=self._registry
@@ -56,25 +65,6 @@ class Metrics:
         self._inference = self._histogram("request_inference_time_seconds", "From its first step to its last token")
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self._generation = self._histogram("request_generation_tokens", "Output tokens of a request", _TOKENS)
-
-    @property
-    def stats(self) -> EngineStats | None:
-        """The engine's latest numbers."""
-        return self._engine.stats
-
-    def engine_ready(self, ready: EngineReady) -> None:
-        """Take in what the engine said of its cache; until it tells more, nothing has happened."""
-        self._engine.ready = ready
-        if self._engine.stats is None:
-            self._engine.stats = EngineStats(
-                step=0, num_running=0, num_waiting=0, num_rows_used=0, num_pages=ready.num_pages, num_pages_pinned=0,
-                num_pages_evictable=0, num_preemptions=0, prefix_queries=0, prefix_hits=0, prompt_tokens=0,
-                generation_tokens=0,
-            )  # fmt: skip
-
-    def engine_stats(self, stats: EngineStats) -> None:
-        """Take in the engine's latest numbers."""
-        self._engine.stats = stats
 
     def first_token(self, seconds: float) -> None:
         """See `RequestObserver`."""
@@ -111,20 +101,27 @@ class Metrics:
         own = generate_latest(self._registry)
         return own if self._alias is None else own + generate_latest(self._alias)
 
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-        return Histogram(f"{PREFIX}:{name}", help, buckets=buckets, registry=self._registry)
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...] = _SECONDS) -> prometheus_client.Histogram:
+        return prometheus_client.Histogram(f"{PREFIX}:{name}", help, buckets=buckets, registry=self._registry)
 
 
 class _Collector(Collector):
-    """Shows the latest `EngineStats` and a tally at the moment of a scrape, so that a step costs nothing here."""
+    """Shows the latest `EngineStats` and a histogram at the moment of a scrape, so that a step costs nothing here."""
 
-    def __init__(self, between_tokens: Tally) -> None:
+    def __init__(
+        self, engines: Iterable[EngineHandle], num_dropped: Mapping[str, int], between_tokens: Histogram
+    ) -> None:
+        self._engines = engines
+        self._num_dropped = num_dropped
         self._between_tokens = between_tokens
-        self.stats: EngineStats | None = None
-        self.ready: EngineReady | None = None
 
     def collect(self) -> Iterator[Metric]:
-        yield from engine_metrics(self.stats, self.ready, PREFIX)
+        help = "Messages between processes that could not be read"
+        dropped = CounterMetricFamily(f"{PREFIX}:messages_dropped", help, labels=["inbox"])
+        for inbox, count in self._num_dropped.items():
+            dropped.add_metric([inbox], count)
+        yield dropped
+        yield from engine_metrics(self._engines, PREFIX)
         help = "Between one token and the next"
         yield histogram(f"{PREFIX}:inter_token_latency_seconds", help, self._between_tokens)
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from tokenmill.messages import EngineStats
+from tokenmill.core.messages import EngineStats
 
 
 class ThroughputLog:
-    """Turns the engine's counters into rates."""
+    """Turns the engines' counters into rates."""
 
     def __init__(self) -> None:
         self._prompt_tokens = 0
         self._generation_tokens = 0
 
-    def line(self, stats: EngineStats | None, seconds: float) -> str | None:
-        """The line for the last `seconds`; None when nothing happened in them."""
-        if stats is None:
-            return None
+    def line(self, stats: EngineStats, seconds: float) -> str | None:
+        """The line for the last `seconds`, from the counts of all engines; None when nothing happened in them."""
         prompt = stats.prompt_tokens - self._prompt_tokens
         generation = stats.generation_tokens - self._generation_tokens
         self._prompt_tokens, self._generation_tokens = stats.prompt_tokens, stats.generation_tokens

@@ -18,8 +18,8 @@ import httpx
 import msgspec
 
 import tokenmill
+from tokenmill.core.request import FinishReason
 from tokenmill.frontend.client import FinishedRequest
-from tokenmill.request import FinishReason
 
 _logger = logging.getLogger(__name__)
 

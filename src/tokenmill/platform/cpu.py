@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,8 +79,10 @@ class CpuPlatform:
         return RepeatedWork(work)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """See `Platform.is_out_of_memory`."""
-        return isinstance(error, MemoryError)
+        """See `Platform.is_out_of_memory`; torch has no error of its own for it."""
+        is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        is_torch = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        return isinstance(error, MemoryError) or is_refused or is_torch
 
     def _meminfo(self, key: str) -> int:
         for line in self._lines("proc/meminfo"):

@@ -7,7 +7,7 @@ from typing import Self
 
 import torch
 
-from tokenmill.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.platform.protocol import Event, Stream, Tensors
 
@@ -99,10 +99,6 @@ class CudaPlatform:
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(self.device)[0])
 
-    def allocated_bytes(self) -> int:
-        """Memory that torch has in use."""
-        return int(torch.cuda.memory_allocated(self.device))
-
     def num_units(self) -> int:
         """Multiprocessors."""
         return int(self._properties.multi_processor_count)
@@ -149,7 +145,7 @@ class CudaPlatform:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See `Platform.is_out_of_memory`."""
-        return isinstance(error, torch.cuda.OutOfMemoryError)
+        return isinstance(error, torch.cuda.OutOfMemoryError) or self._host.is_out_of_memory(error)
 
     def synchronize(self) -> None:
         """Wait for all work; for measurements, never for a step."""

@@ -1,4 +1,4 @@
-"""Large zeroed tensors that cost nothing until they are used."""
+"""Memory for large tensors: zeroed ones that cost nothing until they are used, and scratch that is used again."""
 
 from __future__ import annotations
 
@@ -28,6 +28,25 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: str | torch.device) 
     if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.from_numpy(np.frombuffer(memory, np.uint8)).view(dtype).view(*shape)
+
+
+class Scratch:
+    """Memory that is written anew in every layer, kept mapped and, if small, in the CPU's cache.
+
+    One tensor at a time: the next `take` overwrites it.
+    """
+
+    __slots__ = ("_memory",)
+
+    def __init__(self, dtype: torch.dtype, device: str | torch.device) -> None:
+        self._memory = torch.empty(0, dtype=dtype, device=device)
+
+    def take(self, *shape: int) -> torch.Tensor:
+        """An uninitialized contiguous tensor, valid until the next call; grows to the largest that was asked for."""
+        size = math.prod(shape)
+        if size > len(self._memory):
+            self._memory = self._memory.new_empty(size)
+        return self._memory[:size].view(shape)
 
 
 def huge_pages(switch: Path = HUGE_PAGE_SWITCH) -> str:

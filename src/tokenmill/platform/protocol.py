@@ -90,4 +90,4 @@ class Platform(Protocol):
         """
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an error says that the device's memory is full."""
+        """Whether an error says that the device's memory, or the host's, is full."""

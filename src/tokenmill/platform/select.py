@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenmill.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.platform import cuda
 from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.platform.protocol import Platform

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenmill.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.platform.protocol import Graph, Platform, Stream, Tensors
 
 LARGEST = 512
 
 Work = Callable[[torch.Tensor], Tensors]
-"""[fields, n] int64 -> tensors of n rows."""
+"""[n, fields] int64 -> tensors of n rows."""
 Report = Callable[[int, int], None]
 
 
@@ -34,7 +34,7 @@ class DecodeGraphs:
     """Graphs of one piece of work over a shared tensor of inputs.
 
     Args:
-        padding: [fields] int64, the inputs of a row that belongs to nobody.
+        padding: [1, fields] int64, the inputs of a row that belongs to nobody.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DecodeGraphs:
         self._work = work
         self._padding = padding
         self._sizes = ladder(max_rows)
-        self._inputs = torch.from_numpy(padding).to(platform.device)[:, None].repeat(1, self._sizes[-1])
+        self._inputs = torch.from_numpy(padding).to(platform.device).repeat(self._sizes[-1], 1)
         self._graphs: dict[int, Graph] = {}
 
     def capture(self, report: Report = lambda done, total: None) -> None:
@@ -56,7 +56,7 @@ class DecodeGraphs:
         """
         for done, size in enumerate(reversed(self._sizes)):
             report(done, len(self._sizes))
-            inputs = self._inputs[:, :size]
+            inputs = self._inputs[:size]
             try:
                 self._graphs[size] = self._platform.capture(partial(self._work, inputs), self._stream)
             except Exception as error:
@@ -74,20 +74,20 @@ class DecodeGraphs:
         return len(self._graphs)
 
     def padded(self, inputs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-        """Inputs [fields, n] with rows of padding up to a captured size; None if no graph is that large."""
-        n = inputs.shape[1]
+        """Inputs [n, fields] with rows of padding up to a captured size; None if no graph is that large."""
+        n = len(inputs)
         size = next((size for size in self._sizes if size >= n and size in self._graphs), None)
         if size is None:
             return None
-        return np.concatenate([inputs, np.repeat(self._padding[:, None], size - n, axis=1)], axis=1)
+        return np.concatenate([inputs, np.repeat(self._padding, size - n, axis=0)])
 
     def run(self, inputs: torch.Tensor) -> Tensors:
-        """On the stream of the graphs: issue the graph for these inputs [fields, size], padded, on the device.
+        """On the stream of the graphs: issue the graph for these inputs [size, fields], padded, on the device.
 
         Returns:
             What the work gave back for the whole size; the next replay overwrites it.
         """
-        size = inputs.shape[1]
-        self._inputs[:, :size].copy_(inputs)
+        size = len(inputs)
+        self._inputs[:size].copy_(inputs)
         self._graphs[size].replay()
         return self._graphs[size].outputs

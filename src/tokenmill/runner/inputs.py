@@ -1,35 +1,24 @@
 """From a plan to a `ForwardBatch`: whole-array arithmetic, no loop over tokens or rows.
 
-What the host knows is gathered in arrays by name, sent to the device in whatever way it takes them (`Sent`), and
-completed there from the tables.
+What the host knows is gathered in arrays by name, sent to the device, and completed there from the tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tokenmill.attention.batch import DeviceLens, ForwardBatch
+from tokenmill.core.plan import StepPlan
+from tokenmill.runner.prompt_reports import OutputTokens
 from tokenmill.runner.row_tables import RowTables
-from tokenmill.scheduler.plan import StepPlan
-
-Arrays = dict[str, npt.NDArray[Any]]
-Sent = Mapping[str, torch.Tensor]
-"""The same arrays on the device."""
+from tokenmill.runner.samples import Samples
+from tokenmill.runner.transport import Arrays, Sent
 
 
-def step_arrays(plan: StepPlan, output_indices: npt.NDArray[np.int64]) -> Arrays:
-    """What a step's batch is made of.
-
-    Args:
-        output_indices: [S], the tokens that the model gives an output for.
-    """
-    query_starts = np.zeros(len(plan.rows) + 1, dtype=np.int32)
-    np.cumsum(plan.num_scheduled, out=query_starts[1:])
+def step_arrays(plan: StepPlan, samples: Samples, wanted: OutputTokens) -> Arrays:
+    """What a step's batch is made of."""
+    query_starts = samples.query_starts
     # Token t of request b stands at position num_computed[b] + (t - query_starts[b]).
     positions = np.arange(query_starts[-1], dtype=np.int64)
     positions += np.repeat(plan.num_computed - query_starts[:-1], plan.num_scheduled)
@@ -39,13 +28,9 @@ def step_arrays(plan: StepPlan, output_indices: npt.NDArray[np.int64]) -> Arrays
         "positions": positions,
         "context_lens": plan.num_computed + plan.num_scheduled,
         "query_starts": query_starts,
-        "output_indices": output_indices,
+        "output_indices": wanted.indices,
+        "samples": wanted.samples,
     }
-
-
-def on_host(arrays: Arrays) -> Sent:
-    """Arrays for a device that shares the host's memory: nothing is copied."""
-    return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
 
 def build_batch(arrays: Arrays, sent: Sent, tables: RowTables) -> ForwardBatch:

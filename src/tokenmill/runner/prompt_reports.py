@@ -5,19 +5,19 @@ Collected while the prompt is computed, chunk by chunk; a row that is computed a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tokenmill.messages import TokenLogprobs
+from tokenmill.core.plan import AdmittedRequest, RowFailure, StepPlan, TokenLogprobs
 from tokenmill.runner.row_tables import RowTables
-from tokenmill.sampling.batch import LogprobGroup
-from tokenmill.sampling.logprobs import take_logprobs, to_messages
-from tokenmill.scheduler.plan import NewRow, StepPlan
+from tokenmill.runner.samples import Samples
+from tokenmill.sampling.logprobs import LogprobGroup, take_logprobs, to_messages
 
 # Logits of so many values are held at a time: 64 MiB.
 _LOGITS_AT_ONCE = 1 << 24
@@ -57,10 +57,12 @@ class Reports:
     Attributes:
         logprobs: of the prompt's tokens from position `num_computed + 1` on.
         embeddings: [hidden_size] float32, little-endian, of length 1; of prompts that are complete.
+        failures: rows for which the model gave no finite numbers.
     """
 
-    logprobs: dict[int, list[TokenLogprobs]]
-    embeddings: dict[int, bytes]
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    embeddings: dict[int, bytes] = field(default_factory=dict)
+    failures: dict[int, RowFailure] = field(default_factory=dict)
 
 
 class PromptReports:
@@ -72,23 +74,21 @@ class PromptReports:
         self._ends = np.zeros(max_rows, dtype=np.int64)
         self._rows_at_once = max(1, _LOGITS_AT_ONCE // vocab_size)
 
-    def set(self, new_row: NewRow) -> None:
+    def set(self, new_row: AdmittedRequest) -> None:
         """Make `new_row.row` the row of this request."""
         num_logprobs, pooling = new_row.params.prompt_logprobs, new_row.pooling
         has_wishes = num_logprobs is not None or bool(pooling)
         self._rows[new_row.row] = _Row(new_row.num_prompt_tokens, num_logprobs, pooling) if has_wishes else None
         self._ends[new_row.row] = new_row.num_prompt_tokens if has_wishes else 0
 
-    def outputs_of(self, plan: StepPlan) -> OutputTokens:
-        """The last token of each row that samples, and all tokens of those that report."""
-        starts = np.zeros(len(plan.rows) + 1, dtype=np.int64)
-        np.cumsum(plan.num_scheduled, out=starts[1:])
-        last = (starts[1:] - 1)[plan.samples]
+    def outputs_of(self, plan: StepPlan, samples: Samples) -> OutputTokens:
+        """The tokens that are sampled from, and all tokens of the rows that report."""
         reporting = np.flatnonzero(plan.num_computed < self._ends[plan.rows]).tolist()
         if not reporting:
-            return OutputTokens(last, np.arange(len(last)), {})
+            return OutputTokens(samples.outputs, np.arange(len(samples)), {})
+        starts = samples.query_starts
         wanted = np.zeros(starts[-1], dtype=np.bool_)
-        wanted[last] = True
+        wanted[samples.outputs] = True
         for index in reporting:
             wanted[starts[index] : starts[index + 1]] = True
         indices = np.flatnonzero(wanted)
@@ -96,7 +96,7 @@ class PromptReports:
             np.searchsorted(indices, starts[reporting] + shift).tolist() for shift in (0, plan.num_scheduled[reporting])
         )
         spans = dict(zip(reporting, zip(first, end, strict=True), strict=True))
-        return OutputTokens(indices, np.searchsorted(indices, last), spans)
+        return OutputTokens(indices, np.searchsorted(indices, samples.outputs), spans)
 
     def take(
         self,
@@ -113,7 +113,7 @@ class PromptReports:
             outputs: [N, hidden_size], what the model gave for its output tokens.
             logits: outputs -> [., V] float32.
         """
-        reports = Reports({}, {})
+        reports = Reports()
         for index, (first, end) in spans.items():
             row, number = self._rows[plan.rows[index]], int(plan.rows[index])
             assert row is not None, "a row that reports has wishes"
@@ -122,10 +122,16 @@ class PromptReports:
             if row.num_logprobs is not None:
                 # The output of a token tells of the next one; of the prompt's last one nothing is told here.
                 targets = tables.tokens[number, start + 1 : start + 1 + len(own)][: row.num_prompt_tokens - 1 - start]
-                reports.logprobs[index] = list(self._logprobs(own, targets.long(), row.num_logprobs, logits))
+                told = list(self._logprobs(own, targets.long(), row.num_logprobs, logits))
+                if any(math.isnan(one.sampled.logprob) for one in told):
+                    reports.failures[index] = RowFailure("the model's logits for this prompt are NaN or infinite")
+                else:
+                    reports.logprobs[index] = told
             if row.pooling:
                 vector = _pool(row, own, is_last=start + len(own) == row.num_prompt_tokens)
-                if vector is not None:
+                if vector is not None and not vector.isfinite().all():
+                    reports.failures[index] = RowFailure("the model's vector for this prompt is NaN or infinite")
+                elif vector is not None:
                     reports.embeddings[index] = vector.to("cpu", torch.float32).numpy().astype("<f4").tobytes()
         return reports
 

@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
+import torch
 
+from tokenmill.core.plan import IntArray, RowFailure, StepPlan, StepResult, TokenLogprobs
 from tokenmill.runner.prompt_reports import Reports
-from tokenmill.sampling.logprobs import LogprobTensors, to_messages
-from tokenmill.scheduler.plan import StepPlan, StepResult
+from tokenmill.runner.samples import Samples
+from tokenmill.runner.step_sampler import Sampled
+from tokenmill.sampling.draws import NO_TOKEN
+from tokenmill.sampling.logprobs import to_messages
+from tokenmill.sampling.sampler import NOTHING_LEFT
 
-
-def sampling_rows(plan: StepPlan) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The rows that sample in a step, and the index in its sequence of the token that each samples: [S] int64 each."""
-    positions = (plan.num_computed + plan.num_scheduled)[plan.samples]
-    return plan.rows[plan.samples].astype(np.int64), positions.astype(np.int64)
+_FAILURES = {
+    NO_TOKEN: RowFailure("the model's logits for this request are NaN or infinite"),
+    NOTHING_LEFT: RowFailure(
+        "no token is left for this request: its grammar, allowed_token_ids, bad_words, min_tokens and penalties "
+        "together rule out all that the model could say",
+        status=400,
+    ),
+}
 
 
 def result_of(
-    plan: StepPlan,
-    reports: Reports,
-    sampled: npt.NDArray[np.int32] | None = None,
-    logprobs: LogprobTensors | None = None,
-    failures: Mapping[int, str] | None = None,
+    plan: StepPlan, samples: Samples, reports: Reports, sampled: Sampled | None, fetched: torch.Tensor | None
 ) -> StepResult:
     """The outcome of a step.
 
     Args:
-        sampled: [S] int32, the tokens of the rows that sample; None: none do.
-        logprobs: of those that asked.
-        failures: why a row cannot go on, by its index among those that sample.
+        sampled: None: the step samples nothing.
+        fetched: its tokens on the host, [S] int64.
     """
-    token_ids = np.full(len(plan.rows), -1, dtype=np.int32)
-    indices = np.flatnonzero(plan.samples)
-    if sampled is not None:
-        token_ids[indices] = sampled
+    token_ids = np.empty(0, dtype=np.int32) if fetched is None else fetched.numpy().astype(np.int32)
+    failures = {**_failures_of(token_ids, samples, sampled), **reports.failures}
+    brings = samples.are_due(token_ids) & (token_ids >= 0)
+    if failures:
+        brings &= ~np.isin(samples.indices, list(failures))
+    starts = np.zeros(len(plan.rows) + 1, dtype=np.int32)
+    np.cumsum(np.bincount(samples.indices[brings], minlength=len(plan.rows)), out=starts[1:])
+    logprobs: dict[int, list[TokenLogprobs]] = {}
+    if sampled is not None and sampled.logprobs is not None:
+        for number, told in to_messages(sampled.logprobs).items():
+            if brings[number]:
+                logprobs.setdefault(int(samples.indices[number]), []).append(told)
     return StepResult(
         plan.step,
-        token_ids,
-        {} if logprobs is None else to_messages(logprobs, indices.tolist()),
-        {int(indices[index]): why for index, why in (failures or {}).items()},
+        token_ids[brings],
+        starts,
+        logprobs,
+        failures,
         reports.logprobs,
         reports.embeddings,
     )
+
+
+def _failures_of(token_ids: IntArray, samples: Samples, sampled: Sampled | None) -> dict[int, RowFailure]:
+    """Let grammars take what was sampled; why requests cannot go on, by batch index.
+
+    Args:
+        token_ids: [S]; set to -1 where a row goes without a token, since the mask of its grammar was late.
+    """
+    missing = np.flatnonzero(token_ids < 0).tolist()
+    # Behind a draft it may not be due; if it is, the next step comes upon it again.
+    broken = {number: _FAILURES[int(token_ids[number])] for number in missing if samples.is_first(number)}
+    masks = None if sampled is None else sampled.masks
+    grammars = {} if masks is None else masks.take(token_ids)
+    failures = {**{number: RowFailure(why, status=400) for number, why in grammars.items()}, **broken}
+    return {int(samples.indices[number]): why for number, why in failures.items()}

@@ -6,15 +6,13 @@ the next step reads its inputs from there, whether or not the host knows them ye
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from tokenmill.core.plan import StepPlan
 from tokenmill.platform.memory import zeros
-from tokenmill.scheduler.plan import StepPlan
+from tokenmill.runner.samples import Samples
+from tokenmill.runner.transport import Arrays, Sent
 
 
 class RowTables:
@@ -31,8 +29,8 @@ class RowTables:
         self.pages = zeros((num_rows, max_pages), torch.int32, device)
         self.tokens = zeros((num_rows, max_pages * page_size), torch.int32, device)
 
-    def apply(self, plan: StepPlan, sent: Mapping[str, torch.Tensor]) -> None:
-        """Enter new rows and new pages.
+    def apply(self, plan: StepPlan, sent: Sent) -> None:
+        """Enter new rows, drafts and new pages.
 
         Args:
             sent: `table_arrays` of the plan, and maybe more, on the device.
@@ -42,19 +40,32 @@ class RowTables:
             end = start + len(new.token_ids)
             self.tokens[new.row, : end - start] = sent["new_tokens"][start:end]
             start = end
+        if plan.draft_ids is not None:
+            self.write_drafts(sent)
         if len(plan.page_ids):
             self.pages[sent["page_rows"], sent["page_numbers"]] = sent["page_ids"]
 
+    def write_drafts(self, sent: Sent) -> None:
+        """Enter the draft tokens of a step that has any."""
+        self.tokens[sent["draft_rows"], sent["draft_positions"]] = sent["draft_ids"]
+
     def write_tokens(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Enter sampled tokens; all [S] int64, on the device."""
-        self.tokens[rows, positions] = token_ids.to(torch.int32)
+        """Enter sampled tokens; all [S] int64, on the device. What stands behind a wrong draft is written anew later.
+
+        Where there is none (negative) token 0 stands in: a step that is launched already runs with it, in vain.
+        """
+        self.tokens[rows, positions] = token_ids.clamp(min=0).to(torch.int32)
 
 
-def table_arrays(plan: StepPlan) -> dict[str, npt.NDArray[Any]]:
+def table_arrays(plan: StepPlan, samples: Samples) -> Arrays:
     """A plan's differences as arrays; new rows' tokens one after the other."""
-    arrays: dict[str, npt.NDArray[Any]] = {}
+    arrays: Arrays = {}
     if plan.new_rows:
         arrays["new_tokens"] = np.concatenate([new.token_ids for new in plan.new_rows])
+    if plan.draft_ids is not None and samples.drafts is not None:
+        is_drafted = samples.drafts >= 0
+        arrays["draft_rows"], arrays["draft_positions"] = samples.rows[is_drafted], samples.positions[is_drafted]
+        arrays["draft_ids"] = plan.draft_ids
     if len(plan.page_ids):
         arrays["page_rows"] = plan.page_rows.astype(np.int64)
         arrays["page_numbers"] = plan.page_numbers.astype(np.int64)

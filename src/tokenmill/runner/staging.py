@@ -6,14 +6,14 @@ are in flight, so with more slots than steps in flight nobody waits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from tokenmill.platform.protocol import Event, Platform, Stream
+from tokenmill.runner.transport import Arrays, Sent
 
 NUM_SLOTS = 3
 # What a device likes its tensors to begin at.
@@ -32,7 +32,7 @@ class _Slot:
 
 
 class Staging:
-    """Sends the arrays of a step, and holds the memory that its results come back to.
+    """A `Transport`: sends the arrays of a step, and holds the memory that its results come back to.
 
     Args:
         compute: the stream of the steps; it waits for the copies, the host does not.
@@ -45,7 +45,7 @@ class Staging:
         self._slots = [_Slot() for _ in range(NUM_SLOTS)]
         self._current = 0
 
-    def send(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:
+    def send(self, arrays: Arrays) -> Sent:
         """Begin a step: its arrays on the device, valid until `NUM_SLOTS` steps later."""
         self._current = (self._current + 1) % NUM_SLOTS
         slot = self._slots[self._current]
@@ -67,6 +67,13 @@ class Staging:
         self._compute.wait_for(slot.used)
         return {name: _view(slot.device, places[name], values) for name, values in arrays.items()}
 
+    def __enter__(self) -> Self:
+        self._compute.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._compute.__exit__(*error)
+
     def fetch(self, token_ids: torch.Tensor) -> torch.Tensor:
         """On the compute stream: begin to copy [S] int64 to the host; there once `finish`'s event has come to pass."""
         slot = self._slots[self._current]
@@ -83,7 +90,7 @@ class Staging:
         return event
 
 
-def _places(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, int], int]:
+def _places(arrays: Arrays) -> tuple[dict[str, int], int]:
     """Where each array begins, and the bytes of all."""
     places, size = {}, 0
     for name, values in arrays.items():

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.sampling.allowed import WORD_BITS
-from tokenmill.scheduler.plan import NewRow
+from tokenmill.core.plan import AdmittedRequest
+from tokenmill.sampling.bitmask import WORD_BITS
 from tokenmill.structured.compiler import explain
 
 logger = logging.getLogger(__name__)
@@ -36,15 +36,16 @@ class RowGrammar:
         job: the work that fills the mask, queued or done.
         position: index in its sequence of the token that comes next.
         mask: [ceil(V / 32)] int32, for that token.
-        may_draw_first: what it draws then has the same chances as with a mask.
-        draws_first: there is no mask; the token is drawn from the whole vocabulary and offered to the matcher.
+        masks_first: it draws once, from what the mask leaves; any other row draws optimistically.
+        goes_unmasked: a mask is filled for it only where its matcher refuses what it drew.
+        has_mask: it is filled, or being filled; if not, the matcher is asked about the token that was drawn.
         matcher: llguidance's; None: the row has failed.
         taken: sampled tokens that the matcher has not seen.
         is_slow: what it did last took long, or one of those that were filled with it did.
         failure: why the row cannot go on; "" while all is well.
     """
 
-    def __init__(self, template: Any | None, new_row: NewRow, num_words: int, on_host: bool) -> None:
+    def __init__(self, template: Any | None, new_row: AdmittedRequest, num_words: int, on_host: bool) -> None:
         self.position = len(new_row.token_ids)
         self.mask: IntArray = np.zeros(num_words, dtype=np.int32)
         self._own_mask, self._address = self.mask, self.mask.ctypes.data
@@ -52,9 +53,10 @@ class RowGrammar:
         self.taken: list[int] = new_row.token_ids[new_row.num_prompt_tokens :].tolist()
         self.failure = "" if template is not None else "its grammar is gone"
         self.job: Future[None] = Future()
-        self.may_draw_first = on_host and not new_row.params.is_filtered
-        self.draws_first = self.may_draw_first and not self.taken
-        self.is_slow = not self.draws_first
+        self.masks_first = new_row.params.is_filtered
+        self.goes_unmasked = on_host and not self.masks_first
+        self.has_mask = not self.goes_unmasked or bool(self.taken)
+        self.is_slow = self.has_mask
         self._first_stop_position = new_row.num_prompt_tokens + new_row.params.min_tokens
         self._stop_token_ids = new_row.stop_token_ids
 
@@ -69,23 +71,28 @@ class RowGrammar:
         self._with_matcher(self._advance)
 
     def follow(self) -> None:
-        """Take in the sampled tokens and fill no mask: the next token is drawn first."""
-        self.draws_first = True
+        """Take in the sampled tokens and fill no mask."""
+        self.has_mask = False
         self._with_matcher(self._consume)
 
+    def allows(self, token_id: int) -> bool:
+        """Whether the mask, which is there, has this token."""
+        return bool(int(self.mask[token_id // WORD_BITS]) >> token_id % WORD_BITS & 1)
+
     def accepts(self, token_id: int) -> bool:
-        """Take in a token that was drawn from the whole vocabulary if it is allowed; else fill the mask."""
+        """Take in a token that a row without a mask drew, if its mask would have it.
+
+        Where the matcher does not say so, the mask is filled to tell, and the token is not taken in. Of stop ids it
+        says nothing: which of them a mask has depends on `settle`, and on what else it has.
+        """
         matcher = self.matcher
         if matcher is None:
             return False
-        if self.position >= self._first_stop_position or token_id not in self._stop_token_ids:
+        if token_id not in self._stop_token_ids:
             try:
                 if matcher.validate_tokens([token_id]):
                     self.position += 1
                     return matcher.consume_token(token_id) or self._check(matcher)
-                if self._is_end(token_id):
-                    self.position += 1
-                    return True
             except Exception:
                 self.fail()
         self.advance()
@@ -93,7 +100,7 @@ class RowGrammar:
 
     def settle(self, mask: IntArray) -> None:
         """The matcher has filled `mask`, or failed."""
-        self.mask, self.draws_first = mask, False
+        self.mask, self.has_mask = mask, True
         assert self.matcher is not None, "a row that has failed is not advanced"
         if self._check(self.matcher) and self.position < self._first_stop_position:
             # Where the grammar leaves nothing but the end, the end it is.
@@ -171,7 +178,7 @@ class MaskThreads:
         job = self._threads.submit(rows[0].advance) if len(rows) == 1 else self._threads.submit(self._together, rows)
         for row in rows:
             # From now on the job owns the matcher: nothing is offered to it.
-            row.job, row.draws_first = job, False
+            row.job, row.has_mask = job, True
 
     def _together(self, rows: Sequence[RowGrammar]) -> None:
         started = time.perf_counter()

@@ -1,191 +1,225 @@
 """`Sampler`: logits of a step in, one token per row out.
 
 In vLLM's order: log probabilities are taken from the raw logits; then logit bias, penalties, the mask of stop ids
-before min_tokens, the masks of grammars, temperature, min-p, top-k, top-p, and the draw with the row's one uniform
-number. Rows that are told to draw again do so from the same logits under a mask, with another number. Knows nothing of
-requests, plans or steps.
+before min_tokens, the bitmasks of grammars and the rows' own rules, temperature, min-p, top-k, top-p, and the draw with
+the row's uniform number. Knows nothing of requests, plans or steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from tokenmill.kernels import native_ops
-from tokenmill.sampling.allowed import AllowedTokens, ban_others
-from tokenmill.sampling.batch import DrawGroup, LogitEntries, SamplingBatch
-from tokenmill.sampling.candidates import finite, first_argmax
-from tokenmill.sampling.draw import draw_filtered, draw_plain
+from tokenmill.sampling import reference
+from tokenmill.sampling.bitmask import TokenBitmask, allows, apply_bitmask
+from tokenmill.sampling.draws import NO_TOKEN, NUM_FIELDS, redraws
 from tokenmill.sampling.logprobs import LogprobTensors, take_logprobs
-from tokenmill.sampling.penalties import apply_penalties
-from tokenmill.sampling.token_rules import apply_rules
-from tokenmill.sampling.weights import rows_at_once
-from tokenmill.sampling.wide import WideDraw, draw_wide
+from tokenmill.sampling.processors import add_entries, apply_bad_words, apply_penalties, moved
+from tokenmill.sampling.state import SamplingMetadata
 
 if TYPE_CHECKING:
     from tokenmill import _native
 
+# In place of a token that cannot be drawn, though the model's logits are numbers; `NO_TOKEN` says that these are not.
+NOTHING_LEFT = NO_TOKEN - 1
+
+DrawKernel = Callable[[Tensor, Tensor], Tensor]
+"""Logits [S, V] float32 and packed draws [S, NUM_FIELDS] -> token ids [S] int64; see `reference.draw`."""
+
+
+class Head(Protocol):
+    """The end of a model."""
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """[S, hidden_size] -> [S, vocab_size] float32."""
+
+    def argmax(self, outputs: Tensor) -> Tensor:
+        """[S, hidden_size] -> [S] int64, the largest of the logits; -1 where these are NaN or infinite."""
+
+
+class Masks(Protocol):
+    """Token bitmasks that come while a step runs: the grammars of its rows."""
+
+    def ready(self, device: torch.device) -> TokenBitmask | None:
+        """Those that are there by now, of the rows that draw under their mask at once."""
+
+    def deciding(self, token_ids: Tensor) -> TokenBitmask | None:
+        """After `ready`: those of the rows that redraw where their mask rejects the token of [S] int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What S rows sample from on the host: the model's outputs [S, hidden_size], of which logits are made as needed."""
+
+    head: Head
+    hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What S rows sample from on a device that the host does not wait for.
+
+    Attributes:
+        logits: [S, V] float32; overwritten.
+        draws: [S, NUM_FIELDS] int64, the packed draws.
+        token_ids: [S] int64, what `Sampler.draw` gave for these, perhaps in a graph.
+    """
+
+    logits: Tensor
+    draws: Tensor
+    token_ids: Tensor
+
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The outcome of one `Sampler.sample`.
+    """What S rows sampled.
 
     Attributes:
-        token_ids: [S] int64, on the device of the logits.
+        token_ids: [S] int64, on the device of the logits; `NO_TOKEN` where the model's logits are NaN or infinite,
+            `NOTHING_LEFT` where masks and rules leave none of them.
         logprobs: of the rows that asked; None if none did.
     """
 
     token_ids: Tensor
-    logprobs: LogprobTensors | None
-
-
-@dataclass(frozen=True, slots=True)
-class SecondDraw:
-    """Rows whose first token was refused; n of them.
-
-    Attributes:
-        allowed: which rows of the logits, and what is left to them.
-        batch: how they draw now, in the same order.
-    """
-
-    allowed: AllowedTokens
-    batch: SamplingBatch
-
-
-# Looks at what was drawn ([S] int64); None: nobody draws again.
-Review = Callable[[Tensor], SecondDraw | None]
+    logprobs: LogprobTensors | None = None
 
 
 class Sampler:
     """Samples on any device; keeps no state between steps.
 
     Args:
-        native: kernels that draw on the CPU, where there are any.
+        draw: how tokens are drawn there.
+        native: kernels that apply bitmasks on the CPU, and draw if `draw` is not given; None: torch does.
     """
 
-    def __init__(self, native: _native.Kernels | None = None) -> None:
+    def __init__(self, draw: DrawKernel | None = None, native: _native.Kernels | None = None) -> None:
+        self.draw = draw or (reference.draw if native is None else partial(draw_natively, native))
         self._native = native
 
     def sample(
-        self, logits: Tensor, batch: SamplingBatch, token_table: Tensor, review: Review | None = None
+        self,
+        source: Outputs | Drawn,
+        metadata: SamplingMetadata,
+        token_table: Tensor,
+        masks: Masks | None = None,
     ) -> SampledTokens:
         """Sample one token for each row.
 
-        Logits that are NaN or infinite give some token of the vocabulary, never an error: greedy rows take a NaN for
-        the largest, as argmax does, and drawing rows never take one while another token is left.
+        Args:
+            token_table: [max_rows, max_len] integers, prompt and output ids of each row of the tables.
+        """
+        if isinstance(source, Drawn):
+            return self._sample_drawn(source, metadata, token_table, masks)
+        sampled = self._sample_outputs(source, metadata, token_table, masks)
+        broken = (sampled.token_ids < 0).nonzero().squeeze(1)
+        if len(broken):
+            is_number = source.head.argmax(source.hidden[broken]) >= 0
+            sampled.token_ids[broken] = torch.where(is_number, NOTHING_LEFT, NO_TOKEN)
+        return sampled
+
+    def _sample_outputs(
+        self, source: Outputs, metadata: SamplingMetadata, token_table: Tensor, masks: Masks | None
+    ) -> SampledTokens:
+        head, hidden = source.head, source.hidden
+        # Greedy rows draw before their mask, which decides afterwards: as a rule, then, none is asked for here.
+        if not metadata.only_argmax or (masks is not None and masks.ready(hidden.device) is not None):
+            return self.sample_logits(head.logits(hidden), metadata, token_table, masks)
+        # Nobody needs the logits themselves: kernels may find the largest without writing them down.
+        token_ids = head.argmax(hidden)
+        if masks is not None:
+            draws = torch.from_numpy(metadata.draws)
+            token_ids = self._redrawn(token_ids, lambda rows: head.logits(hidden[rows]), draws, masks)
+        return SampledTokens(token_ids)
+
+    def _sample_drawn(
+        self, source: Drawn, metadata: SamplingMetadata, token_table: Tensor, masks: Masks | None
+    ) -> SampledTokens:
+        drawn = source.token_ids
+        if masks is None and not metadata.needs_processing:
+            return SampledTokens(drawn)
+        sampled = self.sample_logits(source.logits, metadata, token_table, masks, source)
+        # What the logits alone gave says whether they are numbers.
+        token_ids = sampled.token_ids.where(sampled.token_ids >= 0, NOTHING_LEFT).where(drawn >= 0, NO_TOKEN)
+        return SampledTokens(token_ids, sampled.logprobs)
+
+    def sample_logits(
+        self,
+        logits: Tensor,
+        metadata: SamplingMetadata,
+        token_table: Tensor,
+        masks: Masks | None = None,
+        drawn: Drawn | None = None,
+    ) -> SampledTokens:
+        """Sample from logits [S, V] float32, which are overwritten; `NO_TOKEN` for whatever reason there is none.
+
+        Bias, penalties and masks leave a NaN as it is, or make one of +inf, so that the draw shows it.
 
         Args:
-            logits: [S, V] float32; overwritten.
-            token_table: [max_rows, max_len] integers on the device, prompt and output ids of each row of the table.
-            review: says which rows draw again.
+            drawn: what has been drawn from the logits as they are.
         """
-        if batch.only_argmax and batch.allowed is None and review is None:
-            return SampledTokens(first_argmax(logits), None)
-        processed = process(logits, batch, token_table, self._native)
-        token_ids = self._draw(processed, batch)
-        second = None if review is None else review(token_ids)
-        if second is not None:
-            self.sample_again(token_ids, processed[second.allowed.indices], second)
-        if batch.logprobs is None:
-            return SampledTokens(token_ids, None)
-        return SampledTokens(token_ids, take_logprobs(logits, token_ids, batch.logprobs))
+        draws = torch.from_numpy(metadata.draws) if drawn is None else drawn.draws
+        mask = None if masks is None else masks.ready(logits.device)
+        processed = self._process(logits, metadata, mask, token_table)
+        if drawn is None or mask is not None or metadata.changes_logits:
+            token_ids = self.draw(processed, draws)
+        else:
+            token_ids = drawn.token_ids
+        if masks is not None:
+            token_ids = self._redrawn(token_ids, lambda rows: processed[rows], draws, masks)
+        if metadata.logprobs is None:
+            return SampledTokens(token_ids)
+        return SampledTokens(token_ids, take_logprobs(logits, token_ids, metadata.logprobs))
 
-    def sample_again(self, token_ids: Tensor, processed: Tensor, second: SecondDraw) -> None:
-        """Replace the tokens of rows that were refused theirs.
+    def _process(
+        self, logits: Tensor, metadata: SamplingMetadata, mask: TokenBitmask | None, token_table: Tensor
+    ) -> Tensor:
+        """The logits that tokens are drawn from, with everything before the temperature applied.
+
+        In place; a copy only where log probabilities are still to be taken from the logits as they came.
+        """
+        if not metadata.changes_logits and mask is None:
+            return logits
+        processed = logits if metadata.logprobs is None else logits.clone()
+        if metadata.bias is not None:
+            add_entries(processed, metadata.bias)
+        if metadata.penalties is not None:
+            apply_penalties(processed, metadata.penalties, token_table)
+        if metadata.stops is not None:
+            add_entries(processed, metadata.stops)
+        if mask is not None:
+            apply_bitmask(processed, mask, self._native)
+        if metadata.allowed_tokens is not None:
+            apply_bitmask(processed, moved(metadata.allowed_tokens, logits.device), self._native)
+        if metadata.bad_words is not None:
+            apply_bad_words(processed, metadata.bad_words, token_table)
+        return processed
+
+    def _redrawn(self, token_ids: Tensor, processed: Callable[[Tensor], Tensor], draws: Tensor, masks: Masks) -> Tensor:
+        """Token ids [S], some of which are drawn again: where a mask that came after the draw does not have them.
 
         Args:
-            token_ids: [S] int64, changed in place.
-            processed: [n, V] float32, what these rows drew from; overwritten.
+            processed: rows [n] -> the logits [n, V] that these drew from, to be overwritten.
         """
-        rows = torch.arange(len(processed), device=processed.device)
-        ban_others(processed, AllowedTokens(rows, second.allowed.bits), self._native)
-        token_ids[second.allowed.indices] = self._draw(processed, second.batch)
-
-    def _draw(self, processed: Tensor, batch: SamplingBatch) -> Tensor:
-        token_ids = torch.empty(batch.size, dtype=torch.int64, device=processed.device)
-        if batch.greedy is not None:
-            token_ids[batch.greedy] = first_argmax(_rows(processed, batch.greedy))
-        for draw, group in (
-            (_draw_plain, batch.plain),
-            (_draw_within_candidates if batch.filtered_within_candidates else _draw_filtered, batch.filtered),
-            (_draw_wide, batch.wide),
-        ):
-            if group is not None and self._native is not None:
-                token_ids[group.indices] = native_ops.draw(self._native, processed, group)
-            elif group is not None:
-                for part in group.parts(rows_at_once(processed)):
-                    token_ids[part.indices] = draw(finite(_rows(processed, part.indices)), part)
-        return token_ids
+        mask = masks.deciding(token_ids)
+        if mask is None:
+            return token_ids
+        rows, left = mask.indices, processed(mask.indices)
+        apply_bitmask(left, TokenBitmask(torch.arange(len(rows), device=rows.device), mask.bits), self._native)
+        second, first = self.draw(left, redraws(draws[rows])), token_ids[rows]
+        return token_ids.index_copy(0, rows, torch.where(allows(mask, first.clamp(min=0)), first, second))
 
 
-def process(logits: Tensor, batch: SamplingBatch, token_table: Tensor, native: _native.Kernels | None = None) -> Tensor:
-    """The logits that tokens are drawn from, with everything before the temperature applied.
-
-    In place; a copy only where log probabilities are still to be taken from the logits as they came.
-    """
-    if all(part is None for part in (batch.bias, batch.penalties, batch.banned, batch.allowed, batch.rules)):
-        return logits
-    processed = logits if batch.logprobs is None else logits.clone()
-    if batch.bias is not None:
-        processed[batch.bias.indices, batch.bias.token_ids] += batch.bias.values
-    if batch.penalties is not None:
-        apply_penalties(processed, batch.penalties, token_table)
-    if batch.banned is not None:
-        _ban(processed, batch.banned)
-    if batch.allowed is not None:
-        ban_others(processed, batch.allowed, native)
-    if batch.rules is not None:
-        apply_rules(processed, batch.rules, token_table, native)
-    return processed
-
-
-def _ban(logits: Tensor, entries: LogitEntries) -> None:
-    logits[entries.indices, entries.token_ids] = entries.values
-
-
-def _draw_plain(logits: Tensor, group: DrawGroup) -> Tensor:
-    return draw_plain(logits, group.temperature, group.uniform)
-
-
-def _draw_within_candidates(logits: Tensor, group: DrawGroup) -> Tensor:
-    return draw_filtered(logits, group, within_candidates=True)[0]
-
-
-def _draw_filtered(logits: Tensor, group: DrawGroup) -> Tensor:
-    token_ids, is_complete = draw_filtered(logits, group, within_candidates=False)
-    incomplete = (~is_complete).nonzero().squeeze(1)
-    if len(incomplete):
-        token_ids[incomplete] = _draw_members_wide(logits, group, incomplete.tolist())
+def draw_natively(native: _native.Kernels, logits: Tensor, draws: Tensor) -> Tensor:
+    """As `reference.draw`, by the kernels of `native/isa/draw.cpp`."""
+    assert logits.dtype == torch.float32 and logits.stride(1) == 1, "rows of float32 in one piece"
+    assert draws.dtype == torch.int64 and draws.shape == (len(logits), NUM_FIELDS), "a packed draw for each row"
+    assert draws.is_contiguous(), "packed draws are in one piece"
+    count, size = logits.shape
+    token_ids = torch.empty(count, dtype=torch.int64)
+    native.draw(logits.data_ptr(), logits.stride(0), size, count, draws.data_ptr(), token_ids.data_ptr())
     return token_ids
-
-
-def _draw_wide(logits: Tensor, group: DrawGroup) -> Tensor:
-    return _draw_members_wide(logits, group, list(range(len(logits))))
-
-
-def _draw_members_wide(logits: Tensor, group: DrawGroup, members: list[int]) -> Tensor:
-    """Token ids of those members of a group, whose rows are `logits`, that need the long way."""
-    return torch.stack(
-        [
-            draw_wide(
-                logits[member],
-                WideDraw(
-                    temperature=float(group.temperature[member]),
-                    top_k=int(group.top_k[member]),
-                    top_p=float(group.top_p[member]),
-                    min_p=float(group.min_p[member]),
-                    uniform=float(group.uniform[member]),
-                ),
-            )
-            for member in members
-        ]
-    )
-
-
-def _rows(logits: Tensor, indices: Tensor) -> Tensor:
-    """The named rows; a group of all rows is in their order, and needs no copy."""
-    return logits if len(indices) == len(logits) else logits[indices]

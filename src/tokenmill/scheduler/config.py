@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tokenmill.scheduler.policies import (
+    ADMISSION_POLICIES,
+    BATCH_POLICIES,
+    QUEUE_POLICIES,
+    AdmissionPolicy,
+    BatchPolicy,
+    QueuePolicy,
+    find_policy,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """See the flags of the same names.
 
     Attributes:
-        policy: `fcfs` or `priority`: the order of the queues.
-        batch_policy: `mixed` or `prefill-first`: what may share a step.
-        admission: `optimistic` or `reserve`: which pages an admitted request takes at once.
+        policy: `fair`, `fcfs`, `priority` or one of the user's: the order of the queues.
+        batch_policy: `mixed`, `prefill-first` or one of the user's: what may share a step.
+        admission: `whole-prompt`, `optimistic`, `reserve` or one of the user's: what an admitted request takes at once.
         seed: of requests that bring none.
     """
 
@@ -20,7 +30,29 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
-    policy: str = "fcfs"
+    policy: str = "fair"
     batch_policy: str = "mixed"
-    admission: str = "optimistic"
+    admission: str = "whole-prompt"
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The policies that a config names."""
+
+    queue: QueuePolicy
+    batch: BatchPolicy
+    admission: AdmissionPolicy
+
+
+def find_policies(queue: str, batch: str, admission: str) -> Policies:
+    """The policies of these names.
+
+    Raises:
+        InvalidConfig: there is none of a name.
+    """
+    return Policies(
+        find_policy("--scheduling-policy", queue, QUEUE_POLICIES, QueuePolicy),
+        find_policy("--batch-policy", batch, BATCH_POLICIES, BatchPolicy),
+        find_policy("--admission", admission, ADMISSION_POLICIES, AdmissionPolicy),
+    )

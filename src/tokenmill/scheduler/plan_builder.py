@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 
-from tokenmill.request import Request
-from tokenmill.scheduler.plan import NewRow, StepPlan
+from tokenmill.core.plan import AdmittedRequest, StepPlan
+from tokenmill.core.request import Request, TokenArray
 
 
 class PlanBuilder:
@@ -15,10 +17,11 @@ class PlanBuilder:
         self.step = step
         self.budget = budget
         self.requests: list[Request] = []
-        self._new_rows: list[NewRow] = []
+        self._new_rows: list[AdmittedRequest] = []
         self._num_computed: list[int] = []
         self._num_scheduled: list[int] = []
-        self._samples: list[bool] = []
+        self._num_samples: list[int] = []
+        self._draft_ids: list[TokenArray] = []
         self._page_rows: list[int] = []
         self._page_numbers: list[int] = []
         self._page_ids: list[int] = []
@@ -27,7 +30,7 @@ class PlanBuilder:
         """The request takes a row in this step: the runner gets it in full."""
         assert request.row is not None, "a request without a row cannot be scheduled"
         self._new_rows.append(
-            NewRow(
+            AdmittedRequest(
                 row=request.row,
                 request_id=request.id,
                 token_ids=request.token_ids.copy(),
@@ -48,16 +51,35 @@ class PlanBuilder:
         self.requests.append(request)
         self._num_computed.append(request.num_computed_tokens)
         self._num_scheduled.append(num_tokens)
-        samples = num_tokens == request.num_uncomputed_tokens
-        self._samples.append(samples)
+        num_samples = int(num_tokens == request.num_uncomputed_tokens)
+        self._num_samples.append(num_samples)
+        if new_pages:
+            self._enter_pages(row, first_page, new_pages)
+        request.num_computed_tokens += num_tokens
+        request.num_pending_tokens += num_samples
+        request.num_inflight_steps += 1
+        request.wait_reason = ""
+
+    def add_drafts(self, index: int, draft_ids: TokenArray, first_page: int, new_pages: list[int]) -> None:
+        """Let the request at `index` of the batch, which samples, run draft tokens behind its last known token."""
+        request, num_drafts = self.requests[index], len(draft_ids)
+        assert self._num_samples[index] == 1, "drafts stand behind a token that samples"
+        assert num_drafts <= self.budget, "drafts beyond the budget"
+        assert request.row is not None, "a scheduled request has a row"
+        self.budget -= num_drafts
+        self._num_scheduled[index] += num_drafts
+        self._num_samples[index] += num_drafts
+        self._draft_ids.append(draft_ids)
+        self._enter_pages(request.row, first_page, new_pages)
+        request.num_computed_tokens += num_drafts
+        request.num_pending_tokens += num_drafts
+        request.has_drafts = True
+
+    def _enter_pages(self, row: int, first_page: int, new_pages: list[int]) -> None:
         for number, page in enumerate(new_pages, first_page):
             self._page_rows.append(row)
             self._page_numbers.append(number)
             self._page_ids.append(page)
-        request.num_computed_tokens += num_tokens
-        request.num_pending_tokens += samples
-        request.num_inflight_steps += 1
-        request.wait_reason = ""
 
     def build(self) -> StepPlan:
         """Freeze. All arrays are int32; see `StepPlan` for their shapes."""
@@ -68,8 +90,21 @@ class PlanBuilder:
             rows=np.array([request.row for request in self.requests], dtype=np.int32),
             num_computed=np.array(self._num_computed, dtype=np.int32),
             num_scheduled=np.array(self._num_scheduled, dtype=np.int32),
-            samples=np.array(self._samples, dtype=np.bool_),
+            num_samples=np.array(self._num_samples, dtype=np.int32),
             page_rows=np.array(self._page_rows, dtype=np.int32),
             page_numbers=np.array(self._page_numbers, dtype=np.int32),
             page_ids=np.array(self._page_ids, dtype=np.int32),
+            draft_ids=np.concatenate(self._draft_ids) if self._draft_ids else None,
         )
+
+
+def request_seed(request: Request, engine_seed: int) -> int:
+    """What keys a request's draws: fixed at arrival, so that preemption and replay draw the same tokens.
+
+    Returns:
+        The client's seed, or one made from the engine's seed and the request's arrival; a signed 64-bit integer.
+    """
+    if request.params.seed is not None:
+        return request.params.seed
+    digest = blake2b(f"{engine_seed}/{request.arrival}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

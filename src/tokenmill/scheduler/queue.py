@@ -1,36 +1,24 @@
-"""The order of requests: one key per policy, one sorted queue for all of them.
+"""`RequestQueue`: requests in the order of their ranks; one sorted list, whatever the policy.
 
-A request keeps its key for life, so a preempted one returns to exactly its old place.
+No two requests arrive at the same time, so the order is total, and a preempted request returns to its place.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import overload
 
-from tokenmill.request import Request
+from tokenmill.core.request import Request
 
-QueuePolicy = Callable[[Request], tuple[int, int]]
-
-
-def fcfs(request: Request) -> tuple[int, int]:
-    """First come, first served."""
-    return (0, request.arrival)
+_rank = attrgetter("rank")
 
 
-def priority(request: Request) -> tuple[int, int]:
-    """Lower priority number first, then arrival."""
-    return (request.priority, request.arrival)
+class RequestQueue(Sequence[Request]):
+    """Used for waiting and for running requests. What moves a rank must call `sort` before anything else is asked."""
 
-
-POLICIES: dict[str, QueuePolicy] = {"fcfs": fcfs, "priority": priority}
-
-
-class RequestQueue:
-    """Requests in policy order; `arrival` is unique, so the order is total. Used for waiting and for running ones."""
-
-    def __init__(self, policy: QueuePolicy) -> None:
-        self._policy = policy
+    def __init__(self) -> None:
         self._requests: list[Request] = []
 
     def __len__(self) -> int:
@@ -39,28 +27,32 @@ class RequestQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
+    def __reversed__(self) -> Iterator[Request]:
+        return reversed(self._requests)
+
     def add(self, request: Request) -> None:
         """Put a request in its place."""
-        insort(self._requests, request, key=self._policy)
+        insort(self._requests, request, key=_rank)
 
     def remove(self, request: Request) -> None:
         """Take a request out of its place."""
-        index = bisect_left(self._requests, self._policy(request), key=self._policy)
+        index = bisect_left(self._requests, request.rank, key=_rank)
         assert self._requests[index] is request, f"request {request.id} is not in this queue"
         del self._requests[index]
 
-    def at(self, position: int) -> Request:
-        """The request with `position` others before it."""
+    def sort(self) -> None:
+        """Put all in their places; ranks have changed."""
+        self._requests.sort(key=_rank)
+
+    @overload
+    def __getitem__(self, position: int) -> Request: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[Request]: ...
+
+    def __getitem__(self, position: int | slice) -> Request | Sequence[Request]:
         return self._requests[position]
-
-    def first(self) -> Request:
-        """The request that is served next."""
-        return self._requests[0]
-
-    def last(self) -> Request:
-        """The request that yields first: the victim of a preemption."""
-        return self._requests[-1]
 
     def position(self, request: Request) -> int:
         """How many requests are served before this one."""
-        return bisect_left(self._requests, self._policy(request), key=self._policy)
+        return bisect_left(self._requests, request.rank, key=_rank)

@@ -6,70 +6,116 @@ same calls give the same plans, so a schedule can be recorded and replayed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
+import numpy as np
+
+from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.core.messages import TokenOutput
+from tokenmill.core.plan import RowFailure, StepPlan, StepResult, TokenLogprobs
+from tokenmill.core.request import ARRIVING, WAITING_FOR_EVENT, FinishReason, Request, RequestStatus, TurnInput
 from tokenmill.kv.kv_manager import KVManager
-from tokenmill.messages import TokenLogprobs, TokenOutput
-from tokenmill.request import FinishReason, Request, RequestStatus
-from tokenmill.sampling_params import SamplingParams
-from tokenmill.scheduler.batch_policy import BATCH_POLICIES
-from tokenmill.scheduler.books import Books, LaunchedStep, is_ready
-from tokenmill.scheduler.config import SchedulerConfig
-from tokenmill.scheduler.plan import StepPlan, StepResult
-from tokenmill.scheduler.queue import POLICIES
-from tokenmill.scheduler.step_pass import StepPass
+from tokenmill.scheduler.config import SchedulerConfig, find_policies
+from tokenmill.scheduler.drafter import Drafter
+from tokenmill.scheduler.schedule_pass import SchedulePass
+from tokenmill.scheduler.state import SchedulerState, is_ready
 
-# What a waiting request may wait for; the status says all but the first two.
+# What a waiting request may wait for besides rows, pages and budget; what its status does not say is the same prompt.
 WAIT_REASON_OF = {RequestStatus.WAITING_FOR_GRAMMAR: "grammar", RequestStatus.WAITING_FOR_REMOTE_KV: "remote_kv"}
-WAIT_REASONS = ("capacity", "group", *WAIT_REASON_OF.values())
+WAIT_REASONS = ("capacity", "same_prompt", "grammar")
+
+# Inputs of a session that may wait for the end of its turn.
+MAX_QUEUED_INPUTS = 16
 
 
 class Scheduler:
     """All requests between their arrival and their last output."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVManager, drafter: Drafter | None = None) -> None:
+        """
+        Args:
+            drafter: proposes tokens that decodes may run ahead; None: one token a step.
+
+        Raises:
+            InvalidConfig: a limit that lets nothing run, or a policy that does not exist.
+        """
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(config, name) < 1:
+                raise InvalidConfig(f"{name} must be at least 1, got {getattr(config, name)}")
         self.config = config
+        self._policies = find_policies(config.policy, config.batch_policy, config.admission)
         self.kv = kv
-        self.books = Books(config.max_num_seqs, POLICIES[config.policy], kv)
-        self._fill_step = BATCH_POLICIES[config.batch_policy]
+        self._state = SchedulerState(config.max_num_seqs, self._policies.queue, kv)
+        self._drafter = drafter
+        self._due: list[Request] = []  # sessions that may be paused and have further input
 
     @property
     def step(self) -> int:
         """Number of the newest launched step."""
-        return self.books.step
+        return self._state.step
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """All that are alive, by id."""
+        return self._state.requests
+
+    @property
+    def num_rows_used(self) -> int:
+        """Rows that requests own."""
+        return self._state.rows.num_rows - self._state.num_free_rows
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request has lost what it held, since the start."""
+        return self._state.num_preemptions
+
+    @property
+    def num_corrupted(self) -> int:
+        """Requests that ended because the model's numbers were none."""
+        return self._state.num_corrupted
+
+    @property
+    def has_launched(self) -> bool:
+        """True while a launched step is not committed."""
+        return bool(self._state.launched)
 
     @property
     def num_running(self) -> int:
         """Requests that own a row and make progress."""
-        return len(self.books.running)
+        return len(self._state.running)
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a row, pages, budget or something else."""
-        return len(self.books.waiting)
+        return len(self._state.waiting)
 
     @property
     def num_queued(self) -> int:
         """Waiting requests that nothing but rows, pages or budget keeps from running."""
-        return sum(is_ready(request) and not self.books.awaits_group(request) for request in self.books.waiting)
+        return sum(is_ready(request) and request.awaited_page is None for request in self._state.waiting)
 
     def waiting_by_reason(self) -> dict[str, int]:
-        """How many requests wait, by what for: `capacity` are rows, pages or budget."""
+        """How many requests wait, by what for.
+
+        `capacity`: rows, pages or budget; `same_prompt`: another request that computes what they would. Reasons that
+        few engines know stand there only while somebody waits for them.
+        """
         counts = dict.fromkeys(WAIT_REASONS, 0)
-        for request in self.books.waiting:
+        for request in self._state.waiting:
             reason = WAIT_REASON_OF.get(request.status, "capacity")
-            counts["group" if reason == "capacity" and self.books.awaits_group(request) else reason] += 1
+            reason = reason if request.awaited_page is None else "same_prompt"
+            counts[reason] = counts.get(reason, 0) + 1
         return counts
 
     @property
     def has_work(self) -> bool:
         """True while a request waits or runs, or a launched step is not committed. Paused sessions are no work."""
-        return bool(self.books.waiting or self.books.running or self.books.launched)
+        return bool(self._state.waiting or self._state.running or self._state.launched or self._due)
 
     @property
     def first_wait_reason(self) -> str:
         """Why the first of the waiting requests waits; "" if none waits."""
-        return self.books.waiting.first().wait_reason if self.books.waiting else ""
+        return self._state.waiting[0].wait_reason if self._state.waiting else ""
 
     @property
     def is_stuck(self) -> bool:
@@ -77,30 +123,63 @@ class Scheduler:
 
         Meaningful after a `schedule()` that returned None. It would be a bug: liveness is an invariant.
         """
-        if self.books.launched:
+        if self._state.launched:
             return False
-        return bool(self.books.running) or any(is_ready(request) for request in self.books.waiting)
+        return bool(self._state.running) or any(is_ready(request) for request in self._state.waiting)
 
     def add(self, request: Request) -> None:
-        """Take in a request; it waits for its turn."""
-        assert self.kv.num_pages_for(request.max_tokens_total) <= self.kv.pool.num_usable, "refused at the edge"
-        self.books.enter(request)
-
-    def wake(self, request_id: str) -> None:
-        """What a request waited for besides its turn is there: its grammar, its remote KV. Unknown ids are ignored."""
-        request = self.books.requests.get(request_id)
-        if request is not None and not request.is_finished:
-            request.move_to(RequestStatus.WAITING)
-
-    def extend(self, request_id: str, token_ids: Sequence[int], params: SamplingParams, max_tokens_total: int) -> None:
-        """Continue a paused session with further input.
+        """Take in a request; it waits for its turn.
 
         Raises:
-            KeyError: no such session.
+            InvalidRequest: its id is in use, or it could never run: it needs more pages than there are, or without
+                chunked prefill more tokens in a step than the budget has. Nothing has changed then.
         """
-        request = self.books.requests[request_id]
-        request.extend(token_ids, params, max_tokens_total)
-        self.books.waiting.add(request)
+        if request.id in self._state.requests:
+            raise InvalidRequest(f"the request id {request.id} is in use")
+        if request.status not in ARRIVING:
+            raise InvalidRequest(f"a request that arrives waits; this one is {request.status.value}")
+        self._check_size(request.max_tokens_total)
+        self._state.enter(request)
+
+    def wake(self, request_id: str) -> None:
+        """What a request waited for besides its turn is there: its grammar, its remote KV.
+
+        Ignored where nothing waits for that: unknown ids, a second call, paused sessions.
+        """
+        request = self._state.requests.get(request_id)
+        if request is not None and request.status in WAITING_FOR_EVENT:
+            request.move_to(RequestStatus.WAITING)
+
+    def extend(self, request_id: str, turn: TurnInput) -> None:
+        """Continue a session with further input: at once if it is paused, else when its turn ends.
+
+        Raises:
+            InvalidRequest: no such session, too many inputs wait already, or the context has no room for this one.
+        """
+        request = self._state.requests.get(request_id)
+        if request is None or request.is_finished or not request.is_resumable:
+            raise InvalidRequest("the session has ended, or its last turn runs")
+        if any(queued.is_last for queued in request.inputs):
+            raise InvalidRequest("the session ends with an input that it has already")
+        if len(request.inputs) == MAX_QUEUED_INPUTS:
+            raise InvalidRequest(f"{MAX_QUEUED_INPUTS} inputs of this session wait for the end of its turn already")
+        self._check_size(request.max_tokens_with(turn))
+        request.inputs.append(turn)
+        if request.is_paused:
+            self._due.append(request)
+
+    def begin_turns(self) -> list[TokenOutput]:
+        """Let paused sessions that have further input go on; called before `schedule`.
+
+        Returns:
+            The terminal outputs of those whose context has no room for it.
+        """
+        outputs: list[TokenOutput] = []
+        due, self._due = self._due, []
+        for request in due:
+            if request.is_paused:
+                outputs.extend(self._begin_turn(request))
+        return outputs
 
     def abort(self, ids: Iterable[str]) -> list[TokenOutput]:
         """End requests wherever they are. Unknown and finished ones are ignored: they may have just ended.
@@ -108,19 +187,22 @@ class Scheduler:
         Returns:
             The terminal output of each that was alive.
         """
-        requests = [self.books.requests.get(request_id) for request_id in ids]
+        requests = [self._state.requests.get(request_id) for request_id in ids]
         return [self._abort(request) for request in requests if request is not None and not request.is_finished]
 
     def schedule(self) -> StepPlan | None:
         """Decide the next step; None if nothing can run before a launched step is committed or something arrives."""
-        step = StepPass(self.config, self.books)
-        self._fill_step(step)
+        self._state.begin_step()
+        step = SchedulePass(self.config, self._policies, self._state)
+        step.make_room()
+        self._policies.batch.fill(step)
+        if self._drafter is not None:
+            step.add_drafts(self._drafter)
         step.explain_waiting()
         if step.is_empty:
             return None
         plan = step.builder.build()
-        self.books.step = plan.step
-        self.books.launched.append(LaunchedStep(plan, tuple(step.builder.requests)))
+        self._state.launch(plan, tuple(step.builder.requests))
         return plan
 
     def commit(self, result: StepResult) -> list[TokenOutput]:
@@ -129,43 +211,53 @@ class Scheduler:
         Returns:
             What the step brought each request that was waiting for a token.
         """
-        launched = self.books.launched.popleft()
+        launched = self._state.launched.popleft()
         plan = launched.plan
         assert plan.step == result.step, f"committing step {result.step}, expected {plan.step}"
-        ends = plan.num_computed + plan.num_scheduled
+        counts = np.diff(result.token_starts)
+        # Rejected drafts, and the token of a row that is sampled again: computed in vain.
+        num_void = np.where(plan.num_samples > 0, plan.num_samples - counts, 0)
+        ends = plan.num_computed + plan.num_scheduled - num_void
         fills_page = ends // self.kv.page_size > plan.num_computed // self.kv.page_size
-        goes_without = plan.samples & (result.token_ids < 0)
-        # A token that is run again must not be in a page that others share.
+        token_ids, starts = result.token_ids.tolist(), result.token_starts.tolist()
         columns = zip(
             launched.requests,
-            (ends - goes_without).tolist(),
+            plan.num_samples.tolist(),
+            num_void.tolist(),
+            ends.tolist(),
             fills_page.tolist(),
-            result.token_ids.tolist(),
             strict=True,
         )
         outputs = []
-        for index, (request, end, has_full_page, token_id) in enumerate(columns):
+        for index, (request, num_samples, num_rejected, end, has_full_page) in enumerate(columns):
             request.num_inflight_steps -= 1
+            if num_samples > 1:
+                request.has_drafts = False
             # One that ended, or paused and perhaps got new input, has no use for what was launched before that.
-            if request.awaits_step and not request.is_late:
-                if has_full_page:
-                    self.kv.cache_full_pages(request, end, plan.step)
+            if request.awaits_step and not request.mask_missed:
+                # What the model made of a request that fails may be no numbers: nobody else may find it.
+                fills = has_full_page and index not in result.failures
+                if fills:
+                    self.kv.cache_full_pages(request, min(end, request.num_tokens), plan.step)
                 if index in result.prompt_logprobs:
                     report = result.prompt_logprobs[index]
                     outputs.append(_prompt_report(request, int(plan.num_computed[index]), report))
-                if token_id >= 0:
-                    outputs.append(self._take_token(request, token_id))
+                if tokens := token_ids[starts[index] : starts[index + 1]]:
+                    output = self._take_tokens(request, tokens, num_rejected)
+                    if fills and num_samples > 1:
+                        self.kv.cache_full_pages(request, min(end, request.num_tokens - 1), plan.step)
                     if index in result.logprobs:
-                        outputs[-1].logprobs = [result.logprobs[index]]
+                        output.logprobs = result.logprobs[index][: len(output.token_ids)]
                     if index in result.embeddings:
-                        outputs[-1].embedding, outputs[-1].token_ids = result.embeddings[index], []
+                        output.embedding, output.token_ids = result.embeddings[index], []
+                    outputs.append(output)
                 elif index in result.failures:
                     outputs.append(self._fail(request, result.failures[index]))
-                elif goes_without[index]:
-                    request.go_without()
-            request.is_late = request.is_late and request.num_inflight_steps > 0
+                elif num_samples:
+                    request.resample()
+            request.mask_missed = request.mask_missed and request.num_inflight_steps > 0
             if not request.is_running:
-                self.books.retire(request)
+                self._state.retire(request)
         return outputs
 
     def fail_launched(self, error: str) -> list[TokenOutput]:
@@ -177,14 +269,14 @@ class Scheduler:
             The terminal output of each request that was alive.
         """
         outputs = []
-        while self.books.launched:
-            for request in self.books.launched.popleft().requests:
+        while self._state.launched:
+            for request in self._state.launched.popleft().requests:
                 request.num_inflight_steps -= 1
                 if request.awaits_step:
-                    self.books.end(request, FinishReason.ERROR)
+                    self._state.end(request, FinishReason.ERROR)
                     outputs.append(TokenOutput(request.id, [], FinishReason.ERROR, error=error))
                 else:
-                    self.books.retire(request)
+                    self._state.retire(request)
         return outputs
 
     def reset_prefix_cache(self, preempt_running: bool) -> bool:
@@ -197,15 +289,11 @@ class Scheduler:
             False if requests hold pages (or a launched step still uses them); nothing is forgotten then.
         """
         if preempt_running:
-            while self.books.running:
-                self.books.preempt_last()
-            while self.books.preempt_idle():
+            for request in list(self._state.running):
+                self._state.preempt(request)
+            while self._state.preempt_idle():
                 pass
         return self.kv.clear_cache()
-
-    def num_common_prefix_pages(self) -> int:
-        """Leading pages that all running requests share, for attention that reads them once (cascade attention)."""
-        return self.kv.num_common_pages(list(self.books.running))
 
     def explain(self, request_id: str) -> str:
         """Why a request was not scheduled in the last step; "" if it was.
@@ -213,40 +301,66 @@ class Scheduler:
         Raises:
             KeyError: no such request is alive.
         """
-        request = self.books.requests[request_id]
+        request = self._state.requests[request_id]
         if request.is_running:
             return request.wait_reason
         if request.is_paused:
             return "waits for the next input of its session"
-        ahead = self.books.waiting.position(request)
+        ahead = self._state.waiting.position(request)
         if request.wait_reason or not ahead:
             return request.wait_reason or "has just arrived"
-        return f"{ahead} ahead of it; the first {self.books.waiting.first().wait_reason or 'has just arrived'}"
+        return f"{ahead} ahead of it; the first {self._state.waiting[0].wait_reason or 'has just arrived'}"
 
     def check_invariants(self) -> None:
-        """See `Books.check_invariants`."""
-        self.books.check_invariants()
+        """See `SchedulerState.check_invariants`."""
+        self._state.check_invariants()
+
+    def _begin_turn(self, request: Request) -> list[TokenOutput]:
+        turn = request.inputs.popleft()
+        try:
+            self._check_size(request.max_tokens_with(turn))
+            request.extend(turn)
+        except InvalidRequest as error:
+            self._state.end(request, FinishReason.ERROR)
+            return [TokenOutput(request.id, [], FinishReason.ERROR, error=str(error))]
+        self._state.waiting.add(request)
+        return []
+
+    def _check_size(self, num_tokens: int) -> None:
+        """Raise InvalidRequest for one that could never run to `num_tokens` tokens."""
+        needed, usable = self.kv.num_pages_for(num_tokens), self.kv.pool.num_usable
+        if needed > usable:
+            raise InvalidRequest(f"{num_tokens} tokens need {needed} pages of the KV cache; it has {usable}")
+        budget = self.config.max_num_batched_tokens
+        # The last token is never run; all others may have to be run at once after a preemption.
+        if not self.config.enable_chunked_prefill and num_tokens - 1 > budget:
+            raise InvalidRequest(f"{num_tokens} tokens need {num_tokens - 1} in a step without chunks; {budget} fit")
 
     def _abort(self, request: Request) -> TokenOutput:
-        self.books.end(request, FinishReason.ABORT)
+        self._state.end(request, FinishReason.ABORT)
         return TokenOutput(request.id, [], FinishReason.ABORT)
 
-    def _fail(self, request: Request, error: str) -> TokenOutput:
-        self.books.queue_of(request).remove(request)
+    def _fail(self, request: Request, failure: RowFailure) -> TokenOutput:
+        self._state.queue_of(request).remove(request)
         request.finish(FinishReason.ERROR)
-        return TokenOutput(request.id, [], FinishReason.ERROR, error=error, error_status=400)
+        self._state.num_corrupted += failure.status >= 500
+        return TokenOutput(request.id, [], FinishReason.ERROR, error=failure.error, error_status=failure.status)
 
-    def _take_token(self, request: Request, token_id: int) -> TokenOutput:
-        queue = self.books.queue_of(request)
-        request.num_pending_tokens -= 1
-        request.append_output(token_id)
-        if request.num_output_tokens == 1:
-            self.books.note_first_token(request)
-        if request.finish_reason is not None:
-            queue.remove(request)
-        return TokenOutput(
-            request.id, [token_id], request.finish_reason, request.stop_reason, request.num_cached_tokens
-        )
+    def _take_tokens(self, request: Request, token_ids: list[int], num_rejected: int) -> TokenOutput:
+        """Take in a step's tokens one by one; the one that ends the request, or its turn, is the last."""
+        queue = self._state.queue_of(request)
+        if num_rejected:
+            request.roll_back(num_rejected)
+        request.num_pending_tokens -= len(token_ids)
+        for number, token_id in enumerate(token_ids, 1):
+            request.append_output(token_id)
+            if request.finish_reason is not None:
+                queue.remove(request)
+                if request.inputs:
+                    self._due.append(request)
+                token_ids = token_ids[:number]
+                break
+        return TokenOutput(request.id, token_ids, request.finish_reason, request.stop_reason, request.num_cached_tokens)
 
 
 def _prompt_report(request: Request, num_computed: int, logprobs: list[TokenLogprobs]) -> TokenOutput:

@@ -11,24 +11,26 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 import tokenmill
-import tokenmill.errors
+import tokenmill.core.errors
 from tokenmill.config import ServerConfig
-from tokenmill.server.admin import AbortBody, AdminRoutes, PauseQuery, ResetQuery
-from tokenmill.server.chat import ChatBody, ChatRoute
-from tokenmill.server.completions import TextBody, TextRoute
+from tokenmill.server.anthropic.body import MessagesBody, PromptBody
+from tokenmill.server.anthropic.messages import MessagesRoutes
 from tokenmill.server.context import ServerContext
-from tokenmill.server.docs_page import docs
-from tokenmill.server.embeddings import EmbeddingBody, EmbeddingRoute
-from tokenmill.server.errors import handle_disconnect, handle_error, handle_http_exception
-from tokenmill.server.info import InfoRoutes
-from tokenmill.server.messages_api import MessagesRoutes
-from tokenmill.server.messages_body import MessagesBody, PromptBody
-from tokenmill.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
-from tokenmill.server.native import NativeBody, NativeRoute
-from tokenmill.server.openapi import body_of, describe, query_of
-from tokenmill.server.responses_api import ResponsesRoutes
-from tokenmill.server.responses_body import ResponsesBody
-from tokenmill.server.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
+from tokenmill.server.generation.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
+from tokenmill.server.http.browser_guard import BrowserGuard
+from tokenmill.server.http.docs_page import docs
+from tokenmill.server.http.errors import handle_disconnect, handle_error, handle_http_exception
+from tokenmill.server.http.middleware import ApiKeyMiddleware, RequestIdMiddleware, SurplusMiddleware
+from tokenmill.server.http.openapi import body_of, describe, query_of
+from tokenmill.server.openai.chat import ChatBody, ChatRoute
+from tokenmill.server.openai.completions import TextBody, TextRoute
+from tokenmill.server.openai.embeddings import EmbeddingBody, EmbeddingRoute
+from tokenmill.server.openai.fields import UNSUPPORTED
+from tokenmill.server.openai.responses import ResponsesRoutes
+from tokenmill.server.openai.responses_body import ResponsesBody
+from tokenmill.server.operators.admin import AbortBody, AdminRoutes, PauseQuery, ResetQuery
+from tokenmill.server.operators.info import InfoRoutes
+from tokenmill.server.sglang.generate import NativeBody, NativeRoute
 
 _BODIES = (
     ChatBody,
@@ -44,19 +46,30 @@ _BODIES = (
 )
 
 
-def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
-    """Build the application around a running engine."""
-    app = FastAPI(title="TokenMill", version=tokenmill.__version__, docs_url=None, redoc_url=None)
+def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = False) -> FastAPI:
+    """Build the application around a running engine, for a socket that only this machine reaches, or any other."""
+    # A redirect to a path without its last slash would be built from the Host header, which is the client's choice.
+    app = FastAPI(
+        title="TokenMill", version=tokenmill.__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.root_path = config.root_path  # an argument of this name is deprecated; the attribute works in all versions
     _add_routes(app, context)
-    describe(app, _BODIES)
+    describe(app, _BODIES, UNSUPPORTED)
     app.add_exception_handler(HTTPException, handle_http_exception)
     app.add_exception_handler(ClientDisconnect, handle_disconnect)
     app.add_exception_handler(Exception, handle_error)
-    app.add_exception_handler(tokenmill.errors.TokenMillError, handle_error)
+    app.add_exception_handler(tokenmill.core.errors.TokenMillError, handle_error)
     # The last one added is the outermost: CORS preflights carry no key, so CORS surrounds the key check.
     if config.api_key:
         app.add_middleware(ApiKeyMiddleware, api_keys=config.api_key, root_path=config.root_path)
+    else:
+        app.add_middleware(
+            BrowserGuard,
+            allowed_origins=config.allowed_origins,
+            allowed_hosts=(*config.allowed_hosts, config.host) if on_loopback else config.allowed_hosts,
+            on_loopback=on_loopback,
+        )
+    app.add_middleware(SurplusMiddleware, root_path=config.root_path)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
@@ -67,7 +80,7 @@ def build_app(context: ServerContext, config: ServerConfig) -> FastAPI:
 
 def _add_routes(app: FastAPI, context: ServerContext) -> None:
     chat, text, tokens, info = ChatRoute(context), TextRoute(context), TokenRoutes(context), InfoRoutes(context)
-    messages, responses = MessagesRoutes(context, chat), ResponsesRoutes(context, chat)
+    messages, responses = MessagesRoutes(context), ResponsesRoutes(context)
     native, admin, embeddings = NativeRoute(context), AdminRoutes(context), EmbeddingRoute(context)
     for path, post, body in (
         ("/v1/chat/completions", chat.post, ChatBody),

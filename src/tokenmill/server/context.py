@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tokenmill
-from tokenmill.errors import InvalidRequest, PromptTooLong
+from tokenmill.core.errors import InvalidRequest, PromptTooLong
+from tokenmill.core.messages import EngineReady
 from tokenmill.frontend.client import EngineClient
-from tokenmill.frontend.engine_calls import EngineCalls
-from tokenmill.messages import EngineReady
 from tokenmill.observe.event_log import EventLog
 from tokenmill.observe.metrics import Metrics
-from tokenmill.server.errors import ModelNotFound
-from tokenmill.server.tool_fields import ToolParsers
+from tokenmill.replicas.engines import Engines
+from tokenmill.server.http.body_budget import BodyBudget
+from tokenmill.server.http.errors import ModelNotFound
+
+
+@dataclass(frozen=True, slots=True)
+class ToolParsers:
+    """What the server was started with: `--tool-call-parser`, `--enable-auto-tool-choice`, `--reasoning-parser`."""
+
+    notation: str = ""
+    finds_calls: bool = False
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +32,8 @@ class ServerContext:
     """One per server.
 
     Attributes:
-        engine: the way to ask the engine itself.
-        ready: what the engine said of itself when it became ready.
+        engines: the way to ask the engines themselves.
+        ready: what the engine said of itself when it became ready; of several, the one with the shortest context.
         model_name: the model's id in the API.
         default_sampling: sampling parameters where a request gives none.
         parsers: how the text of chat answers is taken apart.
@@ -33,10 +42,11 @@ class ServerContext:
         started: Unix time of the start.
         trouble: why the server is not healthy now; None when it is.
         log: where a line about each request goes; None: nowhere.
+        bodies: the memory that bodies on their way may take.
     """
 
     client: EngineClient
-    engine: EngineCalls
+    engines: Engines
     ready: EngineReady
     metrics: Metrics
     model_name: str
@@ -48,6 +58,7 @@ class ServerContext:
     started: int
     trouble: Callable[[], str | None]
     log: EventLog | None = None
+    bodies: BodyBudget = field(default_factory=BodyBudget)
 
     @property
     def fingerprint(self) -> str:

@@ -1,7 +1,7 @@
 """Grammar text to a matcher, for one tokenizer, through llguidance.
 
-llguidance's own limits bound what a mask may cost at each token; what compiling costs is bounded by `trial`, where the
-same compiler runs first in a process that can be killed.
+llguidance's own limits bound what a mask may cost at each token; what compiling costs is bounded by `sandbox`, where
+the same compiler runs first in a process that can be killed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokenmill.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest
 
 # About 10 ms for a mask at most, and 8 MiB of lexer states for a request, by llguidance's own figures.
 # Sets of tokens that llguidance takes into a mask at once where a grammar allows any of them. Its own sets and that of

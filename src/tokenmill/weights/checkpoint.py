@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.core.regular_file import read_regular
 from tokenmill.models.architecture import Architecture
-from tokenmill.models.families import read_architecture as architecture_of
-from tokenmill.weights.quantization import StoredQuantization, read_quantization
+from tokenmill.models.architecture_config import read_architecture as architecture_of
+from tokenmill.quantization.scheme import QuantizationScheme, read_scheme
 from tokenmill.weights.safetensors_header import StoredTensor, read_header
 
 CONFIG_NAME = "config.json"
@@ -29,13 +30,13 @@ class Checkpoint:
     Attributes:
         source: the file to name when a tensor is missing: the index, or the only shard.
         tensors: every stored tensor by name.
-        quantization: how config.json says that weights are stored.
+        scheme: how config.json says that weights are quantized.
     """
 
     folder: Path
     source: Path
     tensors: dict[str, StoredTensor]
-    quantization: StoredQuantization
+    scheme: QuantizationScheme
 
 
 def read_architecture(folder: Path) -> Architecture:
@@ -48,14 +49,14 @@ def read_architecture(folder: Path) -> Architecture:
     return architecture_of(_read_json(path), str(path))
 
 
-def stored_quantization(folder: Path) -> StoredQuantization:
-    """How a folder's config.json says that weights are stored.
+def stored_scheme(folder: Path) -> QuantizationScheme:
+    """How a folder's config.json says that weights are quantized.
 
     Raises:
         InvalidCheckpoint: as `read_architecture`.
     """
     path = folder / CONFIG_NAME
-    return read_quantization(_read_json(path), str(path))
+    return read_scheme(_read_json(path), str(path))
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -67,16 +68,16 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     index = folder / INDEX_NAME
     if index.exists():
-        return Checkpoint(folder, index, _read_shards(folder, index), stored_quantization(folder))
+        return Checkpoint(folder, index, _read_shards(folder, index), stored_scheme(folder))
     single = folder / SINGLE_NAME
     if single.exists():
-        return Checkpoint(folder, single, read_header(single), stored_quantization(folder))
+        return Checkpoint(folder, single, read_header(single), stored_scheme(folder))
     raise InvalidCheckpoint(_no_weights(folder))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(read_regular(path), type=dict[str, Any])
     except FileNotFoundError as error:
         raise InvalidCheckpoint(f"{path} is missing: {path.parent} is not a checkpoint folder") from error
     except OSError as error:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
-from tokenmill.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.weights.gguf.folder import unpack
 
 Progress = Callable[[int, int], None]
@@ -29,7 +31,7 @@ def fetch(model: str, revision: str | None, download_dir: str | None, progress: 
         model: an existing folder, which is returned as it is, a .gguf file, or `owner/name` on the hub.
         revision: branch, tag or commit on the hub; None: its main branch.
         download_dir: the cache to download into; None: huggingface-hub's own.
-        progress: called from any thread with (bytes done, bytes in all so far known).
+        progress: called in this thread with (bytes done, bytes in all so far known).
 
     Raises:
         InvalidCheckpoint: no such folder or repository, no access, no connection; one sentence.
@@ -54,15 +56,23 @@ def _download(model: str, revision: str | None, download_dir: str | None, progre
     from huggingface_hub import errors, snapshot_download
 
     at = f" at revision {revision}" if revision else ""
+    # huggingface-hub counts in threads of its own; what `progress` uses, a socket perhaps, may belong to this one.
+    counts: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
     try:
-        snapshot = snapshot_download(
-            model,
-            revision=revision,
-            cache_dir=download_dir,
-            allow_patterns=WANTED,
-            ignore_patterns=UNWANTED,
-            tqdm_class=_byte_counter(progress),
-        )
+        with ThreadPoolExecutor(1) as pool:
+            snapshot = pool.submit(
+                snapshot_download,
+                model,
+                revision=revision,
+                cache_dir=download_dir,
+                allow_patterns=WANTED,
+                ignore_patterns=UNWANTED,
+                tqdm_class=_byte_counter(lambda done, total: counts.put((done, total))),
+            )
+            snapshot.add_done_callback(lambda _: counts.put(None))
+            while (count := counts.get()) is not None:
+                progress(*count)
+        return Path(snapshot.result())
     except errors.GatedRepoError as error:
         raise InvalidCheckpoint(
             f"the hub's {model} is gated: accept its terms on the hub, then set HF_TOKEN to a token of that account"
@@ -81,7 +91,6 @@ def _download(model: str, revision: str | None, download_dir: str | None, progre
     except (errors.HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise InvalidCheckpoint(f"cannot download {model}{at} from the hub: {reason}") from error
-    return Path(snapshot)
 
 
 def _byte_counter(progress: Progress) -> type[Any]:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from tokenmill.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
+from tokenmill.kernels.measuring import MeasuringKernels
 from tokenmill.kernels.protocol import Kernels
-from tokenmill.kernels.quantized import Rows
-from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
-from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormats, Rows
+from tokenmill.weights.checkpoint import open_checkpoint, stored_scheme
 from tokenmill.weights.gguf.file import open_gguf
 from tokenmill.weights.gguf.folder import LINK_NAME
 from tokenmill.weights.gguf.reads import plan_gguf_reads
+from tokenmill.weights.gguf.values import packed_formats
 from tokenmill.weights.reads import plan_reads
 
 Progress = Callable[[int, int], None]
 
 DUMMY_SEED = 0
+# Tensors of the size of a rotary table that exist while the two are made.
+ROTARY_TEMPORARIES = 4
 
 
 class WeightRead(Protocol):
@@ -37,8 +41,84 @@ class WeightRead(Protocol):
     def num_bytes(self) -> int:
         """Bytes in the files."""
 
+    @property
+    def spare_bytes(self) -> int:
+        """Memory that `rows` takes for a moment."""
+
     def rows(self) -> Rows:
         """The values, floats or quantized."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """A model that can be loaded: what is read into which weight, all of it checked, and what memory that takes.
+
+    Attributes:
+        shapes: the decoder without values.
+        weight_bytes: memory of all that the loaded decoder holds.
+        spare_bytes: what is taken on top of it for a moment, while it is loaded.
+    """
+
+    shapes: Decoder
+    kernels: Kernels
+    reads: Sequence[WeightRead] | None
+    weight_bytes: int
+    spare_bytes: int
+
+    def load(self, progress: Progress | None = None) -> Decoder:
+        """A decoder with the weights.
+
+        Args:
+            progress: called with (bytes done, bytes in all) of the checkpoint, once before and after each weight.
+        """
+        report = progress or (lambda done, total: None)
+        decoder = Decoder(self.shapes.architecture, self.kernels)
+        if self.reads is None:
+            return _dummy(decoder, self.kernels.vector(0), report)
+        _fill(decoder, self.reads, report)
+        return decoder
+
+
+def choose_formats(folder: Path, quantization: str | None) -> PackedFormats:
+    """The formats of a model's matrices: what keeps a checkpoint as it is stored, or what `--quantization` asks for.
+
+    Raises:
+        InvalidCheckpoint: the folder's config.json or GGUF file cannot be read.
+        InvalidConfig: the checkpoint is quantized, and something else is asked for.
+    """
+    link = folder / LINK_NAME
+    stored = packed_formats(open_gguf(link)) if link.exists() else stored_scheme(folder).formats
+    if quantization is None:
+        return stored
+    if stored != UNQUANTIZED:
+        raise InvalidConfig(f"--quantization {quantization}: {folder} is quantized already; leave the flag out")
+    return QUANTIZATIONS[quantization]
+
+
+def plan_model(folder: Path, architecture: Architecture, kernels: Kernels, load_format: str = "auto") -> ModelPlan:
+    """Decide how a folder becomes a decoder in the form of the kernels; only headers of files are read.
+
+    Args:
+        load_format: `auto`, `safetensors` or `gguf`: read the folder; `dummy`: seeded random weights, no weight file
+            needed.
+
+    Raises:
+        InvalidCheckpoint: anything missing, truncated, misshapen or surplus.
+    """
+    shapes, weight_bytes = measure(architecture, kernels)
+    reads = None if load_format == "dummy" else _plan(folder, load_format, shapes)
+    unpacking = max((read.spare_bytes for read in reads or ()), default=0)
+    # Made before any weight is filled.
+    numbers = max((tables.cos.numel() for tables in shapes.rotary.values()), default=0)
+    tables = ROTARY_TEMPORARIES * numbers * torch.float32.itemsize
+    return ModelPlan(shapes, kernels, reads, weight_bytes, max(unpacking, tables - weight_bytes))
+
+
+def measure(architecture: Architecture, kernels: Kernels) -> tuple[Decoder, int]:
+    """A decoder without values, and the bytes of memory that one with values takes."""
+    measuring = MeasuringKernels(kernels)
+    shapes = Decoder(architecture, measuring)
+    return shapes, measuring.num_bytes + sum(tables.num_bytes for tables in shapes.rotary.values())
 
 
 def load_model(
@@ -48,23 +128,8 @@ def load_model(
     load_format: str = "auto",
     progress: Progress | None = None,
 ) -> Decoder:
-    """A decoder with the weights of a folder, in the form of the kernels.
-
-    Args:
-        load_format: `auto`, `safetensors` or `gguf`: read the folder; `dummy`: seeded random weights, no weight file
-            needed.
-        progress: called with (bytes done, bytes in all) of the checkpoint, once before and after each weight.
-
-    Raises:
-        InvalidCheckpoint: anything missing, truncated, misshapen or surplus; found before memory is taken.
-    """
-    report = progress or (lambda done, total: None)
-    if load_format == "dummy":
-        return _dummy(Decoder(architecture, kernels), kernels.vector(0), report)
-    reads = _plan(folder, load_format, Decoder(architecture, TorchKernels(kernels.dtype, "meta")))
-    decoder = Decoder(architecture, kernels)
-    _fill(decoder, reads, report)
-    return decoder
+    """A decoder with the weights of a folder; see `plan_model` and `ModelPlan.load`."""
+    return plan_model(folder, architecture, kernels, load_format).load(progress)
 
 
 def _plan(folder: Path, load_format: str, shapes: Decoder) -> Sequence[WeightRead]:
@@ -74,7 +139,7 @@ def _plan(folder: Path, load_format: str, shapes: Decoder) -> Sequence[WeightRea
         raise InvalidCheckpoint(f"{folder} has no {load_format} weights, which --load-format asks for")
     if is_gguf:
         return plan_gguf_reads(open_gguf(folder / LINK_NAME), shapes.targets(), architecture)
-    return plan_reads(open_checkpoint(folder), shapes.targets(), architecture.tie_embeddings)
+    return plan_reads(open_checkpoint(folder), shapes.targets(), architecture)
 
 
 def _fill(decoder: Decoder, reads: Sequence[WeightRead], report: Progress) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,34 +11,48 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from tokenmill.errors import InvalidCheckpoint
-from tokenmill.kernels.quantized import Rows
-from tokenmill.models.linear import Target
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.models.architecture import Architecture
+from tokenmill.models.targets import Target
+from tokenmill.models.weight_names import WeightKey
+from tokenmill.quantization.layouts import FLOATS, Dense, WeightLayout
+from tokenmill.quantization.packed import Rows
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.forms import FLOATS, Dense, Form
 from tokenmill.weights.safetensors_header import StoredTensor
 
 # Tables that old checkpoints store although they follow from the config.
 DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 DENSE = Dense()
+# Bytes of memory for each number while integers are unpacked: a word each, then bytes, twice over.
+UNPACKED_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One target's values: the tensors that hold them, by suffix, and their form."""
+    """One target's values: the tensors that hold them, by suffix, and their layout."""
 
     name: str
-    form: Form
+    layout: WeightLayout
     stored: dict[str, StoredTensor]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the values."""
+        return self.layout.shape({suffix: tensor.shape for suffix, tensor in self.stored.items()})
 
     @property
     def num_bytes(self) -> int:
         """Bytes in the files."""
         return sum(tensor.num_bytes for tensor in self.stored.values())
 
+    @property
+    def spare_bytes(self) -> int:
+        """Memory that `rows` takes for a moment: floats are used where the file is mapped, integers are unpacked."""
+        return 0 if self.layout is DENSE else UNPACKED_BYTES * math.prod(self.shape)
+
     def rows(self) -> Rows:
         """The values, floats or quantized."""
-        return self.form.read({suffix: _tensor(stored) for suffix, stored in self.stored.items()})
+        return self.layout.read({suffix: _tensor(stored) for suffix, stored in self.stored.items()})
 
     @property
     def place(self) -> tuple[Path, int]:
@@ -46,29 +61,30 @@ class Read:
         return first.file, first.begin
 
 
-def plan_reads(checkpoint: Checkpoint, targets: Iterable[Target], tied: bool) -> list[Read]:
+def plan_reads(checkpoint: Checkpoint, targets: Iterable[Target], architecture: Architecture) -> list[Read]:
     """What to read for the targets, in the order of the files.
 
-    Args:
-        tied: the output head is the embedding; a stored copy of it is left alone.
+    A stored copy of an output head that is the embedding is left alone.
 
     Raises:
         InvalidCheckpoint: anything missing, misshapen or surplus; one sentence with the file and the tensor.
     """
     reads = [_read(checkpoint, target) for target in targets]
     known = {tensor.name for read in reads for tensor in read.stored.values()}
+    if architecture.tie_embeddings:
+        known.add(WeightKey("head").name(architecture.weight_names))
     for name, stored in checkpoint.tensors.items():
         # Left out in silence, a bias or an adapter would make a model that runs and is wrong.
-        if name not in known and not DERIVED.fullmatch(name) and not (tied and name == "lm_head.weight"):
+        if name not in known and not DERIVED.fullmatch(name):
             raise InvalidCheckpoint(f"{stored.file}: tensor {name} has no place in the architecture of config.json")
     return sorted(reads, key=lambda read: read.place)
 
 
 def _read(checkpoint: Checkpoint, target: Target) -> Read:
-    form, tensors = checkpoint.quantization.form, checkpoint.tensors
+    layout, tensors = checkpoint.scheme.layout, checkpoint.tensors
     module = target.name.rpartition(".")[0]
-    if target.is_matrix and form.suffixes != DENSE.suffixes and f"{module}.{form.suffixes[-1]}" in tensors:
-        read = Read(target.name, form, dict(_parts(checkpoint, module, form)))
+    if target.is_matrix and layout.suffixes != DENSE.suffixes and f"{module}.{layout.suffixes[-1]}" in tensors:
+        read = Read(target.name, layout, dict(_parts(checkpoint, module, layout)))
         _check_shape(read, target)
         return read
     stored = tensors.get(target.name)
@@ -83,12 +99,12 @@ def _read(checkpoint: Checkpoint, target: Target) -> Read:
     return read
 
 
-def _parts(checkpoint: Checkpoint, module: str, form: Form) -> Iterator[tuple[str, StoredTensor]]:
-    for suffix in (*form.suffixes, *form.optional):
+def _parts(checkpoint: Checkpoint, module: str, layout: WeightLayout) -> Iterator[tuple[str, StoredTensor]]:
+    for suffix in (*layout.suffixes, *layout.optional):
         stored = checkpoint.tensors.get(f"{module}.{suffix}")
         if stored is not None:
             yield suffix, stored
-        elif suffix in form.suffixes:
+        elif suffix in layout.suffixes:
             raise InvalidCheckpoint(
                 f"{checkpoint.source} has no tensor {module}.{suffix}, which its quantization calls for"
             )
@@ -107,7 +123,7 @@ def _tensor(stored: StoredTensor) -> torch.Tensor:
 
 
 def _check_shape(read: Read, target: Target) -> None:
-    shape = read.form.shape(read.stored)
+    shape = read.shape
     if shape != target.shape:
         stored = next(iter(read.stored.values()))
         raise InvalidCheckpoint(

@@ -7,13 +7,15 @@ name to its dtype, shape and `data_offsets` (https://github.com/huggingface/safe
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tokenmill.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.core.regular_file import open_regular
 
 # The limit of the format's own reader: a longer header is an attack or garbage.
 MAX_HEADER_BYTES = 100_000_000
@@ -55,8 +57,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         InvalidCheckpoint: the file is missing, truncated or no safetensors; names the file and, if it can, the tensor.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > MAX_HEADER_BYTES:
                 raise InvalidCheckpoint(f"{path} is not a safetensors file")

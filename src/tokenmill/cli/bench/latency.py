@@ -28,10 +28,10 @@ from tokenmill.cli.bench.progress import progress_bar
 from tokenmill.cli.bench.report import distribution, machine_facts, peak_memory_bytes, print_document, spread
 from tokenmill.cli.bench.workload import UniformLengths, Workload, at_least
 from tokenmill.cli.parser import Parser
-from tokenmill.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from tokenmill.llm import LLM
+    from tokenmill.llm.llm import LLM
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

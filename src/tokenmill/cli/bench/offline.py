@@ -14,11 +14,11 @@ from tokenmill.cli.bench.workload import Prompt
 from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_names, read_given
 from tokenmill.cli.parser import Parser
 from tokenmill.config import EngineConfig
-from tokenmill.errors import InvalidConfig, TokenMillError
-from tokenmill.sampling_params import SamplingParams
+from tokenmill.core.errors import InvalidConfig, TokenMillError
+from tokenmill.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from tokenmill.llm import LLM
+    from tokenmill.llm.llm import LLM
 
 # Token ids are drawn from 0 to this or the end of the vocabulary, as the published recipes do.
 HIGHEST_TOKEN_ID = 10_000

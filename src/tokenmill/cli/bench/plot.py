@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.cli.parser import Parser
-from tokenmill.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig
 
 # Lines with fewer points show each.
 PLOT_MARKERS = 20

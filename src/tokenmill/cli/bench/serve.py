@@ -36,7 +36,7 @@ from tokenmill.cli.bench.workload import (
 from tokenmill.cli.parser import Parser
 from tokenmill.cli.remote import CONNECT_SECONDS, ServerRefused
 from tokenmill.config import DEFAULT_PORT
-from tokenmill.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig
 
 WARM_UP_TOKENS = 4
 

@@ -28,7 +28,7 @@ from tokenmill.cli.bench.workload import Prompt, Workload, add_workload_flags, a
 from tokenmill.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from tokenmill.llm import LLM
+    from tokenmill.llm.llm import LLM
 
 TEMPERATURE = 0.6
 PLOT_POINTS = 100

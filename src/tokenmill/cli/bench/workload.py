@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import inf, log
 
 from tokenmill.cli.parser import Parser, did_you_mean
-from tokenmill.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig
 
 # Of the standard normal law; a profile without a published ln has its deviation from the quantiles.
 _Z99 = 2.326

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenmill.frontend.constraint import GrammarBuilder, literal
+from tokenmill.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
 from tokenmill.frontend.tool_parsers.scanners import CallScanner, MarkerFinder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tokenmill.frontend.constraint import GrammarBuilder
+from tokenmill.frontend.grammar_builder import GrammarBuilder
 from tokenmill.frontend.tool_parsers.hermes import call_events, json_call
 from tokenmill.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
 from tokenmill.frontend.tool_parsers.scanners import MAX_GAP, CallScanner, MarkerFinder, ValueScanner

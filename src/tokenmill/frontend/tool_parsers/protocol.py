@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tokenmill.frontend.constraint import GrammarBuilder
+from tokenmill.frontend.grammar_builder import GrammarBuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from tokenmill.frontend.constraint import GrammarBuilder, literal
+from tokenmill.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
 from tokenmill.frontend.tool_parsers.scanners import whole_characters
 

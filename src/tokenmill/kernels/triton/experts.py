@@ -6,13 +6,13 @@ from functools import cached_property
 
 import torch
 
-from tokenmill.kernels.protocol import Matrix
-from tokenmill.kernels.torch_kernels import TorchMatrix
-from tokenmill.kernels.triton.gate import silu_mul
+from tokenmill.kernels.protocol import LinearWeight
+from tokenmill.kernels.torch_kernels import TorchWeight
+from tokenmill.kernels.triton.gate import silu_and_mul
 from tokenmill.kernels.triton.matmul import grouped_multiply
 
 
-class ExpertRows(TorchMatrix):
+class ExpertRows(TorchWeight):
     """One expert's part of a stacked weight."""
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -30,12 +30,12 @@ class StackedExperts:
         self._bounds = torch.arange(num_experts + 1, device=like.device)
 
     @cached_property
-    def gate_up(self) -> list[Matrix]:
+    def gate_up(self) -> list[LinearWeight]:
         """See `Experts`."""
         return [ExpertRows(weight) for weight in self._gate_up]
 
     @cached_property
-    def down(self) -> list[Matrix]:
+    def down(self) -> list[LinearWeight]:
         """See `Experts`."""
         return [ExpertRows(weight) for weight in self._down]
 
@@ -47,7 +47,7 @@ class StackedExperts:
         # Rows of the products: by expert, then by token.
         grouped, order = experts.flatten().sort(stable=True)
         starts = torch.searchsorted(grouped, self._bounds).to(torch.int32)
-        inner = silu_mul(grouped_multiply(x, self._gate_up, order // count, starts))
+        inner = silu_and_mul(grouped_multiply(x, self._gate_up, order // count, starts))
         outer = grouped_multiply(inner, self._down, torch.arange(len(order), device=x.device), starts)
         by_token = torch.empty_like(outer).index_copy_(0, order, outer).view(num_tokens, count, x.shape[1])
         return (by_token.float() * weights.unsqueeze(-1)).sum(1).to(x.dtype)

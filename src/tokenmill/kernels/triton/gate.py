@@ -10,7 +10,7 @@ _WIDTH = 1024
 
 
 @triton.jit
-def _silu_mul(gate_up, output, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+def _silu_and_mul(gate_up, output, SIZE: tl.constexpr, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = columns < SIZE
@@ -22,11 +22,11 @@ def _silu_mul(gate_up, output, SIZE: tl.constexpr, WIDTH: tl.constexpr):
     tl.store(output + row * SIZE + columns, gated.to(gate.dtype), mask=inside)
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """[T, 2 * size] contiguous -> silu(first half) * second half, [T, size]."""
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty(num_tokens, size)
     if num_tokens:
         width = min(_WIDTH, triton.next_power_of_2(size))
-        _silu_mul[(num_tokens, triton.cdiv(size, width))](gate_up, output, SIZE=size, WIDTH=width)
+        _silu_and_mul[(num_tokens, triton.cdiv(size, width))](gate_up, output, SIZE=size, WIDTH=width)
     return output

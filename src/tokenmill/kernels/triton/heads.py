@@ -30,6 +30,7 @@ def _place_heads(
     HALF: tl.constexpr,
     WIDTH: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    ROTATES: tl.constexpr,
 ):
     """One program per token and head; q is written back, k and v go to their slot."""
     token = tl.program_id(0).to(tl.int64)
@@ -53,11 +54,15 @@ def _place_heads(
             # Rounded where the reference rounds: after the norm, and after its weight.
             low = ((low * factor).to(dtype).to(tl.float32) * low_scale).to(dtype).to(tl.float32)
             high = ((high * factor).to(dtype).to(tl.float32) * high_scale).to(dtype).to(tl.float32)
-        angle = tl.load(positions + token) * HALF + columns
-        cos = tl.load(cos_table + angle, mask=inside, other=0.0).to(tl.float32)
-        sin = tl.load(sin_table + angle, mask=inside, other=0.0).to(tl.float32)
-        first = (low * cos - high * sin).to(dtype)
-        second = (high * cos + low * sin).to(dtype)
+        if ROTATES:
+            angle = tl.load(positions + token) * HALF + columns
+            cos = tl.load(cos_table + angle, mask=inside, other=0.0).to(tl.float32)
+            sin = tl.load(sin_table + angle, mask=inside, other=0.0).to(tl.float32)
+            first = (low * cos - high * sin).to(dtype)
+            second = (high * cos + low * sin).to(dtype)
+        else:
+            first = low.to(dtype)
+            second = high.to(dtype)
     if head < NUM_HEADS:
         tl.store(source, first, mask=inside)
         tl.store(source + HALF, second, mask=inside)
@@ -74,7 +79,7 @@ def _place_heads(
 def place_heads(
     qkv: torch.Tensor,
     norms: HeadNorms | None,
-    rotary: RotaryTables,
+    rotary: RotaryTables | None,
     places: tuple[torch.Tensor, torch.Tensor],
     memory: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
@@ -82,6 +87,7 @@ def place_heads(
 
     Args:
         qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim] contiguous.
+        rotary: None: nothing is rotated.
         places: positions and slots of the tokens, [T] int64 each.
         memory: keys and values of a layer, [pages, page_size, num_kv_heads, head_dim] contiguous.
 
@@ -95,8 +101,7 @@ def place_heads(
     _place_heads[(heads.shape[0], heads.shape[1])](
         qkv,
         *weights,
-        rotary.cos,
-        rotary.sin,
+        *((qkv, qkv) if rotary is None else (rotary.cos, rotary.sin)),
         *places,
         *memory,
         0.0 if norms is None else norms.eps,
@@ -105,6 +110,7 @@ def place_heads(
         HALF=head_dim // 2,
         WIDTH=triton.next_power_of_2(head_dim // 2),
         HAS_NORMS=norms is not None,
+        ROTATES=rotary is not None,
         num_warps=1,
     )
     return heads[:, :num_heads]

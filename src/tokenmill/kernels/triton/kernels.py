@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import torch
 
-from tokenmill.kernels.experts import Experts
-from tokenmill.kernels.fp8 import ALIGNMENT, Fp8Matrix
-from tokenmill.kernels.protocol import MatrixRole
-from tokenmill.kernels.torch_kernels import TorchKernels, TorchMatrix
+from tokenmill.kernels.fp8 import ALIGNMENT, Fp8Weight
+from tokenmill.kernels.protocol import Experts, WeightRole
+from tokenmill.kernels.torch_kernels import TorchKernels, TorchWeight
 from tokenmill.kernels.triton import matmul, norm
 from tokenmill.kernels.triton.experts import StackedExperts
-from tokenmill.kernels.triton.gate import silu_mul
+from tokenmill.kernels.triton.gate import silu_and_mul
 
 
-class GatedMatrix(TorchMatrix):
+class TritonWeight(TorchWeight):
     """The gate is one pass over the product."""
 
-    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Matrix.gated`."""
-        return silu_mul(self.multiply(x, bias))
+    def silu_and_mul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `LinearWeight.silu_and_mul`."""
+        return silu_and_mul(self.multiply(x, bias))
 
 
-class InvariantMatrix(GatedMatrix):
+class InvariantWeight(TritonWeight):
     """Products whose sums run in one order, whatever the number of rows."""
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Matrix.multiply`."""
+        """See `LinearWeight.multiply`."""
         return matmul.multiply(x, self.weight, bias)
 
 
-class GatedFp8Matrix(Fp8Matrix, GatedMatrix):
+class TritonFp8Weight(Fp8Weight, TritonWeight):
     """Eight-bit floats, and the gate in one pass."""
 
 
@@ -48,12 +47,16 @@ class TritonKernels(TorchKernels):
         self._is_invariant = is_invariant
         self._fp8 = fp8
 
-    def matrix(self, out_size: int, in_size: int, role: MatrixRole = MatrixRole.LINEAR) -> TorchMatrix:
-        """See `Kernels.matrix`."""
+    def without_memory(self) -> TritonKernels:
+        """See `Kernels.without_memory`."""
+        return TritonKernels(self.dtype, "meta", is_invariant=self._is_invariant, fp8=self._fp8)
+
+    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> TorchWeight:
+        """See `Kernels.linear_weight`."""
         is_aligned = out_size % ALIGNMENT == 0 and in_size % ALIGNMENT == 0
-        if self._fp8 and is_aligned and role in (MatrixRole.LINEAR, MatrixRole.GATED):
-            return GatedFp8Matrix(out_size, in_size, self._device)
-        kind = InvariantMatrix if self._is_invariant else GatedMatrix
+        if self._fp8 and is_aligned and role in (WeightRole.LINEAR, WeightRole.GATE_UP):
+            return TritonFp8Weight(out_size, in_size, self._device)
+        kind = InvariantWeight if self._is_invariant else TritonWeight
         return kind(out_size, in_size, self.dtype, self._device)
 
     def experts(self, num_experts: int, hidden_size: int, size: int) -> Experts:
@@ -64,6 +67,8 @@ class TritonKernels(TorchKernels):
         """See `Kernels.rms_norm`."""
         return norm.rms_norm(x, weight, eps)
 
-    def add_rms_norm(self, x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
+    ) -> torch.Tensor:
         """See `Kernels.add_rms_norm`."""
-        return norm.add_rms_norm(x, update, weight, eps)
+        return norm.add_rms_norm(x, delta, weight, eps, scale)

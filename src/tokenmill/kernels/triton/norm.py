@@ -8,15 +8,15 @@ import triton.language as tl
 
 
 @triton.jit
-def _rms_norm(x, update, weight, output, eps, SIZE: tl.constexpr, WIDTH: tl.constexpr, ADDS: tl.constexpr):
+def _rms_norm(x, delta, weight, output, eps, scale, SIZE: tl.constexpr, WIDTH: tl.constexpr, ADDS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
     inside = columns < SIZE
     values = tl.load(x + row * SIZE + columns, mask=inside, other=0.0)
     if ADDS:
-        added = tl.load(update + row * SIZE + columns, mask=inside, other=0.0)
+        added = tl.load(delta + row * SIZE + columns, mask=inside, other=0.0)
         # Rounded to the model's dtype before the norm: the sum is what the next layer adds to.
-        values = (values.to(tl.float32) + added.to(tl.float32)).to(values.dtype)
+        values = (values.to(tl.float32) + added.to(tl.float32) * scale).to(values.dtype)
         tl.store(x + row * SIZE + columns, values, mask=inside)
     wide = values.to(tl.float32)
     factor = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
@@ -27,20 +27,33 @@ def _rms_norm(x, update, weight, output, eps, SIZE: tl.constexpr, WIDTH: tl.cons
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `Kernels.rms_norm`; x [T, size] contiguous."""
-    return _launch(x, None, weight, eps)
+    return _launch(x, None, weight, eps, 1.0)
 
 
-def add_rms_norm(x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See `Kernels.add_rms_norm`; x and update [T, size] contiguous."""
-    return _launch(x, update, weight, eps)
+def add_rms_norm(
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
+) -> torch.Tensor:
+    """See `Kernels.add_rms_norm`; x and delta [T, size] contiguous."""
+    return _launch(x, delta, weight, eps, scale)
 
 
-def _launch(x: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _launch(
+    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, scale: float
+) -> torch.Tensor:
     output = torch.empty_like(x)
     if x.shape[0]:
         width = triton.next_power_of_2(x.shape[1])
         warps = min(max(width // 512, 1), 8)
         _rms_norm[(x.shape[0],)](
-            x, update, weight, output, eps, SIZE=x.shape[1], WIDTH=width, ADDS=update is not None, num_warps=warps
+            x,
+            delta,
+            weight,
+            output,
+            eps,
+            scale,
+            SIZE=x.shape[1],
+            WIDTH=width,
+            ADDS=delta is not None,
+            num_warps=warps,
         )
     return output

@@ -6,16 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.models.families import FAMILIES
 from tokenmill.weights.gguf.file import GgufFile
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
-    {
-        "llama": "LlamaForCausalLM",
-        "qwen2": "Qwen2ForCausalLM",
-        "qwen3": "Qwen3ForCausalLM",
-        "qwen3moe": "Qwen3MoeForCausalLM",
-    }
+    {family.gguf: name for name, family in FAMILIES.items() if family.gguf is not None}
 )
 # Field of config.json -> key of the metadata, after the architecture's name.
 FIELDS: Mapping[str, str] = MappingProxyType(
@@ -32,6 +28,10 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "num_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
     }
 )
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.core.regular_file import open_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ def open_gguf(path: Path) -> GgufFile:
     except ImportError as error:
         raise InvalidCheckpoint(f"{path} needs the gguf package: pip install 'tokenmill[gguf]'") from error
     try:
+        open_regular(path).close()
         reader = GGUFReader(path)
         tensors = {
             tensor.name: GgufTensor(

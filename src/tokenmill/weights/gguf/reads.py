@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from tokenmill.errors import InvalidCheckpoint
-from tokenmill.kernels.quantized import QuantizedRows, Rows
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.models.architecture import Architecture
-from tokenmill.models.linear import Target
+from tokenmill.models.families import FAMILIES
+from tokenmill.models.targets import Target
+from tokenmill.models.weight_names import WeightKey
+from tokenmill.quantization.packed import QuantizedRows, Rows
 from tokenmill.weights.gguf.file import GgufFile, GgufTensor
 from tokenmill.weights.gguf.values import read_rows
 
-TOP = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-}
-EXPERT = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
-NAME = re.compile(r"model\.layers\.(\d+)\.(?:mlp\.experts\.(\d+)\.)?(.+)\.(weight|bias)")
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "embedding": "token_embd",
+        "attention_norm": "blk.{layer}.attn_norm",
+        "q": "blk.{layer}.attn_q",
+        "k": "blk.{layer}.attn_k",
+        "v": "blk.{layer}.attn_v",
+        "output": "blk.{layer}.attn_output",
+        "q_norm": "blk.{layer}.attn_q_norm",
+        "k_norm": "blk.{layer}.attn_k_norm",
+        "mlp_norm": "blk.{layer}.ffn_norm",
+        "gate": "blk.{layer}.ffn_gate",
+        "up": "blk.{layer}.ffn_up",
+        "down": "blk.{layer}.ffn_down",
+        "router": "blk.{layer}.ffn_gate_inp",
+        "expert_gate": "blk.{layer}.ffn_gate_exps",
+        "expert_up": "blk.{layer}.ffn_up_exps",
+        "expert_down": "blk.{layer}.ffn_down_exps",
+        "final_norm": "output_norm",
+        "head": "output",
+    }
+)
+"""As `LLAMA_NAMES`; the experts of a layer are stacked in one tensor."""
+
+# Bytes of memory for each number of a tensor while it is read.
+UNPACKED_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,11 @@ class GgufRead:
     def num_bytes(self) -> int:
         """Bytes in the file."""
         return self.tensor.num_bytes if self.expert is None else self.tensor.num_bytes // self.tensor.shape[0]
+
+    @property
+    def spare_bytes(self) -> int:
+        """Memory that `rows` takes for a moment: the whole tensor is unpacked, those of stacked experts too."""
+        return UNPACKED_BYTES * math.prod(self.tensor.shape)
 
     def rows(self) -> Rows:
         """The values, floats or quantized."""
@@ -81,27 +94,20 @@ def plan_gguf_reads(file: GgufFile, targets: Iterable[Target], architecture: Arc
 
 
 def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRead:
-    name, expert = _gguf_name(target.name)
+    name, expert = target.key.name(NAMES), target.key.expert
     tensor = file.tensors.get(name)
     if tensor is None:
         raise InvalidCheckpoint(f"{file.path} has no tensor {name}, which the architecture calls for")
     shape = tensor.shape if expert is None else tensor.shape[1:]
     if shape != target.shape:
         raise InvalidCheckpoint(f"{file.path}: tensor {name} has shape {list(shape)}, expected {list(target.shape)}")
-    is_llama = architecture.name in ("LlamaForCausalLM", "MistralForCausalLM")
-    rotates = is_llama and re.search(r"self_attn\.[qk]_proj\.", target.name)
-    return GgufRead(target.name, tensor, expert, architecture.head_dim if rotates else 0)
+    is_interleaved = FAMILIES[architecture.name].gguf_interleaves_heads and target.key.role in ("q", "k")
+    return GgufRead(target.name, tensor, expert, _head_dim(architecture, target.key) if is_interleaved else 0)
 
 
-def _gguf_name(name: str) -> tuple[str, int | None]:
-    if name in TOP:
-        return TOP[name], None
-    match = NAME.fullmatch(name)
-    assert match is not None, f"no decoder has a tensor {name}"
-    layer, expert, module, suffix = match.groups()
-    if expert is not None:
-        return f"blk.{layer}.{EXPERT[module]}.{suffix}", int(expert)
-    return f"blk.{layer}.{LAYER[module]}.{suffix}", None
+def _head_dim(architecture: Architecture, key: WeightKey) -> int:
+    assert key.layer is not None, "heads are those of a layer"
+    return architecture.layers[key.layer].attention.head_dim
 
 
 def _halves_apart(num_rows: int, head_dim: int) -> list[int]:

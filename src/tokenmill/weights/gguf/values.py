@@ -5,15 +5,16 @@ The types that the kernels can use keep their integers; every other type that th
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenmill.errors import InvalidCheckpoint
-from tokenmill.kernels.quantized import QuantizedRows, Rows
-from tokenmill.weights.gguf.file import GgufTensor
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.quantization.packed import PackedFormat, PackedFormats, QuantizedRows, Rows
+from tokenmill.weights.gguf.file import GgufFile, GgufTensor
 
 Bytes = npt.NDArray[np.uint8]
 Parts = tuple[int, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None]
@@ -98,3 +99,22 @@ def _q6_k(units: Bytes) -> Parts:
 
 # Type -> bytes of a block, and how it is read.
 LAYOUTS = {"Q8_0": (34, _q8_0), "Q4_0": (18, _q4_0), "Q4_K": (144, _q4_k), "Q6_K": (210, _q6_k)}
+# The types that a format keeps without rounding much, from the fewest bits on.
+FORMATS = (
+    (PackedFormat.INT4, {"Q4_0"}),
+    (PackedFormat.INT4_OFFSET, {"Q4_0", "Q4_1", "Q4_K"}),
+    (PackedFormat.INT8, {"Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0", "Q3_K", "Q2_K"}),
+)
+LAYER_MATRIX = re.compile(r"blk\.\d+\.(attn_(q|k|v|output)|ffn_(gate|up|down)(_exps)?)\.weight")
+VOCABULARY = ("token_embd.weight", "output.weight")
+
+
+def packed_formats(file: GgufFile) -> PackedFormats:
+    """The formats that keep what a file stores."""
+    kinds = {name: tensor.kind for name, tensor in file.tensors.items()}
+    layers = {kind for name, kind in kinds.items() if LAYER_MATRIX.fullmatch(name)}
+    return PackedFormats(_format(layers), _format({kinds[name] for name in VOCABULARY if name in kinds}))
+
+
+def _format(kinds: set[str]) -> PackedFormat:
+    return next((chosen for chosen, fitting in FORMATS if kinds <= fitting), PackedFormat.BF16)

@@ -1,0 +1,183 @@
+// The micro-kernel of attention in vector registers: up to QUERY_MR rows by one key block. Both products, the scores
+// q [M, head_dim] by keys and the output weights [M, keys] by values, have their sums in registers.
+#pragma once
+
+#include "isa/exp2.h"
+#include "isa/pairs.h"
+#include "isa/unroll.h"
+#include "paged_attention.h"
+
+namespace tokenmill::TM_ISA {
+
+#if defined(__AVX512BF16__)
+constexpr int QUERY_MR = 6;  // as many rows as the registers hold sums of
+#elif defined(__AVX512F__)
+constexpr int QUERY_MR = 4;
+#else
+constexpr int QUERY_MR = 1;
+#endif
+constexpr int AMX_QUERY_MR = 16;  // the same where the sums are in tile registers
+constexpr int TILE_K = 32;        // one K step of AMX: keys, or dimensions, whose products one instruction adds
+constexpr int BLOCK_SUBPAGES = KEY_BLOCK / SUBPAGE;
+// Full micro-tiles are those of prompts: they find in the cache what the micro-tile before them has read.
+template <int M>
+constexpr bool PREFETCHES = M < QUERY_MR || QUERY_MR == 1;
+// Smaller than every score, and finite, so that the difference of two scores is a number.
+constexpr float LOWEST = -1e30f;
+
+// Keys first <= i < end of a key block.
+struct KeyRange {
+  int first, end;
+};
+
+// The sub-pages of a key block. In place of one without a visible key stands any other one.
+template <class Number>
+struct Subpages {
+  const Number* keys[BLOCK_SUBPAGES];
+  const Number* values[BLOCK_SUBPAGES];
+  // Those of the next key block. The next keys are prefetched while values are added, the values while keys are scored,
+  // from all sub-pages at once: half a key block fits into the first-level cache beside the half in use.
+  const Number* next_keys[BLOCK_SUBPAGES];
+  const Number* next_values[BLOCK_SUBPAGES];
+};
+
+// A key block as bf16. Values that no row may see are 0.
+struct KeyBlock : Subpages<uint16_t> {
+  const float *key_scales, *value_scales;  // of int8, 0 where nothing is visible; null for bf16
+  // On AMX only: whether the micro-kernel prefetches the next keys; and whether it reads the sub-pages where they are,
+  // for rows that are too few for tile registers. Then `int8` has the sub-pages of int8, and those of bf16 are not set.
+  bool prefetches_keys, reads_in_place;
+  Subpages<int8_t> int8;
+};
+
+// Some rows of a query tile and their online softmax over a KV split. Before the first key block: LOWEST, zeros.
+struct QueryMicroTile {
+  const uint16_t* q;   // [rows][head_dim]
+  float* max_scores;   // [rows] so far, in units of ln 2
+  float* weight_sums;  // [rows][LANES], whose lanes are yet to be added
+  float* values;       // [rows][head_dim], weighted
+  KeyRange visible[AMX_QUERY_MR];  // keys of the block that each row sees; no row ends before the one above it
+};
+
+// scores[m][key] = q[m] . key, over the dimensions in order.
+template <int M, int S>
+void score_keys(const uint16_t* q, int head_dim, const KeyBlock& block, float (*scores)[KEY_BLOCK]) {
+  F32 sums[M][S];
+  unroll<M>([&](auto m) { unroll<S>([&](auto s) { sums[m][s] = zero(); }); });
+  for (int d = 0; d < head_dim; d += 2) {
+    Pairs keys[S];
+    unroll<S>([&](auto s) {
+      keys[s] = load_pairs(block.keys[s] + d * SUBPAGE);
+      if (PREFETCHES<M>) prefetch_l1(block.values[s] + d * SUBPAGE);
+    });
+    unroll<M>([&](auto m) {
+      const Pairs x = broadcast_pair(load_word(q + m * head_dim + d));
+      unroll<S>([&](auto s) { sums[m][s] = dot(sums[m][s], keys[s], x); });
+    });
+  }
+  unroll<M>([&](auto m) { unroll<S>([&](auto s) { store(scores[m] + s * SUBPAGE, sums[m][s]); }); });
+}
+
+// Scores of keys outside of `visible` become -inf, whatever they were, also NaN. Those inside stay as they are, except
+// that a NaN becomes infinity: the result of the row is NaN in both cases.
+inline F32 mask_scores(F32 scores, int subpage, const KeyRange& visible) {
+  constexpr float inf = __builtin_inff();
+  static const float edges[3 * SUBPAGE] = {
+      -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf,
+      inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,  inf,
+      -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf, -inf};
+  const auto bounded = [](int place) { return place < 0 ? 0 : place > SUBPAGE ? SUBPAGE : place; };
+  const int first = bounded(visible.first - subpage * SUBPAGE), end = bounded(visible.end - subpage * SUBPAGE);
+  // A NaN is the first operand of min, which returns the second.
+  return min(min(scores, load(edges + SUBPAGE - first)), load(edges + 2 * SUBPAGE - end));
+}
+
+// One step of the online softmax of a row: writes the weights of the block's keys, and returns, in all lanes, the
+// correction: the factor for all sums before this block.
+template <int S>
+F32 online_softmax(const float* scores, float scale, const KeyBlock& block, const KeyRange& visible, float* max_score,
+           float* weight_sums, uint16_t* weights) {
+  F32 s[S];
+  const F32 factor = broadcast(scale);
+  unroll<S>([&](auto i) { s[i] = mul(load(scores + i * SUBPAGE), factor); });
+  if (block.key_scales) unroll<S>([&](auto i) { s[i] = mul(s[i], load(block.key_scales + i * SUBPAGE)); });
+  if (visible.first > 0 || visible.end < S * SUBPAGE) unroll<S>([&](auto i) { s[i] = mask_scores(s[i], i, visible); });
+  F32 maximum = s[0];
+  unroll<S - 1>([&](auto i) { maximum = max(maximum, s[i + 1]); });
+  const float before = *max_score, found = reduce_max(maximum);
+  const float after = found > before ? found : before;
+  const F32 correction = exp2(broadcast(before - after));
+  F32 sums = mul(load(weight_sums), correction);
+  unroll<S>([&](auto i) {
+    F32 weight = exp2(sub(s[i], broadcast(after)));
+    sums = add(sums, weight);
+    if (block.value_scales) weight = mul(weight, load(block.value_scales + i * SUBPAGE));
+    store_bf16(weights + i * SUBPAGE, weight);
+  });
+  store(weight_sums, sums);
+  *max_score = after;
+  return correction;
+}
+
+// values[m][d] = values[m][d] * corrections[m] + sum over the visible keys, in order, of weights[m][key] *
+// value[key][d], for V vectors of dimensions.
+template <int M, int V>
+void add_values(const uint16_t (*weights)[KEY_BLOCK], const F32* corrections, const KeyBlock& block,
+                const KeyRange& visible, int head_dim, int first_dim, float* values) {
+  constexpr int PAIRS = SUBPAGE / 2;
+  F32 sums[M][V];
+  const auto place = [&](int m, int v) { return values + m * head_dim + first_dim + v * LANES; };
+  unroll<M>([&](auto m) { unroll<V>([&](auto v) { sums[m][v] = mul(load(place(m, v)), corrections[m]); }); });
+  const int first = visible.first / 2, end = (visible.end + 1) / 2;
+  for (int subpage = first / PAIRS; subpage * PAIRS < end; ++subpage) {
+    const int from = first > subpage * PAIRS ? first - subpage * PAIRS : 0;
+    const int to = end - subpage * PAIRS < PAIRS ? end - subpage * PAIRS : PAIRS;
+    for (int pair = from; pair < to; ++pair) {
+      const int64_t line = (pair * head_dim + first_dim) * 2;
+      Pairs both[V];
+      unroll<V>([&](auto v) {
+        both[v] = load_pairs(block.values[subpage] + line + v * LANES * 2);
+        if (PREFETCHES<M>) prefetch_l1(block.next_keys[v] + (first_dim / 2 + subpage * PAIRS + pair) * 2 * SUBPAGE);
+      });
+      unroll<M>([&](auto m) {
+        const Pairs weight = broadcast_pair(load_word(weights[m] + (subpage * PAIRS + pair) * 2));
+        unroll<V>([&](auto v) { sums[m][v] = dot(sums[m][v], both[v], weight); });
+      });
+    }
+  }
+  unroll<M>([&](auto m) { unroll<V>([&](auto v) { store(place(m, v), sums[m][v]); }); });
+}
+
+// One key block for M rows, of which the last sees S sub-pages.
+template <int M, int S>
+void attend_subpages(const QueryMicroTile& tile, int head_dim, float scale, const KeyBlock& block) {
+  alignas(64) float scores[M][KEY_BLOCK];
+  alignas(64) uint16_t weights[M][KEY_BLOCK];
+  F32 corrections[M];
+  score_keys<M, S>(tile.q, head_dim, block, scores);
+  for (int m = 0; m < M; ++m) {
+    corrections[m] = online_softmax<S>(scores[m], scale, block, tile.visible[m], tile.max_scores + m,
+                                       tile.weight_sums + m * LANES, weights[m]);
+  }
+  const KeyRange visible{tile.visible[0].first, tile.visible[M - 1].end};
+  int d = 0;
+  for (; d + 4 * LANES <= head_dim; d += 4 * LANES) {
+    add_values<M, 4>(weights, corrections, block, visible, head_dim, d, tile.values);
+  }
+  for (; d < head_dim; d += LANES) add_values<M, 1>(weights, corrections, block, visible, head_dim, d, tile.values);
+}
+
+template <int M = QUERY_MR>
+void attend_key_block(const QueryMicroTile& tile, int rows, int head_dim, float scale, const KeyBlock& block) {
+  if constexpr (M > 1) {
+    if (rows < M) return attend_key_block<M - 1>(tile, rows, head_dim, scale, block);
+  }
+  switch ((tile.visible[M - 1].end + SUBPAGE - 1) / SUBPAGE) {
+    case 1: return attend_subpages<M, 1>(tile, head_dim, scale, block);
+    case 2: return attend_subpages<M, 2>(tile, head_dim, scale, block);
+    case 3: return attend_subpages<M, 3>(tile, head_dim, scale, block);
+    default: return attend_subpages<M, 4>(tile, head_dim, scale, block);
+  }
+}
+
+}  // namespace tokenmill::TM_ISA

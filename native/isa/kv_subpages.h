@@ -1,0 +1,110 @@
+// Sub-pages of the KV memory: writing tokens into them, and reading them as bf16.
+#pragma once
+
+#include <cmath>
+
+#include "paged_attention.h"
+#include "isa/simd.h"
+
+namespace tokenmill::TM_ISA {
+
+// The pages of one request and KV head.
+struct Pages {
+  const AttentionShape& shape;
+  const LayerKV& memory;
+  const int32_t* page_table;  // of the request
+  int head;
+
+  bool is_int8() const { return memory.key_scales != nullptr; }
+  int64_t subpage_numbers() const { return static_cast<int64_t>(SUBPAGE) * shape.head_dim; }
+  // Index of the slot at this position, among the slots of all pages and KV heads.
+  int64_t slot(int position) const {
+    const int64_t page = page_table[position / shape.page_size];
+    return (page * shape.kv_heads + head) * shape.page_size + position % shape.page_size;
+  }
+  // Index of the first number of the sub-page that holds this position.
+  int64_t subpage(int position) const { return slot(position) / SUBPAGE * subpage_numbers(); }
+};
+
+// Where dimension d of the key, or of the value, of the token at `place` of a sub-page goes.
+inline int64_t key_index(int d, int place) { return (d / 2 * SUBPAGE + place) * 2 + d % 2; }
+inline int64_t value_index(int d, int place, int head_dim) { return (place / 2 * head_dim + d) * 2 + place % 2; }
+
+// Symmetric int8: fills `numbers` and returns the scale, which is NaN where one of x is NaN or infinite. `size` is a
+// multiple of 16.
+inline float quantize(const uint16_t* x, int size, int8_t* numbers) {
+  F32 maximum = zero(), zeros = zero();
+  for (int d = 0; d < size; d += LANES) {
+    const F32 value = load_bf16(x + d);
+    maximum = max(maximum, max(value, sub(zero(), value)));
+    zeros = fma(value, zero(), zeros);
+  }
+  const float zero_or_nan = reduce_add(zeros), largest = reduce_max(maximum);
+  const float inverse = largest > 0 && zero_or_nan == 0 ? 127.0f / largest : 0.0f;
+  for (int d = 0; d < size; d += LANES) {
+    float rounded[LANES];
+    store(rounded, round_to_integer(mul(load_bf16(x + d), broadcast(inverse))));
+    // Converting a NaN to int8 is undefined.
+    for (int i = 0; i < LANES; ++i) numbers[d + i] = inverse > 0 ? static_cast<int8_t>(rounded[i]) : int8_t{0};
+  }
+  return largest / 127.0f + zero_or_nan;
+}
+
+// Converts int8 numbers, a multiple of 32, and prefetches as many from `next`.
+inline void int8_to_bf16(const int8_t* numbers, int64_t count, uint16_t* bf16, const int8_t* next) {
+  for (int64_t i = 0; i < count; i += 32) {
+    int8_to_bf16(numbers + i, bf16 + i);
+    prefetch_l2(next + i);
+  }
+}
+
+// Copies bf16 numbers, a multiple of 32, and prefetches as many from `next`.
+inline void copy_numbers(const uint16_t* numbers, int64_t count, uint16_t* copy, const uint16_t* next) {
+  for (int64_t i = 0; i < count; i += 32) {
+    std::memcpy(copy + i, numbers + i, 32 * sizeof(uint16_t));
+    prefetch_l2(next + i);
+  }
+}
+
+// Stores each pair of a key into its row of 16 tokens: single stores are faster than a scatter.
+__attribute__((optimize("no-tree-vectorize"))) inline void store_pairs(const uint16_t* key, int size, uint16_t* place) {
+  for (int d = 0; d < size; d += 2) std::memcpy(place + d * SUBPAGE, key + d, 2 * sizeof(uint16_t));
+}
+
+inline void store_key(const Pages& pages, int position, const uint16_t* key) {
+  const int size = pages.shape.head_dim, place = position % SUBPAGE;
+  const int64_t subpage = pages.subpage(position);
+  if (!pages.is_int8()) {
+    return store_pairs(key, size, static_cast<uint16_t*>(pages.memory.keys) + subpage + key_index(0, place));
+  }
+  int8_t numbers[MAX_HEAD_DIM];
+  pages.memory.key_scales[pages.slot(position)] = quantize(key, size, numbers);
+  auto* keys = static_cast<int8_t*>(pages.memory.keys) + subpage;
+  for (int d = 0; d < size; ++d) keys[key_index(d, place)] = numbers[d];
+}
+
+// Stores the value of a token, and of the token after it where the two are a pair. Else the other half of the pair
+// stays.
+inline void store_values(const Pages& pages, int position, const uint16_t* value, const uint16_t* second) {
+  const int size = pages.shape.head_dim, place = position % SUBPAGE;
+  const int64_t start = pages.subpage(position) + value_index(0, place - place % 2, size);
+  if (pages.is_int8()) {
+    auto* values = static_cast<int8_t*>(pages.memory.values) + start;
+    for (int i = 0; i < (second ? 2 : 1); ++i) {
+      int8_t numbers[MAX_HEAD_DIM];
+      pages.memory.value_scales[pages.slot(position + i)] = quantize(i ? second : value, size, numbers);
+      for (int d = 0; d < size; ++d) values[2 * d + (place + i) % 2] = numbers[d];
+    }
+    return;
+  }
+  auto* pairs = static_cast<uint16_t*>(pages.memory.values) + start;
+  const uint32_t kept = second ? 0 : place % 2 ? 0x0000FFFF : 0xFFFF0000;
+  const uint16_t* other = second ? second : value;
+  for (int d = 0; d < size; ++d) {
+    const uint32_t both = value[d] | static_cast<uint32_t>(other[d]) << 16;
+    const uint32_t word = (load_word(pairs + 2 * d) & kept) | (both & ~kept);
+    std::memcpy(pairs + 2 * d, &word, sizeof(word));
+  }
+}
+
+}  // namespace tokenmill::TM_ISA

@@ -1,0 +1,77 @@
+// The micro-kernel of int4 weights by int8 activations: exact sums of groups of 32 inputs, scaled and added up in
+// order.
+#include "isa/bytes.h"
+#include "isa/linear.h"
+
+namespace tokenmill::TM_ISA {
+
+namespace {
+
+constexpr int K_STEPS = GROUP_SIZE / 4;  // of a group, one register each
+
+template <bool Offset>
+struct Int4 {
+  template <int M, int P>
+  struct Run {
+    static void run(const MicroTile& tile) {
+      const int64_t panel_bytes = tile.weights.panel_bytes(), k_block_bytes = tile.weights.k_block_bytes();
+      const uint8_t* w = tile.weights.data + tile.panel * panel_bytes;
+      F32 totals[M][P];
+      TM_UNROLL for (auto& row : totals)
+        TM_UNROLL for (auto& total : row) total = zero();
+      for (int64_t k_block = 0; k_block < tile.weights.k_blocks(); ++k_block, w += k_block_bytes) {
+        if (tile.prefetch_panel) {
+          for (int64_t line = 0; line < k_block_bytes; line += 64) {
+            prefetch_l2(tile.prefetch_panel + k_block * k_block_bytes + line);
+          }
+        }
+        add_group<0>(tile, k_block, w, panel_bytes, totals);
+        add_group<1>(tile, k_block, w, panel_bytes, totals);
+      }
+      TM_UNROLL for (int m = 0; m < M; ++m)
+        TM_UNROLL for (int p = 0; p < P; ++p) store(tile.sums + m * tile.stride + p * LANES, totals[m][p]);
+    }
+
+    // Half 0 or 1 of a K block: the low or high nibbles of its bytes.
+    template <int Half>
+    [[gnu::always_inline]] static void add_group(const MicroTile& tile, int64_t k_block, const uint8_t* w,
+                                                 int64_t panel_bytes, F32 (&totals)[M][P]) {
+      const int64_t group = k_block * 2 + Half, first = group * tile.x.count + tile.row;
+      const uint8_t* x = tile.x.data + tile.row * tile.x.stride + group * GROUP_SIZE;
+      I32 sums[M][P];
+      TM_UNROLL for (int m = 0; m < M; ++m)
+        TM_UNROLL for (int p = 0; p < P; ++p) sums[m][p] = broadcast_i32(Offset ? 0 : -8 * tile.x.sums[first + m]);
+      for (int k_step = 0; k_step < K_STEPS; ++k_step) {
+        I32 panels[P];
+        TM_UNROLL for (int p = 0; p < P; ++p) {
+          const I32 bytes = load_bytes(w + p * panel_bytes + k_step * 4 * LANES);
+          panels[p] = Half ? high_nibbles(bytes) : low_nibbles(bytes);
+        }
+        TM_UNROLL for (int m = 0; m < M; ++m) {
+          const I32 numbers = broadcast_i32(static_cast<int32_t>(load_word(x + m * tile.x.stride + k_step * 4)));
+          TM_UNROLL for (int p = 0; p < P; ++p) sums[m][p] = dot_small_bytes(sums[m][p], panels[p], numbers);
+        }
+      }
+      TM_UNROLL for (int p = 0; p < P; ++p) {
+        const auto* scales =
+            reinterpret_cast<const uint16_t*>(w + p * panel_bytes + K_STEPS * 4 * LANES) + Half * LANES;
+        TM_UNROLL for (int m = 0; m < M; ++m) {
+          const F32 scale = broadcast(tile.x.scales[first + m]);
+          totals[m][p] = fma(to_float(sums[m][p]), mul(load_fp16(scales), scale), totals[m][p]);
+          if (Offset) {
+            const F32 offsets = load_fp16(scales + 2 * LANES);
+            const F32 sum = mul(broadcast(static_cast<float>(tile.x.sums[first + m])), scale);
+            totals[m][p] = fma(offsets, sum, totals[m][p]);
+          }
+        }
+      }
+    }
+  };
+};
+
+}  // namespace
+
+void micro_kernel_int4(const MicroTile& tile) { run_micro_kernel<Int4<false>::Run>(tile); }
+void micro_kernel_int4_offset(const MicroTile& tile) { run_micro_kernel<Int4<true>::Run>(tile); }
+
+}  // namespace tokenmill::TM_ISA

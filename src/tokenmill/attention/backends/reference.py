@@ -1,0 +1,61 @@
+"""Backend `reference`: attention written to be read, one request at a time, in float32. The oracle of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenmill.attention.batch import ForwardBatch
+from tokenmill.attention.kv_cache import HeadMajorKV
+from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
+from tokenmill.kernels.heads import StepAngles, split_heads
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlan:
+    """The batch and its angles."""
+
+    batch: ForwardBatch
+    angles: StepAngles
+
+
+class ReferenceAttention:
+    """Plain torch on any device."""
+
+    def __init__(self, spec: AttentionSpec, kv: HeadMajorKV) -> None:
+        self.spec = spec
+        self.kv = kv
+
+    def plan(self, batch: ForwardBatch) -> ReferencePlan:
+        """See `AttentionBackend.plan`."""
+        return ReferencePlan(batch, StepAngles(batch.positions))
+
+    def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: ReferencePlan) -> torch.Tensor:
+        """See `AttentionBackend.forward`."""
+        batch = plan.batch
+        heads = (self.spec.num_heads, self.spec.num_kv_heads)
+        q, k, v = split_heads(qkv, heads, layer.norms, plan.angles.of(layer.rotary))
+        self.kv.write(layer.index, self.kv.slot_rows(batch.slots), k, v)
+        output = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for request, context_len in enumerate(batch.context_lens.tolist()):
+            start, end = batch.query_starts[request : request + 2].tolist()
+            num_pages = -(-context_len // self.kv.page_size)
+            keys, values = self.kv.gather(layer.index, self.kv.page_rows(batch.page_table[request, :num_pages]))
+            output[start:end] = self._attend(q[start:end], keys[:, :context_len], values[:, :context_len], layer)
+        return output.flatten(1)
+
+    def _attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+        """The last n tokens of one sequence, q [n, heads, head_dim], over all its keys [kv_heads, length, head_dim]."""
+        group = self.spec.num_heads // self.spec.num_kv_heads
+        keys = keys.float().repeat_interleave(group, 0)
+        values = values.float().repeat_interleave(group, 0)
+        scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * layer.scale
+        length = keys.shape[1]
+        key_positions = torch.arange(length, device=q.device)
+        query_positions = key_positions[length - q.shape[0] :, None]
+        visible = key_positions <= query_positions
+        if layer.window is not None:
+            visible &= key_positions > query_positions - layer.window
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        return (weights @ values).transpose(0, 1).to(q.dtype)

@@ -1,0 +1,140 @@
+"""The output file of `tokenmill generate`: lines are only ever appended, so whatever ends a run, the next one goes on.
+
+A line is whole or it does not count: what follows the last line break is dropped at the next start and done again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.errors import InvalidConfig
+
+SYNC_SECONDS = 2.0
+# Every line begins so; only a file that does is cut at its last line break.
+LINE_START = b'{"line":'
+
+
+class _Response(msgspec.Struct):
+    """As much of a batch line's answer as tells whether it is one."""
+
+    status_code: int = 200
+
+
+class _Written(msgspec.Struct):
+    """What resuming needs of an output line."""
+
+    line: int
+    input: str
+    error: Any = None
+    response: _Response | None = None
+
+    @property
+    def is_answer(self) -> bool:
+        """False where the line says why there is none."""
+        return self.error is None and (self.response is None or self.response.status_code == HTTPStatus.OK)
+
+
+class OutputLog:
+    """Appends output lines and knows which input lines have one.
+
+    Attributes:
+        done: input line number -> digest of that line, for every line of the file.
+        num_errors: lines that say why there is no answer.
+    """
+
+    def __init__(self, path: Path, overwrite: bool = False) -> None:
+        """Open or make the file, and hold it against a second run.
+
+        Raises:
+            InvalidConfig: it cannot be written, another run writes it, or it holds something else.
+        """
+        self._path = path
+        try:
+            self._file = open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise InvalidConfig(f"cannot write {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise InvalidConfig(f"another run is writing {path}") from None
+        if overwrite:
+            self._file.truncate(0)
+        self.done: dict[int, str] = {}
+        self.num_errors = 0
+        self._in_order = True
+        self._highest = 0
+        self._last_sync = time.monotonic()
+        self._read()
+
+    def __enter__(self) -> OutputLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def append(self, document: dict[str, Any]) -> None:
+        """Write one line. It survives the end of this process at once, and of the machine two seconds later."""
+        encoded = msgspec.json.encode(document)
+        self._note(_parse(encoded))
+        # One write of the whole line: a reader, or the next run, sees all of it or a part without a line break.
+        data = memoryview(encoded + b"\n")
+        while data:
+            data = data[self._file.write(data) :]
+        if time.monotonic() - self._last_sync > SYNC_SECONDS:
+            os.fsync(self._file.fileno())
+            self._last_sync = time.monotonic()
+
+    def sort(self) -> None:
+        """Put the lines into the order of the input; they were written as they were finished."""
+        if self._in_order:
+            return
+        self._file.seek(0)
+        lines = sorted(self._file.readall().splitlines(keepends=True), key=lambda raw: _parse(raw).line)
+        beside = self._path.with_name(self._path.name + ".sorting")
+        with open(beside, "wb") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, self._path)
+
+    def _read(self) -> None:
+        content = self._file.readall()
+        whole = content[: content.rfind(b"\n") + 1]
+        for number, raw in enumerate(whole.split(b"\n")[:-1], 1):
+            try:
+                written = _parse(raw)
+            except msgspec.MsgspecError:
+                raise self._foreign(f"line {number} is not an output line") from None
+            if written.line in self.done:
+                raise self._foreign(f"input line {written.line} is answered twice")
+            self._note(written)
+        torn = content[len(whole) :]
+        if not (torn.startswith(LINE_START) or LINE_START.startswith(torn)):
+            raise self._foreign("its last line is not an output line")
+        self._file.truncate(len(whole))
+        self._file.seek(len(whole))
+
+    def _note(self, written: _Written) -> None:
+        self._in_order = self._in_order and written.line > self._highest
+        self._highest = max(self._highest, written.line)
+        self.done[written.line] = written.input
+        self.num_errors += not written.is_answer
+
+    def _foreign(self, what: str) -> InvalidConfig:
+        return InvalidConfig(f"{self._path}: {what}; name another --output, or give --overwrite")
+
+
+def _parse(raw: bytes) -> _Written:
+    return msgspec.json.decode(raw, type=_Written)

@@ -1,0 +1,105 @@
+"""What the start-up screen says once the engine is ready: labels and texts, and a command to paste."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from tokenmill.config import DEFAULT_PORT, ServerConfig
+from tokenmill.core.messages import EngineReady
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
+    """Label and text of each line of the summary."""
+    url = base_url(server)
+    capacity = ready.num_pages * ready.page_size
+    full_requests = capacity / ready.max_model_len
+    lines = [
+        ("model", model_name(ready, server)),
+        ("from", ready.model),
+        ("architecture", f"{ready.architecture}, {count_text(ready.num_parameters)} parameters"),
+        ("weights", f"{bytes_text(ready.weight_bytes)} of {ready.dtype} on {ready.device}"),
+        ("kernels", f"{ready.kernels} ({ready.kernels_reason})"),
+        ("attention", f"{ready.attention_backend} ({ready.attention_reason})"),
+        ("KV cache", f"{capacity:,} tokens in {ready.num_pages:,} pages, {bytes_text(ready.kv_bytes)}"),
+        ("", f"room for {_amount(full_requests)} of the full {ready.max_model_len:,} tokens"),
+        ("a step", f"up to {ready.max_num_seqs:,} requests and {ready.max_num_batched_tokens:,} tokens"),
+        ("threads", f"{ready.num_threads} ({ready.threads_reason})"),
+        ("API", f"{url}/v1"),
+        ("reference", f"{url}/docs"),
+    ]
+    warning = open_to_all(server)
+    return lines if warning is None else [*lines, ("open to all", warning)]
+
+
+def open_to_all(server: ServerConfig) -> str | None:
+    """A warning where anybody who reaches this machine may use the server."""
+    if server.api_key or server.uds is not None or server.host in LOOPBACK:
+        return None
+    return f"whoever reaches {server.host} may use it: there is no --api-key"
+
+
+def model_name(ready: EngineReady, server: ServerConfig) -> str:
+    """The model's id in the API."""
+    return server.served_model_name or ready.model
+
+
+def base_url(server: ServerConfig) -> str:
+    """Where a client on this machine reaches the server; for a unix socket any host will do."""
+    if server.uds is not None:
+        return f"http://localhost{server.root_path}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host, server.host)
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    scheme = "https" if server.ssl_certfile is not None else "http"
+    return f"{scheme}://{host}:{server.port}{server.root_path}"
+
+
+def curl_command(model: str, server: ServerConfig) -> str:
+    """A command that streams an answer; of a key it names the variable, never the value."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    words = ["curl", "-N", f"{base_url(server)}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    if server.uds is not None:
+        words[1:1] = ["--unix-socket", server.uds]
+    if server.ssl_certfile is not None:
+        words.append("-k")
+    command = shlex.join([*words, "-d", json.dumps(body)])
+    if server.api_key:
+        # Double quotes, so that the shell that it is pasted into puts the key in.
+        command += ' -H "Authorization: Bearer $TOKENMILL_API_KEY"'
+    return command
+
+
+def chat_command(server: ServerConfig) -> str | None:
+    """The `tokenmill chat` that reaches the server; None: it cannot, the server listens on a unix socket."""
+    if server.uds is not None:
+        return None
+    url = base_url(server)
+    return "tokenmill chat" if url == f"http://127.0.0.1:{DEFAULT_PORT}" else f"tokenmill chat --url {url}"
+
+
+def _amount(requests: float) -> str:
+    """`1 request`, `1.5 requests`, `256 requests`; rounded down, since it is a promise."""
+    whole, tenths = divmod(int(requests * 10), 10)
+    if (whole, tenths) == (1, 0):
+        return "1 request"
+    return f"{whole:,}.{tenths} requests" if tenths else f"{whole:,} requests"
+
+
+def count_text(count: int) -> str:
+    """`596 M`, `1.72 B`: three digits."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)
+
+
+def bytes_text(size: float) -> str:
+    """`1.21 GiB`: three digits, powers of 1024."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.3g} GiB" if size < 1000 else f"{size:,.0f} GiB"

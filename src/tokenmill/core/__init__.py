@@ -1,0 +1,1 @@
+"""The contracts that all sides speak: requests, sampling parameters, plans and results, messages, errors."""

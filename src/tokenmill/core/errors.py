@@ -1,0 +1,81 @@
+"""Typed errors that a user can cause, and what each one means at the edges.
+
+Each carries one clear sentence. The server maps them to OpenAI error bodies (`status`, `type`, `param`), the CLI to
+exit codes. Internal invariants use `assert` with a message instead: they are never the user's fault.
+"""
+
+from __future__ import annotations
+
+
+class TokenMillError(Exception):
+    """Base of every error that a user can cause or can mend."""
+
+    status = 500
+    type = "internal_error"
+    exit_code = 1
+
+
+class InvalidRequest(TokenMillError, ValueError):
+    """A request that can never be served as it is; `param` names the field at fault (None: the request as a whole).
+
+    Attributes:
+        code: OpenAI's word for the mistake, where it has one that programs look for.
+    """
+
+    status = 400
+    type = "invalid_request_error"
+    code: str | None = None
+    exit_code = 2
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt leaves no room in the context."""
+
+    code = "context_length_exceeded"
+
+
+class InvalidConfig(TokenMillError, ValueError):
+    """A flag, a config key or a combination of them that cannot work on this machine or for this model."""
+
+    type = "invalid_config"
+    exit_code = 2
+
+
+class OutOfMemory(InvalidConfig):
+    """The machine has not enough memory for what is asked of it, or has none left."""
+
+    type = "out_of_memory"
+
+
+class InvalidCheckpoint(TokenMillError, ValueError):
+    """A checkpoint that cannot be served; the message names the file and, where there is one, the tensor."""
+
+    type = "invalid_checkpoint"
+    exit_code = 2
+
+
+class EngineDead(TokenMillError):
+    """The engine process ended or never became ready."""
+
+    status = 503
+    type = "engine_unavailable"
+
+
+class QueueFull(TokenMillError):
+    """More waits than `--max-num-queued-reqs` or `--max-num-queued-tokens` allow.
+
+    Attributes:
+        retry_after: seconds after which there should be room.
+    """
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

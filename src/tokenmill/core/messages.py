@@ -1,0 +1,388 @@
+"""Every message that crosses a process boundary: msgspec tagged structs in msgpack, never pickle.
+
+    API --(GenerateText, AbortRequests, EncodeText, DecodeTokens)--> text worker
+    text worker --(AddRequest, AbortRequests)--> engine
+    engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded)--> API
+    engine --(EngineProgress, EngineReady, EngineStats)--> API --(EngineReady)--> text workers
+    API --(SetPaused, ResetPrefixCache, ExplainRequests)--> engine --(Done, RequestStates)--> API
+    API --(Ping)--> engine, text workers --(Beat, Pong, PartFailed)--> API
+
+A text worker chooses the engine of a request. An abort takes the same way as its request, so it can never overtake it.
+Ids are random and internal: a client's own id is a label that stays in the API process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.answer import AnswerPiece
+from tokenmill.core.histogram import Histogram
+from tokenmill.core.plan import TokenLogprobs
+from tokenmill.core.request import FinishReason
+from tokenmill.core.sampling_params import SamplingParams
+
+
+class Message(msgspec.Struct, tag=True, omit_defaults=True):
+    """Base of all messages; the class name is the tag."""
+
+
+# --- API -> text worker -------------------------------------------------------------------------------------------
+
+
+class CallRules(msgspec.Struct):
+    """How an answer may call tools: in this notation, these functions, and whether it must, and several at once."""
+
+    parser: str
+    names: list[str]
+    is_required: bool
+    is_parallel: bool
+
+
+class GenerateText(Message, kw_only=True):
+    """Encode a prompt and start `len(ids)` requests with it. Exactly one of `text`, `token_ids`, `messages` is set.
+
+    Attributes:
+        calls: of the `tools`; None: no grammar knows of them.
+        reasoning: how the model marks its thinking, a name that `--reasoning-parser` takes; "": it is not looked for.
+        truncate_prompt_tokens: keep so many tokens at the prompt's end; -1: as many as leave room for the output.
+        tenant: who takes turns with others for the engine: a client, or one call.
+        wants_prompt: the first output comes with a `PromptReport`.
+        pooling: "mean" or "last": wanted is a vector for the prompt, not a continuation.
+        engine: the one that must have the requests; None: the text worker chooses.
+    """
+
+    ids: list[str]
+    params: SamplingParams
+    text: str | None = None
+    token_ids: list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    calls: CallRules | None = None
+    reasoning: str = ""
+    template_kwargs: dict[str, Any] = {}
+    priority: int = 0
+    cache_salt: str = ""
+    tenant: str = ""
+    truncate_prompt_tokens: int | None = None
+    wants_prompt: bool = False
+    pooling: str = ""
+    engine: int | None = None
+
+
+class AbortRequests(Message):
+    """End these requests, wherever they are. Unknown ids are ignored: the request may have just finished."""
+
+    ids: list[str]
+
+
+class EncodeText(Message, kw_only=True):
+    """Tokenize a text or a chat without generating."""
+
+    id: str
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = {}
+    add_special_tokens: bool = True
+
+
+class DecodeTokens(Message):
+    """Turn token ids into text without generating."""
+
+    id: str
+    token_ids: list[int]
+
+
+# --- text worker -> engine ----------------------------------------------------------------------------------------
+
+
+class AddRequest(Message, kw_only=True):
+    """One request to run. `params.max_tokens` may be None; the engine caps it by the context."""
+
+    id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    tenant: str = ""
+    is_resumable: bool = False
+    worker: int = 0
+    pooling: str = ""
+    engine: int | None = None
+
+
+# --- API -> engine ------------------------------------------------------------------------------------------------
+
+
+class SetPaused(Message):
+    """Launch no step, or go on; answered with `Done` when no step runs any more."""
+
+    id: str
+    is_paused: bool
+
+
+class ResetPrefixCache(Message):
+    """Forget cached prefixes; answered with `Done`, false where running requests hold pages.
+
+    Attributes:
+        preempt_running: send those back to the queue first.
+    """
+
+    id: str
+    preempt_running: bool
+
+
+class ExplainRequests(Message):
+    """Ask how requests are doing; answered with `RequestStates`."""
+
+    id: str
+    request_ids: list[str]
+
+
+# --- engine -> text worker ----------------------------------------------------------------------------------------
+
+
+class TokenOutput(msgspec.Struct, array_like=True):
+    """What one step brought one request. An `error_status` below 500 says that the request itself is at fault."""
+
+    id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+    error_status: int = 500
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
+    scheduled_at: float = 0.0
+
+
+class StepOutputs(Message):
+    """The outputs of one step for one text worker."""
+
+    step: int
+    outputs: list[TokenOutput]
+
+
+# --- text worker -> API -------------------------------------------------------------------------------------------
+
+
+class PromptReport(msgspec.Struct, array_like=True):
+    """The prompt of a request as the model had it. `logprobs` begin with its second token."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+
+
+class TextOutput(msgspec.Struct, array_like=True):
+    """What a step added to the answer of one request; the last one carries the finish reason.
+
+    `answer` is set instead of `text` where an answer is taken apart, see `GenerateText.calls` and `reasoning`.
+
+    The first one carries the `prompt`, where that is wanted; `embedding` is a vector of float32, little-endian.
+
+    `num_reasoning_tokens`: how many of the request's tokens so far are thinking.
+
+    `token_bytes` spells the tokens that `logprobs` names: token id -> its bytes, perhaps a part of a character only.
+    """
+
+    id: str
+    text: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+    token_bytes: dict[int, bytes] | None = None
+    prompt: PromptReport | None = None
+    embedding: bytes | None = None
+    scheduled_at: float = 0.0
+    answer: list[AnswerPiece] | None = None
+    num_reasoning_tokens: int = 0
+
+
+class TextOutputs(Message):
+    """All deltas of one step."""
+
+    outputs: list[TextOutput]
+
+
+class RequestRejected(Message, kw_only=True):
+    """The input could not be encoded or cannot be served: the one reply to a message from the API."""
+
+    ids: list[str]
+    status: int
+    error: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Encoded(Message):
+    """Reply to `EncodeText`."""
+
+    id: str
+    token_ids: list[int]
+    tokens: list[str]
+
+
+class Decoded(Message):
+    """Reply to `DecodeTokens`."""
+
+    id: str
+    text: str
+
+
+# --- engine -> API, and signs of life of engines and text workers (`part`: the name of an inbox) --------------------
+
+
+class EngineMessage(Message, kw_only=True):
+    """Base of what an engine says to the API process. `engine` is its index, which its process fills in."""
+
+    engine: int = 0
+
+
+class EngineProgress(EngineMessage):
+    """A start-up phase moved on: `done` of `total` units; `total` 0 where it is not known."""
+
+    phase: str
+    done: int
+    total: int
+
+
+class EngineReady(EngineMessage, kw_only=True):
+    """The engine serves. Everything the start-up screen and the text workers need to know of it."""
+
+    model: str
+    architecture: str
+    num_parameters: int
+    dtype: str
+    device: str
+    kernels: str
+    kernels_reason: str
+    attention_backend: str
+    attention_reason: str
+    max_model_len: int
+    vocab_size: int
+    page_size: int
+    num_pages: int
+    kv_bytes: int
+    weight_bytes: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_threads: int
+    threads_reason: str
+    seconds: dict[str, float]
+
+
+class EngineStats(EngineMessage, kw_only=True):
+    """Counters since start and the state now, sent a few times a second and whenever the engine becomes idle.
+
+    Attributes:
+        num_corrupted: requests that ended since the model gave no finite numbers for them.
+        num_queued: those of the waiting requests that only rows, pages or budget keep from running.
+        is_stuck: some of them could run, and nothing does: a bug that /health must show.
+        waiting_by_reason: `num_waiting`, by what they wait for.
+        step_tokens, step_seconds: sizes of the steps, and their seconds by part.
+        num_drafts, num_draft_tokens, num_accepted_tokens: what speculation proposed and what was kept of it.
+    """
+
+    step: int
+    num_running: int
+    num_waiting: int
+    num_rows_used: int
+    num_pages: int
+    num_pages_pinned: int
+    num_pages_evictable: int
+    num_preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+    prompt_tokens: int
+    generation_tokens: int
+    num_corrupted: int = 0
+    num_queued: int = 0
+    is_stuck: bool = False
+    waiting_by_reason: dict[str, int] = {}
+    step_tokens: Histogram | None = None
+    step_seconds: dict[str, Histogram] = {}
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
+class Done(EngineMessage):
+    """Reply to `SetPaused` and `ResetPrefixCache`: whether it was done."""
+
+    id: str
+    is_done: bool
+
+
+class RequestState(msgspec.Struct, kw_only=True):
+    """How one request is doing; see `Request` for the words.
+
+    Attributes:
+        wait_reason: why it was not part of the last step; empty while it runs.
+        engine: the index of the one that has it; None: none yet.
+    """
+
+    id: str
+    engine: int | None = None
+    status: str
+    wait_reason: str
+    priority: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+class RequestStates(EngineMessage):
+    """Reply to `ExplainRequests`: those that are alive."""
+
+    id: str
+    states: list[RequestState]
+
+
+class PartFailed(Message):
+    """A part cannot start or cannot go on; `exit_code` is what the command should end with."""
+
+    part: str
+    error: str
+    exit_code: int
+
+
+class Ping(Message):
+    """Asks a loop whether it still takes messages; answered with `Pong` when its turn comes."""
+
+
+class Pong(Message):
+    """Reply to `Ping`, by the part that was asked."""
+
+    part: str
+
+
+class Beat(Message, kw_only=True):
+    """Sent every second by a thread beside a loop. `job` is what it has been busy with for so many `seconds`, of which
+    `limit` are allowed; empty: it waits for work. `num_dropped` counts messages that its inbox could not read."""
+
+    part: str
+    job: str = ""
+    seconds: float = 0.0
+    limit: float = 0.0
+    num_dropped: int = 0
+
+
+TextMessage = GenerateText | AbortRequests | EncodeText | DecodeTokens | StepOutputs | EngineReady
+ToWorker = TextMessage | Ping
+EngineControl = SetPaused | ResetPrefixCache | ExplainRequests
+ToEngine = AddRequest | AbortRequests | EngineControl | Ping
+EngineReply = Done | RequestStates
+SignOfLife = Beat | Pong
+FromWorker = TextOutputs | RequestRejected | Encoded | Decoded
+ToApi = FromWorker | EngineReply | EngineProgress | EngineReady | EngineStats | SignOfLife | PartFailed

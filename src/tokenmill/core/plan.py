@@ -1,0 +1,125 @@
+"""`StepPlan` and `StepResult`: all that passes between the scheduler and a runner.
+
+A plan holds differences only: a request is sent in full when it takes a row (`AdmittedRequest`), after that a step
+names its row and how far it goes. Both are plain data (numpy arrays and structs), so a plan can be recorded, replayed
+and sent to other ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.core.request import TokenArray
+from tokenmill.core.sampling_params import SamplingParams
+
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedRequest:
+    """A request that takes a row in this step: admitted, or resumed after a preemption.
+
+    Attributes:
+        token_ids: prompt and committed output, [num_tokens] int32, the runner copies it into the token table.
+        num_prompt_tokens: where the output begins (penalties tell prompt from output).
+        stop_token_ids: ids to mask while fewer than `params.min_tokens` tokens are out.
+        seed: the seed its draws are keyed by; never None here.
+        pooling: "mean" or "last": a vector is wanted for its prompt; "": none.
+    """
+
+    row: int
+    request_id: str
+    token_ids: TokenArray
+    num_prompt_tokens: int
+    params: SamplingParams
+    stop_token_ids: tuple[int, ...]
+    seed: int
+    pooling: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One pass of the model. B scheduled requests, in batch order.
+
+    Attributes:
+        step: its number; the only clock of scheduler and cache.
+        new_rows: requests that take a row; applied before anything else.
+        request_ids: [B], for logs and replay; the runner only needs rows.
+        rows: [B] int32.
+        num_computed: [B] int32, tokens already computed: the first position this step runs.
+        num_scheduled: [B] int32 >= 1, tokens this step runs.
+        num_samples: [B] int32, tokens that the step may bring the request: 0 while it does not reach the last known
+            token, 1 where it does, one more for each draft token behind it. `num_scheduled` counts drafts.
+        page_rows, page_numbers, page_ids: [P] int32 each: new entries of the page table,
+            `page_table[page_rows[i], page_numbers[i]] = page_ids[i]`.
+        draft_ids: [D] int32, the draft tokens of all requests in batch order, `num_samples - 1` of each that samples;
+            None: there are none.
+    """
+
+    step: int
+    new_rows: tuple[AdmittedRequest, ...]
+    request_ids: tuple[str, ...]
+    rows: IntArray
+    num_computed: IntArray
+    num_scheduled: IntArray
+    num_samples: IntArray
+    page_rows: IntArray
+    page_numbers: IntArray
+    page_ids: IntArray
+    draft_ids: IntArray | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the step runs."""
+        return int(self.num_scheduled.sum())
+
+
+class Logprob(msgspec.Struct, array_like=True):
+    """Log probability of one token and its rank (1 = most likely)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """The sampled token's log probability, and the most likely tokens at its position, best first."""
+
+    sampled: Logprob
+    top: list[Logprob]
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """Why a request cannot go on. A `status` below 500 says that the request itself is at fault."""
+
+    error: str
+    status: int = 500
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The outcome of a step. Request i of the batch is brought `token_ids[token_starts[i] : token_starts[i + 1]]`.
+
+    Attributes:
+        token_ids: [T] int32, the tokens that the step brings, request after request. At most `num_samples` each: drafts
+            as long as they are what the model says, and one token more. None where a request is sampled again (the mask
+            of its grammar was late) or has failed.
+        token_starts: [B + 1] int32.
+        logprobs: batch index -> those of its tokens, for the requests that asked.
+        failures: batch index -> why that request cannot go on.
+        prompt_logprobs: batch index -> those of the prompt's tokens from position `num_computed + 1` on.
+        embeddings: batch index -> the vector of its prompt, float32, little-endian.
+    """
+
+    step: int
+    token_ids: IntArray
+    token_starts: IntArray
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    failures: dict[int, RowFailure] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    embeddings: dict[int, bytes] = field(default_factory=dict)

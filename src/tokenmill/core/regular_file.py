@@ -1,0 +1,29 @@
+"""Opening files that others have put there: only regular ones, since a named pipe would be waited for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises:
+        OSError: there is none, it may not be read, or it is a pipe, a device, a folder.
+    """
+    # Without waiting: a pipe that nobody writes to is opened, too, and then refused.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """All of a file; raises as `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()

@@ -1,0 +1,343 @@
+"""A request as the scheduler sees it: token ids, three counters and a status; everything else is derived.
+
+    |<----------- prompt ----------->|<- output ->|<- pending ->|
+    |<- num_cached ->|               |            |             |
+    |<- num_computed (KV written or being written) ->|
+    |<- num_tokens (ids the host knows) ----------->|
+
+Knows no torch, no sockets and no clock. Status changes go through `Request.move_to`, which holds the one table of
+legal changes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.sampling_params import SamplingParams
+
+TokenArray = npt.NDArray[np.int32]
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is on its way; see `_LEGAL` for the changes between them."""
+
+    WAITING = "waiting"
+    WAITING_FOR_GRAMMAR = "waiting_for_grammar"
+    WAITING_FOR_REMOTE_KV = "waiting_for_remote_kv"
+    WAITING_FOR_INPUT = "waiting_for_input"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+_S = RequestStatus
+# What an event from outside ends; nothing else does.
+WAITING_FOR_EVENT = frozenset({_S.WAITING_FOR_GRAMMAR, _S.WAITING_FOR_REMOTE_KV})
+# Where a request may begin.
+ARRIVING = WAITING_FOR_EVENT | {_S.WAITING}
+_LEGAL: dict[RequestStatus, frozenset[RequestStatus]] = {
+    _S.WAITING: frozenset({_S.RUNNING, _S.FINISHED}),
+    # One that waits for several things waits for one after the other.
+    **dict.fromkeys(WAITING_FOR_EVENT, ARRIVING | {_S.FINISHED}),
+    _S.WAITING_FOR_INPUT: frozenset({_S.WAITING, _S.FINISHED}),
+    _S.RUNNING: frozenset({_S.PREEMPTED, _S.WAITING_FOR_INPUT, _S.FINISHED}),
+    # To WAITING_FOR_INPUT: the last step it was part of ended its turn, and it keeps the row it was about to lose.
+    _S.PREEMPTED: frozenset({_S.RUNNING, _S.WAITING_FOR_INPUT, _S.FINISHED}),
+    _S.FINISHED: frozenset(),
+}
+
+
+class CacheKey(NamedTuple):
+    """What two requests must have in common, besides their tokens, to share KV. Made once, when a request arrives.
+
+    Attributes:
+        model: fingerprint of the weights and of how they and the KV are stored.
+        salt: chosen by the client; who does not know it shares nothing.
+    """
+
+    model: str = ""
+    salt: str = ""
+
+
+_COMMON = CacheKey()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnInput:
+    """What a session is to go on with.
+
+    Attributes:
+        is_last: the session ends with this turn.
+        max_model_len: tokens of the context; input and output of all turns must fit.
+    """
+
+    token_ids: Sequence[int]
+    params: SamplingParams
+    is_last: bool
+    max_model_len: int
+
+
+class Request:
+    """One sequence to generate.
+
+    Attributes:
+        cache_key: whose KV it may share.
+        arrival: rank in order of arrival; the only notion of time a policy may use.
+        max_tokens_total: prompt + output tokens at most; reaching it finishes the request with `length`.
+        stop_token_ids: ids that end it (the model's EOS ids unless `ignore_eos`, and the client's).
+        num_computed_tokens: tokens whose KV is written, or will be once the launched steps finish.
+        num_pending_tokens: tokens that launched steps will sample, ids not yet known to the host.
+        num_cached_tokens: prompt tokens that the prefix cache supplied at the (latest) admission.
+        num_inflight_steps: launched, uncommitted steps that use its row and pages.
+        awaited_page: a page of its prompt that a running request is about to compute; it waits for that one.
+        has_drafts: a launched step runs draft tokens of it; how many tokens that brings, its commit says.
+        mask_missed: the mask of its grammar was late for a step; it is sampled again once the launched steps that use
+            it are committed.
+        is_resumable: a session: at the end of a turn it waits for further input instead of finishing.
+        inputs: of a session, those that came while a turn was running, in order.
+        num_reported_tokens: tokens of the prompt whose log probabilities are out, where they are wanted.
+        num_charged_tokens: as many of its tokens have been run for its tenant, or were found in the cache.
+        pooling: "mean" or "last": a vector is wanted for the prompt instead of a continuation.
+        rank: its place in the queues: (class, turn of its tenant, arrival); set by the scheduler.
+        row: the row of the page and token tables it owns, or None.
+        tenant: who takes turns with others, where the policy has turns: a client, or one call.
+        wait_reason: why it was not scheduled in the last step; empty while it runs.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "arrival",
+        "awaited_page",
+        "cache_key",
+        "finish_reason",
+        "has_drafts",
+        "id",
+        "inputs",
+        "is_resumable",
+        "mask_missed",
+        "max_tokens_total",
+        "num_cached_tokens",
+        "num_charged_tokens",
+        "num_computed_tokens",
+        "num_inflight_steps",
+        "num_pending_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_reported_tokens",
+        "num_tokens",
+        "params",
+        "pooling",
+        "priority",
+        "rank",
+        "row",
+        "status",
+        "stop_reason",
+        "stop_token_ids",
+        "tenant",
+        "wait_reason",
+    )
+
+    def __init__(  # noqa: PLR0913 - a record; all but the first three are named
+        self,
+        id: str,
+        prompt_token_ids: Sequence[int] | TokenArray,
+        params: SamplingParams,
+        *,
+        arrival: int,
+        max_tokens_total: int,
+        stop_token_ids: frozenset[int] = frozenset(),
+        priority: int = 0,
+        cache_key: CacheKey = _COMMON,
+        tenant: str = "",
+        is_resumable: bool = False,
+        pooling: str = "",
+        status: RequestStatus = RequestStatus.WAITING,
+    ) -> None:
+        prompt = np.asarray(prompt_token_ids, dtype=np.int32)
+        if not 0 < len(prompt) < max_tokens_total:
+            raise InvalidRequest(f"a prompt of {len(prompt)} tokens, and {max_tokens_total} tokens with its output")
+        self.id = id
+        self.params = params
+        self.arrival = arrival
+        self.max_tokens_total = max_tokens_total
+        self.stop_token_ids = stop_token_ids
+        self.priority = priority
+        self.cache_key = cache_key
+        self.tenant = tenant
+        self.rank = (0, 0, arrival)
+        self.awaited_page: Hashable | None = None
+        self.is_resumable = is_resumable
+        self.inputs: deque[TurnInput] = deque()
+        self.pooling = pooling
+        self.has_drafts = False
+        self.mask_missed = False
+        self._buffer = np.concatenate([prompt, np.zeros(64, dtype=np.int32)])
+        self.num_prompt_tokens = len(prompt)
+        self.num_tokens = len(prompt)
+        self.num_computed_tokens = 0
+        self.num_pending_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_charged_tokens = 0
+        self.num_preemptions = 0
+        self.num_reported_tokens = 0
+        self.num_inflight_steps = 0
+        self.row: int | None = None
+        self.status = status
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.wait_reason = ""
+
+    @property
+    def token_ids(self) -> TokenArray:
+        """Prompt and committed output, [num_tokens] int32, a read-only view."""
+        view = self._buffer[: self.num_tokens]
+        view.flags.writeable = False
+        return view
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Committed output tokens."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens the request could run in the next step: what it has, pending ones included, less what is computed."""
+        return self.num_tokens + self.num_pending_tokens - self.num_computed_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """True while more than its newest token is left to run."""
+        return self.num_uncomputed_tokens > 1
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """True if every token of the prompt must be run, whatever the prefix cache has."""
+        return self.params.prompt_logprobs is not None or self.pooling == "mean"
+
+    @property
+    def is_running(self) -> bool:
+        """True while it owns a row and makes progress."""
+        return self.status is RequestStatus.RUNNING
+
+    @property
+    def awaits_step(self) -> bool:
+        """True if the outcome of a launched step still concerns it: it has not ended or paused since the launch."""
+        return self.status is RequestStatus.RUNNING or self.status is RequestStatus.PREEMPTED
+
+    @property
+    def is_paused(self) -> bool:
+        """True for a session between two turns; it keeps its row and pages."""
+        return self.status is RequestStatus.WAITING_FOR_INPUT
+
+    @property
+    def is_finished(self) -> bool:
+        """True once its outcome is fixed, even while a launched step still uses its row and pages."""
+        return self.status is RequestStatus.FINISHED
+
+    @property
+    def will_reach_length(self) -> bool:
+        """True if the tokens already launched bring it to its length limit: nothing more must be scheduled."""
+        return self.num_tokens + self.num_pending_tokens >= self.max_tokens_total
+
+    def move_to(self, status: RequestStatus) -> None:
+        """Change the status; an illegal change is a bug and raises AssertionError."""
+        assert status in _LEGAL[self.status], f"request {self.id}: {self.status.value} -> {status.value} is not legal"
+        self.status = status
+
+    def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """Fix the outcome. Row and pages stay until the last launched step that uses them is committed."""
+        self.move_to(RequestStatus.FINISHED)
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+        self.wait_reason = ""
+
+    def roll_back(self, num_tokens: int) -> None:
+        """Draft tokens were not what the model says: what was computed of the last `num_tokens` is void."""
+        self.num_computed_tokens -= num_tokens
+        self.num_pending_tokens -= num_tokens
+
+    def append_output(self, token_id: int) -> None:
+        """Take in a sampled token; end the turn if it is a stop token or the last that fits."""
+        if self.num_tokens == len(self._buffer):
+            self._make_room(1)
+        self._buffer[self.num_tokens] = token_id
+        self.num_tokens += 1
+        # Before min_tokens a grammar lets only a stop through that nothing else can follow.
+        may_stop = self.num_output_tokens > self.params.min_tokens or self.params.grammar is not None
+        if token_id in self.stop_token_ids and may_stop:
+            self._end_turn(FinishReason.STOP, token_id)
+        elif self.num_tokens >= self.max_tokens_total:
+            self._end_turn(FinishReason.LENGTH)
+
+    def resample(self) -> None:
+        """A step has not sampled its token: what was launched after it is void, its last known token is run again."""
+        self.num_computed_tokens = self.num_tokens - 1
+        self.num_pending_tokens = 0
+        self.mask_missed = self.num_inflight_steps > 0
+
+    def max_tokens_with(self, turn: TurnInput) -> int:
+        """`max_tokens_total` of a session that goes on with this input, if its turn ended now.
+
+        Raises:
+            InvalidRequest: the input is empty, or the context has no room for it.
+        """
+        length = self.num_tokens - 1 + len(turn.token_ids)
+        if not turn.token_ids or length >= turn.max_model_len:
+            raise InvalidRequest(f"{length} tokens with this input; the context holds {turn.max_model_len}")
+        return min(turn.max_model_len, length + (turn.params.max_tokens or turn.max_model_len))
+
+    def extend(self, turn: TurnInput) -> None:
+        """Continue a paused session with further input. Its computed tokens stay; the last one, never run, goes.
+
+        |<- computed: all now prompt ->|<- last: dropped ->|
+        |<- computed ----------------->|<- token_ids ----->|
+
+        Raises:
+            InvalidRequest: see `max_tokens_with`; nothing has changed then.
+        """
+        self.max_tokens_total, token_ids = self.max_tokens_with(turn), turn.token_ids
+        self.move_to(RequestStatus.WAITING)
+        self.num_tokens -= 1
+        self._make_room(len(token_ids))
+        self._buffer[self.num_tokens : self.num_tokens + len(token_ids)] = token_ids
+        self.num_tokens += len(token_ids)
+        self.num_prompt_tokens = self.num_tokens
+        self.num_cached_tokens = 0
+        self.params = turn.params
+        self.is_resumable = not turn.is_last
+        self.finish_reason = None
+        self.stop_reason = None
+
+    def _end_turn(self, reason: FinishReason, stop_reason: int | None = None) -> None:
+        if not self.is_resumable:
+            self.finish(reason, stop_reason)
+            return
+        self.move_to(RequestStatus.WAITING_FOR_INPUT)
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+        # A launched step may be running the last token already; it is dropped all the same, at every depth.
+        self.num_computed_tokens = self.num_tokens - 1
+        self.num_pending_tokens = 0
+
+    def _make_room(self, count: int) -> None:
+        """Let the buffer hold `count` more tokens; doubling keeps appends cheap at any length."""
+        if self.num_tokens + count > len(self._buffer):
+            room = np.zeros(max(len(self._buffer), count), dtype=np.int32)
+            self._buffer = np.concatenate([self._buffer, room])

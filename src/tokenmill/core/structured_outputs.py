@@ -1,0 +1,60 @@
+"""What an answer must look like, as a client says it: one frozen struct, checked, that crosses process boundaries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.errors import InvalidRequest
+
+MAX_CHARACTERS = 128 << 10
+MAX_CHOICES = 1000
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Exactly one of the first five; vLLM's names.
+
+    Attributes:
+        json: a JSON schema, as an object or as its text.
+        json_object: any JSON object.
+        regex: a regular expression for the whole answer; no look-around, no references back.
+        choice: the answer is one of these.
+        grammar: a grammar in Lark's notation, as llguidance reads it, with a rule `start`.
+        is_lenient: what is not supported in a schema is left out instead of refused.
+        param: the request's field, for error messages.
+
+    Raises:
+        InvalidRequest: none or several are given, or one is too large.
+    """
+
+    json: dict[str, Any] | bool | str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    is_lenient: bool = False
+    param: str = "structured_outputs"
+
+    def __post_init__(self) -> None:
+        given = [self.json is not None, self.json_object, self.regex is not None]
+        given += [self.choice is not None, self.grammar is not None]
+        if sum(given) != 1:
+            raise InvalidRequest(
+                f"{self.param}: exactly one of json, json_object, regex, choice and grammar is needed", self.param
+            )
+        if self.choice is not None and not 1 <= len(self.choice) <= MAX_CHOICES:
+            raise InvalidRequest(f"{self.param}: 1 to {MAX_CHOICES} choices, got {len(self.choice)}", self.param)
+        if "" in (self.regex, self.grammar, *(self.choice or ())):
+            raise InvalidRequest(f"{self.param}: a regex, choice or grammar must not be empty", self.param)
+        size = sum(map(len, self.choice or ())) + len(self.regex or "") + len(self.grammar or "")
+        if size > MAX_CHARACTERS or len(self.schema_text()) > MAX_CHARACTERS:
+            raise InvalidRequest(f"{self.param}: at most {MAX_CHARACTERS} characters", self.param)
+
+    def schema_text(self) -> str:
+        """The JSON schema, if there is one."""
+        if self.json_object:
+            return '{"type":"object"}'
+        if self.json is None or isinstance(self.json, str):
+            return self.json or ""
+        return msgspec.json.encode(self.json).decode()

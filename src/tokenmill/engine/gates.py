@@ -1,0 +1,131 @@
+"""Gates: what requests wait for besides their turn.
+
+    a request arrives -> `admit` at every gate: ready, later, or refused
+    once a step       -> `collect` at every gate: who has become ready, who is refused
+    it has gone       -> `release` at every gate
+
+The engine's loop knows that there are gates, and nothing of what is behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Protocol
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import AddRequest
+from tokenmill.core.request import RequestStatus
+
+
+class Gate(Protocol):
+    """One thing that requests may have to wait for. The engine's thread calls it, between two steps.
+
+    Attributes:
+        status: what requests wait in; one of `WAITING_FOR_EVENT`.
+    """
+
+    status: RequestStatus
+
+    def admit(self, message: AddRequest) -> bool:
+        """A request arrives. True: this gate does not keep it; False: `collect` will tell.
+
+        Raises:
+            InvalidRequest: what it needs can never be there.
+        """
+
+    def collect(self, timeout: float) -> dict[str, InvalidRequest | None]:
+        """Requests that need not wait here any longer, each told once: None, or why it is refused.
+
+        Args:
+            timeout: seconds to wait for the first of them.
+        """
+
+    def release(self, request_id: str) -> None:
+        """A request has gone, and no launched step uses it. Called once for each that `admit` has not refused."""
+
+    def close(self) -> None:
+        """The engine ends."""
+
+
+class Gates:
+    """All gates of an engine, and which requests wait at which.
+
+    A request that waits at several waits in the status of the first of them.
+    """
+
+    def __init__(self, gates: Sequence[Gate] = ()) -> None:
+        self._gates = tuple(gates)
+        self._admitted: set[str] = set()
+        self._waiting: dict[str, list[Gate]] = {}
+        self._leaving: dict[str, None] = {}  # in order, unlike a set
+
+    @property
+    def has_waiting(self) -> bool:
+        """True while a request waits at a gate."""
+        return bool(self._waiting)
+
+    def admit(self, message: AddRequest) -> RequestStatus | None:
+        """A request arrives; what it waits in, or None.
+
+        Raises:
+            InvalidRequest: a gate refuses it; all others have forgotten it.
+        """
+        closed = []
+        for number, gate in enumerate(self._gates):
+            try:
+                if not gate.admit(message):
+                    closed.append(gate)
+            except InvalidRequest:
+                for earlier in self._gates[:number]:
+                    earlier.release(message.id)
+                raise
+        if self._gates:
+            self._admitted.add(message.id)
+        if not closed:
+            return None
+        self._waiting[message.id] = closed
+        return closed[0].status
+
+    def collect(self, timeout: float = 0.0) -> list[tuple[str, RequestStatus | InvalidRequest]]:
+        """Requests that have come further: what each waits in now (WAITING: for its turn), or why it is refused.
+
+        Args:
+            timeout: seconds to wait, at the gate where the first of them waits.
+        """
+        news: list[tuple[str, RequestStatus | InvalidRequest]] = []
+        if not self._waiting:
+            return news
+        first = next(iter(self._waiting.values()))[0]
+        for gate in self._gates:
+            for request_id, refusal in gate.collect(timeout if gate is first else 0.0).items():
+                closed = self._waiting.get(request_id, [])
+                if not closed:
+                    continue  # another gate has just refused it
+                closed.remove(gate)
+                if refusal is not None or not closed:
+                    del self._waiting[request_id]
+                news.append((request_id, refusal or (closed[0].status if closed else RequestStatus.WAITING)))
+        return news
+
+    def release(self, ended: Iterable[str], alive: Container[str]) -> None:
+        """Let go of requests that have ended, once they are gone.
+
+        Args:
+            ended: unknown ones are ignored.
+            alive: all whose rows or pages are in use: a launched step may use what they have got of a gate, too.
+        """
+        for request_id in ended:
+            if request_id in self._admitted:
+                self._leaving[request_id] = None
+        if self._leaving:
+            for request_id in [request_id for request_id in self._leaving if request_id not in alive]:
+                del self._leaving[request_id]
+                self._admitted.remove(request_id)
+                self._waiting.pop(request_id, None)
+                for gate in self._gates:
+                    gate.release(request_id)
+
+    def close(self) -> None:
+        """The engine ends."""
+        for gate in self._gates:
+            gate.close()

@@ -1,0 +1,339 @@
+"""From a config to a running engine: finds the model, reads it, sizes the KV cache and puts the parts together."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.attention.registry import AttentionChoice
+from tokenmill.config import EngineConfig
+from tokenmill.core.errors import InvalidConfig, OutOfMemory
+from tokenmill.core.messages import AddRequest, EngineReady
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.engine.device import DTYPES, check, choose_kernels, choose_threads
+from tokenmill.engine.engine import Engine, ModelLimits
+from tokenmill.engine.memory import (
+    MIB,
+    KVSize,
+    StepMemory,
+    allocate,
+    check_fit,
+    check_parameters,
+    choose_backend,
+    take_memory,
+    wanted_context,
+)
+from tokenmill.engine.observer import Observer
+from tokenmill.engine.step_log import LogHeader, StepLog, check_writable
+from tokenmill.kernels.protocol import Kernels
+from tokenmill.kv.events import KVEventLog
+from tokenmill.model_files import eos_token_ids
+from tokenmill.models.architecture import Architecture
+from tokenmill.models.decoder import Decoder
+from tokenmill.models.native_decoder import in_one_call, native_pass_obstacle
+from tokenmill.platform.protocol import Platform
+from tokenmill.platform.select import select_platform
+from tokenmill.runner.executor import InlineExecutor, ThreadExecutor
+from tokenmill.runner.model_runner import ModelRunner
+from tokenmill.runner.row_state import RowState
+from tokenmill.runner.staging import Staging
+from tokenmill.runner.step_sampler import DeviceSampler, HostSampler
+from tokenmill.runner.transport import HostTransport
+from tokenmill.sampling.grammar_rows import GrammarRows
+from tokenmill.scheduler.config import SchedulerConfig, find_policies
+from tokenmill.structured.cache import GrammarCache
+from tokenmill.structured.compiler import GrammarTokenizer
+from tokenmill.structured.sandbox import Limits
+from tokenmill.weights.checkpoint import read_architecture
+from tokenmill.weights.fingerprint import fingerprint
+from tokenmill.weights.hub import fetch
+from tokenmill.weights.loader import plan_model
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+
+
+class StartupTimer:
+    """Seconds of each start-up phase, and the way to tell how far one is.
+
+    Attributes:
+        current: the phase that began last.
+    """
+
+    def __init__(self, report: Progress) -> None:
+        self.seconds: dict[str, float] = {}
+        self.current = "starting"
+        self._report = report
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Callable[[int, int], None]]:
+        """Time a phase; yields the function that reports `done, total` within it."""
+        start = time.perf_counter()
+        self.current = name
+        self._report(name, 0, 0)
+        yield lambda done, total: self._report(name, done, total)
+        self.seconds[name] = time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine, the description of it that the other processes get, and what is left to do while nobody waits."""
+
+    engine: Engine
+    ready: EngineReady
+    idle_work: Iterator[None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its weights in memory, and what was chosen for it, each with the reason."""
+
+    folder: Path
+    architecture: Architecture
+    decoder: Decoder
+    kernels: Kernels
+    kernels_reason: str
+    attention: AttentionChoice
+    weight_bytes: int
+    num_threads: int
+    threads_reason: str
+
+
+def build_engine(
+    config: EngineConfig, report: Progress = lambda *_: None, platform: Platform | None = None
+) -> BuiltEngine:
+    """Load a model and make an engine for it.
+
+    Args:
+        config: resolved.
+        report: called with (phase, done, total) while it goes on.
+        platform: where it runs, instead of what the config says.
+
+    Raises:
+        InvalidCheckpoint, InvalidConfig, OutOfMemory: what is wrong and what to change, in one sentence.
+    """
+    timer = StartupTimer(report)
+    platform = platform or select_platform(config.device)
+    config = dataclasses.replace(config, device=platform.device).resolve()
+    find_policies(config.scheduling_policy, config.batch_policy, config.admission)  # before the weights are read
+    try:
+        return _build(config, platform, timer)
+    except Exception as error:
+        if isinstance(error, OutOfMemory) or not platform.is_out_of_memory(error):
+            raise
+        free = platform.available_bytes() >> 20
+        raise OutOfMemory(
+            f"memory ran out while {timer.current}, {free:,} MiB are free now: a smaller KV cache "
+            "(--kv-cache-memory-bytes), fewer rows (--max-num-seqs) or smaller weights (--quantization) take less"
+        ) from error
+
+
+def _build(config: EngineConfig, platform: Platform, timer: StartupTimer) -> BuiltEngine:
+    model = load(config, platform, timer)
+    with timer.phase("allocating KV"):
+        memory = allocate(config, platform, model.architecture, model.attention)
+    limits = ModelLimits(
+        memory.size.max_model_len,
+        model.architecture.vocab_size,
+        eos_token_ids(model.folder),
+        fingerprint(model.folder, config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size)),
+    )
+    grammars = grammar_cache(config, model.folder, limits)
+    masks = GrammarRows(grammars.template, limits.vocab_size, on_host=not platform.is_accelerator)
+    runner = make_runner(config, platform, model.decoder, model.kernels, memory, masks)
+    graphs = _capture(platform, runner, timer)
+    on_thread = config.async_scheduling and not platform.is_accelerator
+    executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner)
+    header = log_header(config, memory.size, limits)
+    with timer.phase("warming up"):
+        warm_up(Engine(header.make_scheduler(), executor, limits))
+    events = KVEventLog() if config.kv_events() is not None else None
+    log = StepLog(Path(config.step_log) if config.step_log else None, header)
+    engine = Engine(header.make_scheduler(events), executor, limits, header.depth, Observer(log), [grammars])
+    ready = describe(config, platform, model, memory, graphs, timer.seconds)
+    return BuiltEngine(engine, ready, take_memory(config, platform, memory.attention))
+
+
+def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> LoadedModel:
+    """Find a model, choose kernels and threads for it, and read its weights into their forms.
+
+    What can be refused is refused before that.
+    """
+    if config.step_log:
+        check_writable(Path(config.step_log))
+    with timer.phase("finding the model") as progress:
+        folder = fetch(config.model, config.revision, config.download_dir, progress)
+        architecture = read_architecture(folder)
+    wanted_context(config, architecture.max_position)
+    dtype = DTYPES[config.dtype]
+    check_parameters(config, platform, architecture)
+    num_threads, threads_reason = choose_threads(config, platform, architecture.num_parameters() * dtype.itemsize)
+    check(config, platform, dtype)
+    kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
+    plan = plan_model(folder, architecture, kernels, config.load_format)
+    attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
+    check_fit(config, platform, folder, plan, attention.bytes_per_page, num_threads)
+    with timer.phase("loading weights") as progress:
+        decoder = plan.load(progress)
+    return LoadedModel(
+        folder,
+        architecture,
+        decoder,
+        kernels,
+        kernels_reason,
+        attention,
+        plan.weight_bytes,
+        num_threads,
+        threads_reason,
+    )
+
+
+def describe(
+    config: EngineConfig,
+    platform: Platform,
+    model: LoadedModel,
+    memory: StepMemory,
+    graphs: str,
+    seconds: dict[str, float],
+) -> EngineReady:
+    """What the other processes are told of an engine."""
+    architecture, size = model.architecture, memory.size
+    return EngineReady(
+        model=str(model.folder),
+        architecture=architecture.name,
+        num_parameters=architecture.num_parameters(),
+        dtype=config.dtype,
+        device=platform.name,
+        kernels=model.kernels.name,
+        kernels_reason=model.kernels_reason + _pass_reason(model, memory),
+        attention_backend=model.attention.name,
+        attention_reason=model.attention.reason + graphs,
+        max_model_len=size.max_model_len,
+        vocab_size=architecture.vocab_size,
+        page_size=config.page_size,
+        num_pages=size.num_pages,
+        kv_bytes=memory.attention.kv.num_bytes,
+        weight_bytes=model.weight_bytes,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.step_budget,
+        num_threads=model.num_threads,
+        threads_reason=model.threads_reason,
+        seconds=seconds,
+    )
+
+
+def _pass_reason(model: LoadedModel, memory: StepMemory) -> str:
+    """How native kernels are called, to be added to a sentence."""
+    if model.kernels.name != "native":
+        return ""
+    reason = native_pass_obstacle(model.decoder, memory.attention)
+    return ", one call a step" if reason is None else f", one call a kernel: {reason}"
+
+
+def make_runner(
+    config: EngineConfig,
+    platform: Platform,
+    model: Decoder,
+    kernels: Kernels,
+    memory: StepMemory,
+    masks: GrammarRows,
+) -> ModelRunner:
+    """What a step is on the platform."""
+    rows, attention = RowState(memory.tables, memory.sampling, masks), memory.attention
+    if platform.is_accelerator:
+        return _device_runner(config, platform, model, attention, rows)
+    in_calls = in_one_call(model, attention)
+    sampler = HostSampler(in_calls, memory.tables, getattr(kernels, "native", None))
+    return ModelRunner(in_calls, attention, rows, sampler, HostTransport())
+
+
+def _device_runner(
+    config: EngineConfig, platform: Platform, model: Decoder, attention: AttentionBackend, rows: RowState
+) -> ModelRunner:
+    from tokenmill.attention.paged import PagedAttention
+    from tokenmill.runner.captured_decodes import CapturedDecodes
+    from tokenmill.sampling import triton_draw
+
+    assert isinstance(attention, PagedAttention), "a GPU has its attention over pages"
+    stream, sampler, graphs = platform.stream(), DeviceSampler(model, rows.tables, triton_draw.draw), None
+    if attention.is_capturable and not config.enforce_eager:
+        graphs = CapturedDecodes(platform, stream, model, attention, sampler)
+    return ModelRunner(model, attention, rows, sampler, Staging(platform, stream), graphs)
+
+
+def _capture(platform: Platform, runner: ModelRunner, timer: StartupTimer) -> str:
+    """Capture graphs where there are any; how many and what they took, to be added to a sentence."""
+    if runner.graphs is None:
+        return ""
+    with timer.phase("capturing graphs") as progress:
+        before = platform.available_bytes()
+        count = runner.graphs.capture(progress)
+        taken = max(0, before - platform.available_bytes()) / MIB
+        logger.info("captured %d CUDA graphs, which took %.0f MiB", count, taken)
+        return f", {count} graphs, {taken:,.0f} MiB"
+
+
+def log_header(config: EngineConfig, size: KVSize, limits: ModelLimits) -> LogHeader:
+    """What a recorded schedule is replayed with.
+
+    Raises:
+        InvalidConfig: see `scheduler_config`.
+    """
+    return LogHeader(
+        scheduler=scheduler_config(config, size),
+        num_pages=size.num_pages,
+        page_size=config.page_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        max_model_len=size.max_model_len,
+        vocab_size=limits.vocab_size,
+        eos_token_ids=sorted(limits.eos_token_ids),
+        depth=2 if config.async_scheduling else 1,
+    )
+
+
+def grammar_cache(config: EngineConfig, folder: Path, limits: ModelLimits) -> GrammarCache:
+    """What compiles grammars for this model's tokenizer; it loads when the first one comes."""
+    options = config.structured_outputs()
+    tokenizer = GrammarTokenizer(
+        path=str(Path(config.tokenizer or folder) / "tokenizer.json"),
+        vocab_size=limits.vocab_size,
+        eos_token_ids=tuple(sorted(limits.eos_token_ids)),
+    )
+    return GrammarCache(tokenizer, Limits(options.compile_seconds, options.compile_bytes), options.cache_bytes)
+
+
+def scheduler_config(config: EngineConfig, size: KVSize) -> SchedulerConfig:
+    """The scheduler's part of the config.
+
+    Raises:
+        InvalidConfig: without chunked prefill a step must hold the longest prompt.
+    """
+    if not config.enable_chunked_prefill and config.step_budget < size.max_model_len:
+        raise InvalidConfig(
+            f"--no-enable-chunked-prefill needs --max-num-batched-tokens of at least the context ({size.max_model_len})"
+        )
+    return SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.step_budget,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        policy=config.scheduling_policy,
+        batch_policy=config.batch_policy,
+        admission=config.admission,
+        seed=config.seed,
+    )
+
+
+def warm_up(engine: Engine) -> None:
+    """Run one small request, so that the first client does not pay for what torch sets up on first use."""
+    params = SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
+    engine.add(AddRequest(id="warm-up", prompt_token_ids=[0] * min(8, engine.limits.max_model_len - 2), params=params))
+    while engine.has_work:
+        engine.step()

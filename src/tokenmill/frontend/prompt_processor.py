@@ -1,0 +1,163 @@
+"""From what a client asks to what the engine takes: templates, encoding, grammars. It takes long where the text is.
+
+It knows nothing of open requests, so it may be done in a thread while others are served, see `PrepareThread`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import (
+    CallRules,
+    Decoded,
+    DecodeTokens,
+    Encoded,
+    EncodeText,
+    EngineReady,
+    GenerateText,
+    RequestRejected,
+)
+from tokenmill.core.sampling_params import Grammar, SamplingParams
+from tokenmill.core.structured_outputs import StructuredOutputs
+from tokenmill.frontend.chat_template import ChatTemplate
+from tokenmill.frontend.grammar_builder import GrammarBuilder, Thinking
+from tokenmill.frontend.prompt_encoder import PromptEncoder
+from tokenmill.frontend.reasoning import STYLES
+from tokenmill.frontend.tokenizer import Tokenizer
+from tokenmill.frontend.tool_parsers.protocol import Tool
+from tokenmill.frontend.tool_parsers.select import NOTATIONS
+
+_logger = logging.getLogger(__name__)
+
+# Tokens at the end of a prompt in which it is looked for the mark that begins thinking.
+_PROMPT_END = 16
+
+Question = GenerateText | EncodeText | DecodeTokens
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """All that a `GenerateText` comes to.
+
+    Attributes:
+        params: with the grammar and the bad words in the form that the engine takes.
+    """
+
+    token_ids: list[int]
+    params: SamplingParams
+    thinking: Thinking | None
+
+
+Prepared = PreparedPrompt | Encoded | Decoded | RequestRejected
+
+
+class PromptProcessor:
+    """Brings what clients ask to the form that the engine takes, for one model."""
+
+    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, any_whitespace: bool) -> None:
+        self._tokenizer = tokenizer
+        self._prompts = PromptEncoder(tokenizer, chat_template)
+        self._any_whitespace = any_whitespace
+
+    def engine_ready(self, ready: EngineReady) -> None:
+        """Take in the limits of the engine."""
+        self._prompts.max_model_len = ready.max_model_len
+        self._prompts.vocab_size = ready.vocab_size
+
+    def prepare(self, message: Question) -> Prepared:
+        """What a message comes to, or why it is refused; never raises for what a client sent."""
+        try:
+            match message:
+                case GenerateText():
+                    return self._prompt(message)
+                case EncodeText():
+                    ids = self._prompts.tokens(message)
+                    return Encoded(message.id, ids, [self._tokenizer.token(token_id) or "" for token_id in ids])
+                case DecodeTokens():
+                    self._prompts.check_to_decode(message.token_ids)
+                    return Decoded(message.id, self._tokenizer.decode(message.token_ids))
+        except Exception as error:
+            return rejection(message, error)
+
+    def _prompt(self, message: GenerateText) -> PreparedPrompt:
+        prompt = self._prompts.prompt(message)
+        message.params.check_vocabulary(self._prompts.vocab_size)
+        thinking = self._thinking(message.reasoning, prompt)
+        params = self._constrained(message, thinking)
+        if not params.spaces_between_special_tokens and self._tokenizer.joins_with_spaces:
+            sentence = "this model's tokenizer joins all tokens with spaces"
+            raise InvalidRequest(sentence, "spaces_between_special_tokens")
+        if params.bad_words:
+            bad_word_ids = self._prompts.bad_word_ids(params.bad_words)
+            params = msgspec.structs.replace(params, bad_words=(), bad_word_ids=bad_word_ids)
+        return PreparedPrompt(prompt, params, thinking)
+
+    def _constrained(self, message: GenerateText, thinking: Thinking | None) -> SamplingParams:
+        """The parameters with what the answer must look like in the form that the engine takes."""
+        params, calls = message.params, message.calls
+        if params.structured_outputs is None and calls is None:
+            return params
+        if calls is not None and NOTATIONS[calls.parser].needs_special_tokens:
+            params = msgspec.structs.replace(params, skip_special_tokens=False)
+        builder = GrammarBuilder(self._tokenizer, self._any_whitespace)
+        grammar = answer_grammar(builder, params.structured_outputs, calls, message.tools, thinking)
+        return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
+
+    def _thinking(self, reasoning: str, prompt: list[int]) -> Thinking | None:
+        if not reasoning:
+            return None
+        style = STYLES[reasoning]
+        prompt_end = self._tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False)
+        return Thinking(style.begin, style.end, style.prompt_begins(prompt_end))
+
+
+def answer_grammar(
+    builder: GrammarBuilder,
+    outputs: StructuredOutputs | None,
+    calls: CallRules | None,
+    tools: list[dict[str, Any]] | None,
+    thinking: Thinking | None,
+) -> Grammar | None:
+    """What an answer must match; None where it is free.
+
+    Raises:
+        InvalidRequest: a JSON schema is none.
+    """
+    alternatives = []
+    param = "tools"
+    if outputs is not None and not (calls is not None and calls.is_required):
+        alternatives.append(builder.answer(outputs))
+        param = outputs.param
+    if calls is not None and (calls.is_required or alternatives):
+        named = [_read_tool(tool) for tool in tools or ()]
+        wanted = [tool for tool in named if tool.name in calls.names]
+        alternatives.append(NOTATIONS[calls.parser].rule(builder, wanted, calls.is_parallel))
+    if not alternatives:
+        return None
+    rules = [] if thinking is None else [builder.thinking(thinking)]
+    return builder.grammar([*rules, f"({' | '.join(alternatives)})"], param)
+
+
+def _read_tool(tool: dict[str, Any]) -> Tool:
+    """A tool of OpenAI's form, which the edge has checked."""
+    function = tool["function"]
+    return Tool(function["name"], function.get("parameters") or {})
+
+
+def ids_of(message: Question) -> list[str]:
+    """The requests, or the one call, that a message is for."""
+    return message.ids if isinstance(message, GenerateText) else [message.id]
+
+
+def rejection(message: Question, error: Exception) -> RequestRejected:
+    """What is told of an error: all of one that the client can mend, of any other only that there was one."""
+    ids = ids_of(message)
+    if isinstance(error, InvalidRequest):
+        return RequestRejected(ids=ids, status=error.status, error=str(error), param=error.param, code=error.code)
+    _logger.error("request %s could not be handled", ids, exc_info=error)
+    return RequestRejected(ids=ids, status=500, error="the request could not be handled")

@@ -1,1 +1,0 @@
-"""Thinking in a model's text, told apart from its answer."""

@@ -1,0 +1,34 @@
+"""Which text worker gets the next call: each in turn, but none that is being avoided."""
+
+from __future__ import annotations
+
+from tokenmill.core.errors import EngineDead
+
+
+class WorkerTurns:
+    """Goes round the workers."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._last = -1
+        self._avoided: set[int] = set()
+
+    def avoid(self, worker: int, is_avoided: bool) -> None:
+        """Give a worker no call from now on, or let it take part again."""
+        if is_avoided:
+            self._avoided.add(worker)
+        else:
+            self._avoided.discard(worker)
+
+    def next(self) -> int:
+        """The worker whose turn it is.
+
+        Raises:
+            EngineDead: all of them are avoided.
+        """
+        for step in range(1, self._num_workers + 1):
+            worker = (self._last + step) % self._num_workers
+            if worker not in self._avoided:
+                self._last = worker
+                return worker
+        raise EngineDead("no text worker answers; /health says which is in trouble")

@@ -1,0 +1,1 @@
+"""What processes share besides messages: sockets, heartbeats, signals."""

@@ -1,0 +1,109 @@
+"""The unix sockets between the processes of a server: one inbox each, in a private folder.
+
+    api.ipc       read by the API process     <- text workers, engines
+    engine-0.ipc  read by engine 0            <- text workers, API process
+    worker-0.ipc  read by text worker 0       <- API process, engines
+
+Messages are the msgspec structs of `messages.py` in msgpack, nothing else. A message sent before its reader is there
+waits for it; none is dropped while both ends live, but for what is no message. Does not know what the messages mean.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+
+from tokenmill.core.messages import Message
+
+API = "api"
+LINGER_MILLISECONDS = 200
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def engine_name(index: int, rank: int = 0) -> str:
+    """Name of the inbox of an engine, or of another rank of it."""
+    return f"engine-{index}-rank-{rank}" if rank else f"engine-{index}"
+
+
+def worker_name(index: int) -> str:
+    """Name of a text worker's inbox."""
+    return f"worker-{index}"
+
+
+class Inbox(Generic[T]):
+    """The reading end of a process. `kind` is the union of the messages it takes.
+
+    Attributes:
+        num_bytes: size of the message that came last.
+        num_dropped: messages that could not be read, or came when they made no sense.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, name: str, kind: Any) -> None:
+        self.socket = context.socket(zmq.PULL)
+        self.name = name
+        self.num_bytes = 0
+        self.num_dropped = 0
+        self.socket.set(zmq.RCVHWM, 0)
+        self.socket.bind(_address(folder, name))
+        self._decoder = msgspec.msgpack.Decoder(kind)
+
+    def receive(self) -> T | None:
+        """The next message, or None when none is there now. What cannot be decoded is dropped, counted and logged."""
+        # ZeroMQ looks only every 100 messages whether other senders have begun; who asks for events makes it look.
+        self.socket.get(zmq.EVENTS)
+        while True:
+            try:
+                raw = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            self.num_bytes = len(raw)
+            # Bytes can be wrong in more ways than msgspec has errors for: too deep, no UTF-8.
+            try:
+                message: T = self._decoder.decode(raw)
+                return message
+            except Exception as error:
+                self.drop(repr(error))
+
+    def drop(self, reason: str) -> None:
+        """Count and log that the message which came last is left out."""
+        self.num_dropped += 1
+        _logger.warning("a message of %d bytes to %s is dropped: %s", self.num_bytes, self.name, reason)
+
+    def close(self) -> None:
+        """Stop reading; what is unread is dropped."""
+        self.socket.close(linger=0)
+
+
+class Outbox:
+    """A writing end to another process's inbox. `send` never blocks."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, name: str) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.LINGER, LINGER_MILLISECONDS)
+        self._socket.connect(_address(folder, name))
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: Message) -> None:
+        """Queue a message; order is kept."""
+        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Give what is queued a moment to leave, then close."""
+        self._socket.close()
+
+
+def socket_path(folder: Path, name: str) -> Path:
+    """Where the socket of an inbox lies."""
+    return folder / f"{name}.ipc"
+
+
+def _address(folder: Path, name: str) -> str:
+    return f"ipc://{socket_path(folder, name)}"

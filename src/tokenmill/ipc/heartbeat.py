@@ -1,0 +1,104 @@
+"""Signs of life of a process: a thread beside its loop says every second since when the loop's job has been running.
+
+A thread of its own, so that a long step still beats. What a missing beat means: the process is stopped, or something in
+it holds the interpreter's lock. Does not know what the jobs are, nor what is made of the beats.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from tokenmill.core.messages import Beat
+from tokenmill.ipc.channels import API, Inbox, Outbox
+
+BEAT_SECONDS = 1.0
+LOOP = "loop"
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    name: str
+    since: float
+    limit: float
+
+    def overtime(self, now: float) -> float:
+        """Seconds beyond its limit; below 0 while it is within it."""
+        return now - self.since - self.limit
+
+
+class Heartbeat:
+    """Beats from `__enter__` to `__exit__`. `begin` and `rest` cost next to nothing and are for any thread."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        folder: Path,
+        inbox: Inbox[Any],
+        timeout: float,
+        interval: float = BEAT_SECONDS,
+    ) -> None:
+        """
+        Args:
+            folder: has the API process's inbox, where beats go.
+            inbox: the loop's own, whose name the beats bear.
+            timeout: seconds that a job should take at most.
+            interval: seconds between beats.
+        """
+        self._context = context
+        self._folder = folder
+        self._inbox = inbox
+        self._timeout = timeout
+        self._interval = interval
+        self._jobs: dict[str, _Job] = {}
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def begin(self, job: str, patience: float = 1.0, thread: str = LOOP) -> None:
+        """A thread begins with a job, and so has ended the one before.
+
+        Args:
+            job: what follows "busy with".
+            patience: how many times the timeout it may take.
+        """
+        self._jobs[thread] = _Job(job, time.monotonic(), self._timeout * patience)
+
+    def rest(self, thread: str = LOOP) -> None:
+        """A thread waits for work."""
+        self._jobs.pop(thread, None)
+
+    def beat(self) -> Beat:
+        """What the next beat says: of the jobs that run, the one that is most overdue."""
+        now = time.monotonic()
+        beat = Beat(part=self._inbox.name, num_dropped=self._inbox.num_dropped)
+        if jobs := list(self._jobs.values()):
+            job = max(jobs, key=lambda job: job.overtime(now))
+            beat.job, beat.seconds, beat.limit = job.name, now - job.since, job.limit
+        return beat
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Returns when the thread has let its socket go, so that the context can be closed."""
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        # A socket is its thread's own.
+        outbox = Outbox(self._context, self._folder, API)
+        try:
+            while not self._ending.is_set():
+                outbox.send(self.beat())
+                self._ending.wait(self._interval)
+        finally:
+            outbox.close()

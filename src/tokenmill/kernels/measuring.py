@@ -1,0 +1,53 @@
+"""How much memory a model's weights take in the form that its kernels give them, found out without taking any."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenmill.kernels.protocol import Experts, Kernels, LinearWeight, WeightRole
+
+
+class MeasuringKernels:
+    """See `Kernels`: makes the same weights as other kernels, on no device, and adds up what they would take.
+
+    Attributes:
+        num_bytes: of all that has been made.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels.without_memory()
+        self.name = kernels.name
+        self.dtype = kernels.dtype
+        self.num_bytes = 0
+
+    def without_memory(self) -> Kernels:
+        """See `Kernels.without_memory`."""
+        return self._kernels
+
+    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
+        """See `Kernels.linear_weight`."""
+        matrix = self._kernels.linear_weight(out_size, in_size, role)
+        self.num_bytes += matrix.num_bytes
+        return matrix
+
+    def experts(self, num_experts: int, hidden_size: int, size: int) -> Experts:
+        """See `Kernels.experts`."""
+        experts = self._kernels.experts(num_experts, hidden_size, size)
+        self.num_bytes += sum(matrix.num_bytes for matrix in (*experts.gate_up, *experts.down))
+        return experts
+
+    def vector(self, size: int) -> torch.Tensor:
+        """See `Kernels.vector`."""
+        vector = self._kernels.vector(size)
+        self.num_bytes += vector.nbytes
+        return vector
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels.rms_norm`."""
+        return self._kernels.rms_norm(x, weight, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
+    ) -> torch.Tensor:
+        """See `Kernels.add_rms_norm`."""
+        return self._kernels.add_rms_norm(x, delta, weight, eps, scale)

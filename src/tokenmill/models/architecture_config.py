@@ -1,0 +1,160 @@
+"""config.json -> `Architecture`, by the facts of its family; the reading is shared.
+
+Written against the configs that transformers 4 and 5 save: version 5 has `rope_parameters` and `dtype` where version 4
+has `rope_theta` with `rope_scaling` and `torch_dtype`. Opens no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenmill.models.architecture import Architecture, LayerSpec, MlpSpec, MoeSpec, RopeSpec, SelfAttentionSpec
+from tokenmill.models.config_reader import ConfigReader
+from tokenmill.models.families import FAMILIES, Family
+from tokenmill.models.rope_config import read_rope
+
+# Several times what any model has; laying out one with millions would take minutes.
+MOST_LAYERS = 1024
+MOST_EXPERTS = 4096
+
+
+def read_architecture(fields: Mapping[str, Any], source: str = "config.json") -> Architecture:
+    """The architecture that a config.json describes.
+
+    Args:
+        fields: the parsed file.
+        source: what error messages call it, e.g. its path.
+
+    Raises:
+        InvalidCheckpoint: the architecture, a feature or a value is not supported; names the source and the field.
+    """
+    name = _architecture_name(fields, source)
+    family = FAMILIES[name]
+    config = ConfigReader(fields, source, family.defaults)
+    _refuse_unsupported(config)
+    rope, max_position = read_rope(config, config.integer("max_position_embeddings", 32768))
+    vocab_size = config.integer("vocab_size")
+    return Architecture(
+        name=name,
+        weight_names=family.weight_names,
+        layers=_read_layers(config, family, rope),
+        hidden_size=config.integer("hidden_size"),
+        vocab_size=vocab_size,
+        norm_eps=_norm_eps(config),
+        max_position=max_position,
+        tie_embeddings=config.boolean("tie_word_embeddings", False),
+        embedding_multiplier=_multiplier(config, family, "embedding_multiplier"),
+        logits_scaling=_multiplier(config, family, "logits_scaling"),
+        bos_token_id=next(iter(config.integers("bos_token_id")), None),
+        eos_token_ids=tuple(token for token in config.integers("eos_token_id") if 0 <= token < vocab_size),
+        dtype=_dtype_name(config),
+    )
+
+
+def _architecture_name(fields: Mapping[str, Any], source: str) -> str:
+    supported = ", ".join(sorted(FAMILIES))
+    names = fields.get("architectures")
+    config = ConfigReader(fields, source)
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise config.error(f"architectures must name the model's architecture; supported: {supported}")
+    if names[0] not in FAMILIES:
+        raise config.error(f"architecture {names[0]} is not supported; supported: {supported}")
+    return names[0]
+
+
+def _refuse_unsupported(config: ConfigReader) -> None:
+    activation = config.raw("hidden_act", "silu")
+    if activation != "silu":
+        raise config.error(f"hidden_act {activation!r} is not supported; supported: silu")
+
+
+def _read_layers(config: ConfigReader, family: Family, rope: RopeSpec) -> tuple[LayerSpec, ...]:
+    num_layers = config.integer("num_hidden_layers", high=MOST_LAYERS)
+    num_heads, num_kv_heads = _heads(config)
+    head_dim = _head_dim(config, family, num_heads)
+    eps = _norm_eps(config)
+    residual_multiplier = _multiplier(config, family, "residual_multiplier")
+    attentions = [
+        SelfAttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            scale=_multiplier(config, family, "attention_multiplier") if family.has_multipliers else head_dim**-0.5,
+            rope=rope if has_rope else None,
+            window=window,
+            head_norm_eps=eps if family.head_norms else None,
+            qkv_bias=_fact(config, family.qkv_bias),
+            output_bias=_fact(config, family.output_bias),
+        )
+        for window, has_rope in zip(
+            family.windows(config, num_layers), family.has_rope(config, num_layers), strict=True
+        )
+    ]
+    mlps = _read_mlps(config, family, num_layers)
+    return tuple(
+        LayerSpec(attention, mlp, eps, residual_multiplier) for attention, mlp in zip(attentions, mlps, strict=True)
+    )
+
+
+def _heads(config: ConfigReader) -> tuple[int, int]:
+    num_heads = config.integer("num_attention_heads")
+    num_kv_heads = config.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise config.error(
+            f"num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"
+        )
+    return num_heads, num_kv_heads
+
+
+def _head_dim(config: ConfigReader, family: Family, num_heads: int) -> int:
+    hidden_size = config.integer("hidden_size")
+    if config.raw("head_dim") is None and family.head_dim is None and hidden_size % num_heads:
+        raise config.error(f"hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads})")
+    head_dim = config.integer("head_dim", family.head_dim or hidden_size // num_heads)
+    if head_dim % 2:
+        raise config.error(f"head_dim must be even, got {head_dim}")
+    return head_dim
+
+
+def _read_mlps(config: ConfigReader, family: Family, num_layers: int) -> list[MlpSpec | MoeSpec]:
+    dense = MlpSpec(config.integer("intermediate_size"), _fact(config, family.mlp_bias))
+    if not family.has_experts:
+        return [dense] * num_layers
+    # transformers 5 saves `num_local_experts`, 4 saved `num_experts`.
+    num_experts = config.integer("num_experts", config.raw("num_local_experts", 128), low=0, high=MOST_EXPERTS)
+    step, only_dense = config.integer("decoder_sparse_step", 1), config.integers("mlp_only_layers")
+    sparse = [layer for layer in range(num_layers) if layer not in only_dense and (layer + 1) % step == 0]
+    if num_experts == 0 or not sparse:
+        return [dense] * num_layers
+    moe = _read_moe(config, num_experts)
+    return [moe if layer in sparse else dense for layer in range(num_layers)]
+
+
+def _read_moe(config: ConfigReader, num_experts: int) -> MoeSpec:
+    experts_per_token = config.integer("num_experts_per_tok", 8)
+    if experts_per_token > num_experts:
+        raise config.error(f"num_experts_per_tok ({experts_per_token}) must not exceed num_experts ({num_experts})")
+    return MoeSpec(
+        num_experts=num_experts,
+        experts_per_token=experts_per_token,
+        size=config.integer("moe_intermediate_size", 768),
+        norm_topk_prob=config.boolean("norm_topk_prob", False),
+    )
+
+
+def _fact(config: ConfigReader, fact: bool | str) -> bool:
+    return config.boolean(fact, False) if isinstance(fact, str) else fact
+
+
+def _multiplier(config: ConfigReader, family: Family, name: str) -> float:
+    return config.number(name, 1.0) if family.has_multipliers else 1.0
+
+
+def _norm_eps(config: ConfigReader) -> float:
+    return config.number("rms_norm_eps", 1e-6)
+
+
+def _dtype_name(config: ConfigReader) -> str | None:
+    name = config.raw("dtype", config.raw("torch_dtype"))
+    return name if isinstance(name, str) else None

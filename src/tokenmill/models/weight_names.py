@@ -1,0 +1,50 @@
+"""What checkpoints call the weights of a decoder: every weight has a role, and a table turns roles into names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "embedding": "model.embed_tokens",
+        "attention_norm": "model.layers.{layer}.input_layernorm",
+        "q": "model.layers.{layer}.self_attn.q_proj",
+        "k": "model.layers.{layer}.self_attn.k_proj",
+        "v": "model.layers.{layer}.self_attn.v_proj",
+        "output": "model.layers.{layer}.self_attn.o_proj",
+        "q_norm": "model.layers.{layer}.self_attn.q_norm",
+        "k_norm": "model.layers.{layer}.self_attn.k_norm",
+        "mlp_norm": "model.layers.{layer}.post_attention_layernorm",
+        "gate": "model.layers.{layer}.mlp.gate_proj",
+        "up": "model.layers.{layer}.mlp.up_proj",
+        "down": "model.layers.{layer}.mlp.down_proj",
+        "router": "model.layers.{layer}.mlp.gate",
+        "expert_gate": "model.layers.{layer}.mlp.experts.{expert}.gate_proj",
+        "expert_up": "model.layers.{layer}.mlp.experts.{expert}.up_proj",
+        "expert_down": "model.layers.{layer}.mlp.experts.{expert}.down_proj",
+        "final_norm": "model.norm",
+        "head": "lm_head",
+    }
+)
+"""Role of a weight -> what Llama, and most families after it, call it, without `.weight` or `.bias`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightKey:
+    """A weight of a decoder, whatever checkpoints call it.
+
+    Attributes:
+        role: a key of `LLAMA_NAMES`.
+        kind: `weight` or `bias`.
+    """
+
+    role: str
+    layer: int | None = None
+    expert: int | None = None
+    kind: str = "weight"
+
+    def name(self, names: Mapping[str, str]) -> str:
+        """What a table of names calls it."""
+        return f"{names[self.role].format(layer=self.layer, expert=self.expert)}.{self.kind}"

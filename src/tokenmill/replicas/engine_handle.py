@@ -1,0 +1,127 @@
+"""One engine as the API process knows it: what it said of itself, how it is doing, and what can be asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.errors import EngineDead
+from tokenmill.core.messages import (
+    Done,
+    EngineControl,
+    EngineReady,
+    EngineReply,
+    EngineStats,
+    ExplainRequests,
+    RequestState,
+    RequestStates,
+    ResetPrefixCache,
+    SetPaused,
+)
+from tokenmill.replicas.health import PartHealth, trouble_of
+
+# Counts of things; the other fields have defaults.
+COUNTS = tuple(field.name for field in msgspec.structs.fields(EngineStats) if field.required)
+# The engine answers between two steps; a step of a large prompt on a slow machine takes this long at most.
+ANSWER_SECONDS = 60.0
+
+
+class EngineHandle:
+    """An engine's index, readiness, stats and health, and the calls that go straight to it.
+
+    A call has one answer or an error: nothing waits for ever.
+
+    Attributes:
+        health: of its ranks.
+        ready: what it said when it became ready; None: it still starts.
+        stats: its latest numbers; None: it still starts.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        send: Callable[[EngineControl], None],
+        health: Sequence[PartHealth],
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        self.index = index
+        self.health = health
+        self.ready: EngineReady | None = None
+        self.stats: EngineStats | None = None
+        self._send = send
+        self._answer_seconds = answer_seconds
+        self._is_ready = asyncio.Event()
+        self._open: dict[str, asyncio.Future[EngineReply]] = {}
+
+    @property
+    def name(self) -> str:
+        """As sentences call it."""
+        return self.health[0].name
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with it; None: nothing."""
+        return trouble_of(self.health)
+
+    async def wait_until_ready(self) -> EngineReady:
+        """What it says of itself, once it does."""
+        await self._is_ready.wait()
+        assert self.ready is not None, "set before the event"
+        return self.ready
+
+    def take(self, message: EngineReady | EngineStats | EngineReply) -> None:
+        """Take in what the engine says; an answer goes to whoever waits for it, if somebody still does."""
+        match message:
+            case EngineReady():
+                self.ready = message
+                # Until it tells more, nothing has happened.
+                nothing: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"num_pages": message.num_pages}
+                self.stats = self.stats or EngineStats(**nothing)
+                self._is_ready.set()
+            case EngineStats():
+                self.stats = message
+                self.health[0].note_stuck(message.is_stuck)
+            case _:
+                future = self._open.get(message.id)
+                if future is not None and not future.done():
+                    future.set_result(message)
+
+    async def set_paused(self, is_paused: bool) -> None:
+        """Let the engine launch no step, or go on; returns when no step runs any more.
+
+        Raises:
+            EngineDead: it gave no answer; so do all calls of this class.
+        """
+        await self._call(SetPaused(_new_id(), is_paused))
+
+    async def reset_prefix_cache(self, preempt_running: bool) -> bool:
+        """Forget cached prefixes; False where running requests hold pages and may not be preempted."""
+        reply = await self._call(ResetPrefixCache(_new_id(), preempt_running))
+        assert isinstance(reply, Done)
+        return reply.is_done
+
+    async def explain(self, request_ids: list[str]) -> list[RequestState]:
+        """How those of the requests that the engine has are doing."""
+        reply = await self._call(ExplainRequests(_new_id(), request_ids))
+        assert isinstance(reply, RequestStates)
+        return [msgspec.structs.replace(state, engine=self.index) for state in reply.states]
+
+    async def _call(self, message: EngineControl) -> EngineReply:
+        future: asyncio.Future[EngineReply] = asyncio.get_running_loop().create_future()
+        self._open[message.id] = future
+        try:
+            self._send(message)
+            async with asyncio.timeout(self._answer_seconds):
+                return await future
+        except TimeoutError as error:
+            raise EngineDead(f"{self.name} has not answered for {self._answer_seconds:g} seconds") from error
+        finally:
+            del self._open[message.id]
+
+
+def _new_id() -> str:
+    return secrets.token_hex(12)

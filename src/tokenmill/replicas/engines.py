@@ -1,0 +1,48 @@
+"""All engines of a server together: what is asked of each of them, and their numbers as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+
+from tokenmill.core.messages import EngineReady, EngineStats, RequestState
+from tokenmill.replicas.engine_handle import COUNTS, EngineHandle
+
+
+class Engines:
+    """The handles of the engines, by their index."""
+
+    def __init__(self, handles: Iterable[EngineHandle]) -> None:
+        self._handles = {handle.index: handle for handle in handles}
+
+    def __iter__(self) -> Iterator[EngineHandle]:
+        return iter(self._handles.values())
+
+    def __getitem__(self, index: int) -> EngineHandle:
+        return self._handles[index]
+
+    async def wait_until_ready(self) -> list[EngineReady]:
+        """What they say of themselves, once all do."""
+        return await asyncio.gather(*(engine.wait_until_ready() for engine in self))
+
+    @property
+    def stats(self) -> EngineStats:
+        """The counts of those that have told any, added up."""
+        told = [engine.stats for engine in self if engine.stats is not None]
+        return EngineStats(
+            **{name: sum(getattr(stats, name) for stats in told) for name in COUNTS},
+            num_queued=sum(stats.num_queued for stats in told),
+        )
+
+    async def set_paused(self, is_paused: bool) -> None:
+        """See `EngineHandle`; of all of them, as are those below."""
+        await asyncio.gather(*(engine.set_paused(is_paused) for engine in self))
+
+    async def reset_prefix_cache(self, preempt_running: bool) -> bool:
+        """False where one of them has refused; the others have forgotten theirs."""
+        return all(await asyncio.gather(*(engine.reset_prefix_cache(preempt_running) for engine in self)))
+
+    async def explain(self, request_ids: list[str]) -> list[RequestState]:
+        """How those of the requests that any of them has are doing."""
+        states = await asyncio.gather(*(engine.explain(request_ids) for engine in self))
+        return [state for some in states for state in some]

@@ -1,0 +1,103 @@
+"""Watches the parts of a server: counts their silence, pings their loops, and says once when one of them hangs.
+
+It only notices: where calls go meanwhile is decided by whoever is told at each tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from tokenmill.core.messages import Beat, Pong, SignOfLife
+from tokenmill.replicas.health import PartHealth, trouble_of
+
+TICK_SECONDS = 0.5
+# A tick that comes later than this shows that this process itself was held up: it has not listened for longer.
+_LONGEST_TICK = 2 * TICK_SECONDS
+
+
+class HangWatch:
+    """Owns the health of the parts, by the names of their inboxes."""
+
+    def __init__(
+        self,
+        parts: Mapping[str, PartHealth],
+        ping: Callable[[str], None],
+        stacks: Callable[[str], Awaitable[str]],
+        say: Callable[[str, str], None],
+        on_tick: Callable[[str, PartHealth], None],
+    ) -> None:
+        """
+        Args:
+            ping: sends a ping to a part.
+            stacks: the stacks of a part's threads, or why there are none.
+            say: takes a part and what there is to say of it, with its stacks.
+            on_tick: told of each part at each tick.
+        """
+        self.parts = parts
+        self._ping = ping
+        self._stacks = stacks
+        self._say = say
+        self._on_tick = on_tick
+        self._hanging: set[str] = set()
+        self._reports: set[asyncio.Task[None]] = set()
+        self._is_started = False
+
+    def started(self) -> None:
+        """All parts are ready."""
+        self._is_started = True
+        for part in self.parts.values():
+            part.started()
+
+    def hear(self, message: SignOfLife) -> None:
+        """Take in a beat or an answer; a name that no part has is ignored."""
+        part = self.parts.get(message.part)
+        if part is None:
+            return
+        match message:
+            case Beat():
+                part.beats(message)
+            case Pong():
+                part.answers()
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with the parts that hang; None: none does."""
+        return trouble_of(self.parts.values())
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            self.tick(min(now - last, _LONGEST_TICK))
+            last = now
+
+    def tick(self, seconds: float) -> None:
+        """So much time has passed in which this process has listened."""
+        for name, part in self.parts.items():
+            part.pass_time(seconds)
+            if self._is_started and not part.waits_for_pong:
+                part.is_asked()
+                self._ping(name)
+            self._note(name, part)
+            self._on_tick(name, part)
+
+    def _note(self, name: str, part: PartHealth) -> None:
+        trouble = part.trouble
+        if trouble is None:
+            if name in self._hanging:
+                self._hanging.remove(name)
+                self._say(name, f"{part.name} goes on")
+        elif name not in self._hanging:
+            self._hanging.add(name)
+            task = asyncio.ensure_future(self._report(name, trouble))
+            self._reports.add(task)
+            task.add_done_callback(self._reports.discard)
+
+    async def _report(self, name: str, trouble: str) -> None:
+        lines = (await self._stacks(name)).splitlines()
+        # In one line: it goes the way of all lines of the log, where a line feed is shown and not obeyed.
+        self._say(name, " | ".join([trouble, *(line.strip() for line in lines if line.strip())]))

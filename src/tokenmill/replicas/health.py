@@ -1,0 +1,93 @@
+"""Whether one part of the server lives and gets on: an engine, or a text worker.
+
+Time is what its owner's loop has counted (`pass_time`), not what a clock says: while that loop itself is held up, or
+the whole machine sleeps, nobody falls silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenmill.core.messages import Beat
+
+# Beats come every second: a part is silent within 5 seconds of a beat that has not come.
+SILENT_SECONDS = 4.0
+# While a part starts it loads libraries, and some of that stops all of its threads.
+SILENT_START_SECONDS = 60.0
+
+
+class PartHealth:
+    """What a part has said last, and how long ago.
+
+    Attributes:
+        name: as sentences call it, e.g. `text worker 0`.
+        waits_for_pong: it has been asked and has not answered yet.
+    """
+
+    def __init__(self, name: str, timeout: float) -> None:
+        """`timeout`: seconds within which its loop must answer."""
+        self.name = name
+        self.waits_for_pong = False
+        self._timeout = timeout
+        self._silence = 0.0
+        self._unanswered = 0.0
+        self._silent_seconds = SILENT_START_SECONDS
+        self._beat: Beat | None = None
+        self._is_stuck = False
+
+    def started(self) -> None:
+        """It has all that it needs: from now on every beat is expected on time."""
+        self._silent_seconds = SILENT_SECONDS
+        self._silence = 0.0
+
+    def pass_time(self, seconds: float) -> None:
+        """So much time has passed."""
+        self._silence += seconds
+        if self.waits_for_pong:
+            self._unanswered += seconds
+
+    def beats(self, beat: Beat) -> None:
+        """A beat has come."""
+        self._beat = beat
+        self._silence = 0.0
+
+    def is_asked(self) -> None:
+        """A ping has been sent."""
+        self.waits_for_pong = True
+
+    def answers(self) -> None:
+        """A pong has come."""
+        self.waits_for_pong = False
+        self._unanswered = 0.0
+
+    def note_stuck(self, is_stuck: bool) -> None:
+        """The engine says whether its requests make progress."""
+        self._is_stuck = is_stuck
+
+    @property
+    def is_deaf(self) -> bool:
+        """Its loop takes no messages, as far as can be told: it should be given none."""
+        return self._silence > self._silent_seconds or self.is_lost
+
+    @property
+    def is_lost(self) -> bool:
+        """Its loop has not answered for so long that nobody should go on waiting for it."""
+        # A little later than the other signs of the same trouble, which say more of it.
+        return self._unanswered > self._timeout + SILENT_SECONDS
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong, a sentence that names it; None: nothing."""
+        if self._silence > self._silent_seconds:
+            return f"{self.name} has not been heard for {self._silence:.0f} seconds"
+        beat = self._beat
+        if beat is not None and beat.job and (busy := beat.seconds + self._silence) > beat.limit:
+            return f"{self.name} has been busy with {beat.job} for {busy:.0f} seconds; {beat.limit:g} are allowed"
+        if self.is_lost:
+            return f"{self.name} has taken no message for {self._unanswered:.0f} seconds"
+        return f"{self.name} makes no progress with the requests that it has" if self._is_stuck else None
+
+
+def trouble_of(parts: Iterable[PartHealth]) -> str | None:
+    """What is wrong with any of these parts; None: nothing."""
+    return "; ".join(filter(None, (part.trouble for part in parts))) or None

@@ -1,0 +1,54 @@
+"""What a child process reads first."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.config import EngineConfig, KVEventsConfig, ServerConfig
+from tokenmill.replicas.topology import Topology
+
+
+class LaunchFile(msgspec.Struct):
+    """`launch.json` in the private folder."""
+
+    engine: EngineConfig
+    server: ServerConfig
+    topology: Topology = Topology()
+
+    def write(self, folder: Path) -> None:
+        """Write it for the children to read."""
+        (folder / "launch.json").write_bytes(msgspec.json.encode(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> LaunchFile:
+        """Read what the parent wrote."""
+        return msgspec.json.decode((folder / "launch.json").read_bytes(), type=cls)
+
+    def engine_config(self, index: int) -> EngineConfig:
+        """The config of one engine: no two write the same file, publish at the same address or draw the same seeds."""
+        if index == 0:
+            return self.engine
+        events, step_log = self.engine.kv_events(), self.engine.step_log
+        moved = None if events is None else msgspec.json.encode(_moved(events, index)).decode()
+        return dataclasses.replace(
+            self.engine,
+            seed=self.engine.seed + index,
+            step_log=step_log and f"{step_log}.{index}",
+            kv_events_config=moved,
+        )
+
+
+def _moved(events: KVEventsConfig, index: int) -> KVEventsConfig:
+    replay = events.replay_endpoint and _address(events.replay_endpoint, index)
+    return msgspec.structs.replace(events, endpoint=_address(events.endpoint, index), replay_endpoint=replay)
+
+
+def _address(endpoint: str, index: int) -> str:
+    """As vLLM does: the port plus the index; of what has no port, a name of its own."""
+    host, _, port = endpoint.rpartition(":")
+    if port.isdigit():
+        return f"{host}:{int(port) + index}"
+    return endpoint if endpoint.startswith("tcp:") else f"{endpoint}_dp{index}"

@@ -1,0 +1,59 @@
+"""Which engines, ranks and text workers a server has: data that the supervisor starts and that every process reads."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenmill.ipc.channels import engine_name, worker_name
+
+
+class EngineSpec(msgspec.Struct, frozen=True):
+    """One engine: `num_ranks` processes that share a model. Rank 0 schedules and takes requests."""
+
+    index: int
+    num_ranks: int = 1
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of its ranks' inboxes."""
+        return [engine_name(self.index, rank) for rank in range(self.num_ranks)]
+
+
+class Topology(msgspec.Struct, frozen=True):
+    """The parts of a server besides the API process.
+
+    Attributes:
+        engines: all with the same model.
+        tokenizer_workers: text workers that are processes; 0: one that is a thread of the API process.
+    """
+
+    engines: tuple[EngineSpec, ...] = (EngineSpec(0),)
+    tokenizer_workers: int = 1
+
+    @property
+    def workers(self) -> range:
+        """The indices of the text workers."""
+        return range(max(1, self.tokenizer_workers))
+
+    @property
+    def has_replicas(self) -> bool:
+        """There is more than one engine."""
+        return len(self.engines) > 1
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that the API process starts."""
+        return sum(engine.num_ranks for engine in self.engines) + self.tokenizer_workers
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """What sentences call each part, by the name of its inbox. An engine with no other beside it has no number."""
+        called: dict[str, str] = {}
+        for engine in self.engines:
+            name = f"engine {engine.index}" if self.has_replicas else "engine"
+            called |= {part: f"{name} rank {rank}" if rank else name for rank, part in enumerate(engine.parts)}
+        return called | {worker_name(worker): f"text worker {worker}" for worker in self.workers}
+
+    def label(self, part: str) -> str:
+        """What metrics and the fields of a log line call a part: one word."""
+        return self.parts[part].removeprefix("text ").replace(" ", "-")

@@ -1,0 +1,82 @@
+"""`CapturedDecodes`: steps of nothing but decodes, each one graph from the token table back to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tokenmill.attention.batch import DeviceLens, ForwardBatch
+from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.platform.protocol import Platform, Stream, Tensors
+from tokenmill.runner.cuda_graphs import DecodeGraphs, Report
+from tokenmill.runner.model import Model
+from tokenmill.runner.samples import Samples
+from tokenmill.runner.step_sampler import DeviceSampler, Masks, Sampled, places
+from tokenmill.runner.transport import Arrays, Sent
+from tokenmill.sampling.draws import RECORD, Draw, pack
+from tokenmill.sampling.state import SamplingMetadata
+
+
+class CapturedDecodes:
+    """See `DecodeGraphs`. The last row of the tables belongs to nobody: it is what steps are padded with.
+
+    Args:
+        stream: that of the steps.
+    """
+
+    def __init__(
+        self, platform: Platform, stream: Stream, model: Model, attention: AttentionBackend, sampler: DeviceSampler
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._sampler = sampler
+        self._tables = sampler.tables
+        spare_row = len(self._tables.pages) - 1
+        self._graphs = DecodeGraphs(
+            platform, stream, self._decode, pack(np.array([Draw(row=spare_row)], dtype=RECORD)), spare_row
+        )
+
+    @torch.inference_mode()
+    def capture(self, report: Report = lambda done, total: None) -> int:
+        """Capture them all; returns how many.
+
+        Raises:
+            InvalidConfig: no memory is left for them.
+        """
+        self._graphs.capture(report)
+        return self._graphs.num_graphs
+
+    def fit(self, arrays: Arrays) -> bool:
+        """Pad the draws of a step up to the size of a graph; False if none is that large."""
+        padded = self._graphs.padded(arrays["draws"])
+        if padded is not None:
+            arrays["draws"] = padded
+        return padded is not None
+
+    def sample(self, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks) -> Sampled:
+        """Issue the step whose arrays `fit`."""
+        logits, drawn = (part[: len(samples)] for part in self._graphs.run(sent["draws"]))
+        return self._sampler.sample_drawn(logits, drawn, samples, metadata, sent, masks)
+
+    def _decode(self, draws: torch.Tensor) -> Tensors:
+        """A whole decode step of n rows by their packed draws: what a graph holds. Lengths stay on the device."""
+        tables, (rows, after) = self._tables, places(draws)
+        n, page_size = len(rows), tables.page_size
+        positions = after - 1
+        page_table = tables.pages.index_select(0, rows)
+        page = page_table.gather(1, (positions // page_size)[:, None]).squeeze(1).long()
+        every = np.arange(n + 1, dtype=np.int32)
+        indices = torch.arange(n + 1, device=rows.device)
+        batch = ForwardBatch(
+            token_ids=tables.tokens[rows, positions].long(),
+            positions=positions,
+            slots=page * page_size + positions % page_size,
+            page_table=page_table,
+            query_lens=np.ones(n, dtype=np.int32),
+            context_lens=np.full(n, tables.tokens.shape[1], dtype=np.int32),
+            query_starts=every,
+            output_indices=indices[:n],
+            lens=DeviceLens(after.to(torch.int32), indices.to(torch.int32)),
+        )
+        logits = self._model.logits(self._model.forward(batch, self._attention))
+        return logits, self._sampler.draw(logits, draws)

@@ -1,0 +1,141 @@
+"""Executors: how steps are run. The engine launches a plan and comes back for its outcome; it knows no more.
+
+A runner says what a step is. An executor decides where and when it happens: at once, on a thread, in several processes,
+or by a clock that only counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, Self
+
+from tokenmill.core.plan import StepPlan, StepResult
+
+
+class InFlightStep:
+    """A launched step.
+
+    Args:
+        finish: waits for the outcome and gives it, or raises what the step raised. Called once, by whoever asks first.
+
+    Attributes:
+        error: what it raised, as far as that is known.
+    """
+
+    def __init__(self, finish: Callable[[], StepResult]) -> None:
+        self.error: Exception | None = None
+        self._finish: Callable[[], StepResult] | None = finish
+        self._result: StepResult | None = None
+
+    @classmethod
+    def failed(cls, error: Exception) -> Self:
+        """A step that could not be started."""
+
+        def fail() -> StepResult:
+            raise error
+
+        step = cls(fail)
+        step.wait()
+        return step
+
+    def wait(self) -> None:
+        """Wait until the step has ended, well or not."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            try:
+                self._result = finish()
+            except Exception as error:
+                self.error = error
+
+    def result(self) -> StepResult:
+        """Wait for the outcome. Raises what the step raised."""
+        self.wait()
+        if self.error is not None:
+            raise self.error
+        assert self._result is not None, "a step that has ended well has a result"
+        return self._result
+
+
+class Executor(Protocol):
+    """Runs plans in the order of their launch."""
+
+    def launch(self, plan: StepPlan) -> InFlightStep:
+        """Start a step. Behind one that failed all are refused until `recover`: their differences build on its."""
+
+    def recover(self) -> None:
+        """After a failure: wait for the steps that are launched, then run plans again."""
+
+    def close(self) -> None:
+        """Wait for the steps that are launched, and let go of what they ran with."""
+
+
+class StepRunner(Protocol):
+    """What an executor needs of `ModelRunner`."""
+
+    def start(self, plan: StepPlan, previous: InFlightStep | None) -> Callable[[], StepResult]:
+        """Start a step behind the previous one; returns what waits for its end and puts the result together."""
+
+    def close(self) -> None:
+        """Let go of what steps ran with."""
+
+
+class InlineExecutor:
+    """Starts each step where it is launched and finishes it where its result is asked for.
+
+    On a device with a queue of its own this is overlap: to start is to issue, and the device goes on by itself.
+    """
+
+    def __init__(self, runner: StepRunner) -> None:
+        self.runner = runner
+        self._previous: InFlightStep | None = None
+
+    def launch(self, plan: StepPlan) -> InFlightStep:
+        """See `Executor`."""
+        previous = self._previous
+        try:
+            if previous is not None and previous.error is not None:
+                raise RuntimeError("a step before this one failed")
+            step = InFlightStep(self.runner.start(plan, previous))
+        except Exception as error:
+            step = InFlightStep.failed(error)
+        self._previous = step
+        return step
+
+    def recover(self) -> None:
+        """See `Executor`."""
+        if self._previous is not None:
+            self._previous.wait()
+        self._previous = None
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self.recover()
+        self.runner.close()
+
+
+class ThreadExecutor:
+    """Runs each step from its beginning to its end on a thread of its own: overlap on a device that is the host.
+
+    torch releases the interpreter's lock inside its kernels, so the engine schedules the next step meanwhile.
+    """
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._inline = InlineExecutor(runner)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="runner")
+
+    def launch(self, plan: StepPlan) -> InFlightStep:
+        """See `Executor`."""
+        return InFlightStep(self._thread.submit(self._run, plan).result)
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        return self._inline.launch(plan).result()
+
+    def recover(self) -> None:
+        """See `Executor`."""
+        self._thread.submit(self._inline.recover).result()
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._thread.shutdown(wait=True)
+        self._inline.close()

@@ -1,0 +1,23 @@
+"""What the runner needs of a model."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from tokenmill.attention.batch import ForwardBatch
+from tokenmill.attention.protocol import AttentionBackend
+
+
+class Model(Protocol):
+    """A decoder on one device."""
+
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
+        """Final hidden states [S, hidden_size] of the batch's `output_indices`."""
+
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """[S, hidden_size] -> [S, vocab_size] float32."""
+
+    def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
+        """[S, hidden_size] -> [S] int64, the largest of the logits; -1 where these are NaN or infinite."""

@@ -1,0 +1,39 @@
+"""`RowState`: all that is kept of the rows of running requests. A plan names rows; what they stand for is here."""
+
+from __future__ import annotations
+
+from tokenmill.core.plan import StepPlan
+from tokenmill.runner.prompt_reports import PromptReports
+from tokenmill.runner.row_tables import RowTables, table_arrays
+from tokenmill.runner.samples import Samples
+from tokenmill.runner.transport import Arrays
+from tokenmill.sampling.grammar_rows import GrammarRows
+from tokenmill.sampling.state import SamplingState
+
+
+class RowState:
+    """The stores of rows, all told of new rows in one place.
+
+    Attributes:
+        tables: pages and tokens, on the device.
+        sampling: how each row draws. grammars: what it may draw.
+        prompts: what is wanted of its prompt.
+    """
+
+    def __init__(self, tables: RowTables, sampling: SamplingState, grammars: GrammarRows) -> None:
+        self.tables = tables
+        self.sampling = sampling
+        self.grammars = grammars
+        self.prompts = PromptReports(len(tables.tokens), sampling.vocab_size)
+
+    def enter(self, plan: StepPlan, samples: Samples) -> Arrays:
+        """Take in the new rows of a plan; what remains to be sent to the device for `tables.apply`."""
+        for new_row in plan.new_rows:
+            self.sampling.set(new_row)
+            self.prompts.set(new_row)
+        self.grammars.set(plan.new_rows)
+        return table_arrays(plan, samples)
+
+    def close(self) -> None:
+        """End the threads of grammars."""
+        self.grammars.close()

@@ -1,0 +1,130 @@
+"""From the outputs of a pass to tokens: the one door between the runner and `sampling`.
+
+`HostSampler` runs where the host does the work and may look at what was drawn. `DeviceSampler` issues all of it to a
+device that the host does not wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from tokenmill.runner.model import Model
+from tokenmill.runner.row_tables import RowTables
+from tokenmill.runner.samples import Samples
+from tokenmill.runner.transport import Sent
+from tokenmill.sampling.draws import column
+from tokenmill.sampling.grammar_rows import GrammarStep
+from tokenmill.sampling.logprobs import LogprobTensors
+from tokenmill.sampling.sampler import DrawKernel, Drawn, Outputs, Sampler
+from tokenmill.sampling.state import SamplingMetadata
+
+if TYPE_CHECKING:
+    from tokenmill import _native
+
+Masks = Callable[[], GrammarStep | None]
+"""The grammars of a step. Asked for once its pass is issued: to know them the host may have to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What S samples gave.
+
+    Attributes:
+        token_ids: [S] int64 on the device, `NO_TOKEN` or `NOTHING_LEFT` where there is none.
+        logprobs: of those that asked; None: nobody did.
+        masks: the grammars that have to be told; None: there are none.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: LogprobTensors | None = None
+    masks: GrammarStep | None = None
+
+
+class StepSampler(Protocol):
+    """Samples the tokens of a step and enters them into the token table, where the next step finds them."""
+
+    def sample(
+        self, outputs: torch.Tensor, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks
+    ) -> Sampled:
+        """Sample from outputs [S, hidden_size] of the model.
+
+        Args:
+            sent: `draws` among them: those of the metadata, on the device.
+        """
+
+
+class HostSampler:
+    """See `StepSampler`.
+
+    Args:
+        native: kernels that draw; None: torch does.
+    """
+
+    def __init__(self, model: Model, tables: RowTables, native: _native.Kernels | None = None) -> None:
+        self._model = model
+        self._tables = tables
+        self._sampler = Sampler(native=native)
+
+    def sample(
+        self, outputs: torch.Tensor, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks
+    ) -> Sampled:
+        """See `StepSampler`."""
+        grammars = masks()
+        sampled = self._sampler.sample(Outputs(self._model, outputs), metadata, self._tables.tokens, grammars)
+        self._tables.write_tokens(*places(sent["draws"]), sampled.token_ids)
+        return Sampled(sampled.token_ids, sampled.logprobs, grammars)
+
+
+class DeviceSampler:
+    """See `StepSampler`. Draws from the logits as they are, and again where a row asks for more: a graph may hold the
+    first.
+
+    Args:
+        draw: the kernel.
+    """
+
+    def __init__(self, model: Model, tables: RowTables, draw: DrawKernel) -> None:
+        self.tables = tables
+        self._model = model
+        self._sampler = Sampler(draw)
+
+    def sample(
+        self, outputs: torch.Tensor, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks
+    ) -> Sampled:
+        """See `StepSampler`."""
+        logits = self._model.logits(outputs)
+        return self.sample_drawn(logits, self.draw(logits, sent["draws"]), samples, metadata, sent, masks)
+
+    def draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        """Sample from logits [S, V] as they are, and enter the tokens into the table."""
+        token_ids = self._sampler.draw(logits, draws)
+        self.tables.write_tokens(*places(draws), token_ids)
+        return token_ids
+
+    def sample_drawn(
+        self,
+        logits: torch.Tensor,
+        drawn: torch.Tensor,
+        samples: Samples,
+        metadata: SamplingMetadata,
+        sent: Sent,
+        masks: Masks,
+    ) -> Sampled:
+        """What rows draw by all that they ask for and under their masks; `drawn` if nobody asks for more."""
+        grammars = masks()
+        if samples.drafts is not None and (grammars is not None or metadata.needs_processing):
+            self.tables.write_drafts(sent)  # the first draw has taken their places, and penalties look at them
+        source = Drawn(logits, sent["draws"][: len(drawn)], drawn)
+        sampled = self._sampler.sample(source, metadata, self.tables.tokens, grammars)
+        if sampled.token_ids is not drawn:
+            self.tables.write_tokens(*places(source.draws), sampled.token_ids)
+        return Sampled(sampled.token_ids, sampled.logprobs, grammars)
+
+
+def places(draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and positions of the tokens that packed draws sample, [S] int64 each."""
+    return column(draws, "row"), column(draws, "position")

@@ -1,0 +1,52 @@
+"""How a step's arrays get to where the model runs, and its tokens back to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
+
+import numpy.typing as npt
+import torch
+
+from tokenmill.platform.immediate import ImmediateStream
+from tokenmill.platform.protocol import Event
+
+Arrays = dict[str, npt.NDArray[Any]]
+"""What the host knows of a step, by name."""
+Sent = Mapping[str, torch.Tensor]
+"""The same arrays on the device."""
+
+
+class Transport(Protocol):
+    """One step at a time: `send`, the step's work inside of the context manager, `fetch` and `finish`."""
+
+    def send(self, arrays: Arrays) -> Sent:
+        """Begin a step: its arrays on the device."""
+
+    def __enter__(self) -> Self:
+        """Issue work to the device."""
+
+    def __exit__(self, *error: object) -> None:
+        """Issue work where it went before."""
+
+    def fetch(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Begin to copy [S] int64 to the host; there once the event of `finish` has come to pass."""
+
+    def finish(self) -> Event:
+        """All of the step is issued; the event behind it."""
+
+
+class HostTransport(ImmediateStream):
+    """A device that shares the host's memory: nothing is copied and nobody waits."""
+
+    def send(self, arrays: Arrays) -> Sent:
+        """See `Transport`."""
+        return {name: torch.from_numpy(values) for name, values in arrays.items()}
+
+    def fetch(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """See `Transport`."""
+        return token_ids
+
+    def finish(self) -> Event:
+        """See `Transport`."""
+        return self.record()

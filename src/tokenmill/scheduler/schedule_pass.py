@@ -1,0 +1,326 @@
+"""`SchedulePass`: one pass over the requests that fills one plan. A batch policy says in which order.
+
+There is no prefill and no decode here: a request's computed tokens catch up with the tokens it has (vLLM V1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tokenmill.core.request import Request
+from tokenmill.kv.radix_tree import PrefixMatch
+from tokenmill.scheduler.config import Policies, SchedulerConfig
+from tokenmill.scheduler.drafter import Drafter
+from tokenmill.scheduler.fairness import Need, find_yielding
+from tokenmill.scheduler.plan_builder import PlanBuilder, request_seed
+from tokenmill.scheduler.state import SchedulerState, is_ready
+
+_SAME_PROMPT = "waits for a request that computes the same prompt"
+
+
+class SchedulePass:
+    """Decides for one step; records at each request that must wait, why."""
+
+    def __init__(self, config: SchedulerConfig, policies: Policies, state: SchedulerState) -> None:
+        self.builder = PlanBuilder(state.step + 1, config.max_num_batched_tokens)
+        self._config = config
+        self._state = state
+        self._kv = state.kv
+        self._reserved: dict[str, int] = {}  # pages that are left to these requests
+        self._num_reserved = 0
+        self._has_admitted = False
+        self._position = 0  # in the waiting queue: all before it are passed over
+        self._is_closed = False  # the first one that is not cannot begin in this step
+        self._queue_policy = policies.queue
+        self._admission = policies.admission
+
+    @property
+    def is_empty(self) -> bool:
+        """True while nothing is scheduled."""
+        return not self.builder.requests
+
+    def make_room(self) -> None:
+        """Where tenants take turns, let those that hold more yield rows and pages to waiting ones that hold less.
+
+        For as many as the budget lets begin, in order; before anything is scheduled, so that nobody who is in the step
+        yields. What an admission policy has promised is not taken back.
+        """
+        state = self._state
+        if not self._queue_policy.by_tenant or self._admission.is_promise or state.num_changes == state.full_at:
+            return
+        budget = self.builder.budget - len(state.running)
+        num_rows = num_pages = 0  # of those before it
+        for request in list(state.waiting):
+            if self._is_passed_over(request) or request.row is not None:
+                continue
+            if budget <= 0 and num_rows:
+                return
+            pages = self._kv.num_pages_for(self._num_tokens_to_hold(request, min(request.num_tokens, max(1, budget))))
+            if not self._is_there(num_rows + 1, num_pages + pages):
+                match = self._kv.match(request, self.builder.step)
+                if self._awaits_page(request, match):
+                    continue
+                pages -= len(match.pages)
+                if not self._is_there(num_rows + 1, num_pages + pages):
+                    victims = find_yielding(request, self._need(num_rows, num_pages, pages), state.running, self._kv)
+                    for victim in victims:
+                        state.preempt(victim)
+                    if not victims:
+                        state.full_at = state.num_changes
+                        return
+            num_rows, num_pages, budget = num_rows + 1, num_pages + pages, budget - request.num_tokens
+
+    def _need(self, num_rows: int, num_pages: int, pages: int) -> Need:
+        """What a request lacks that takes a row and `pages`, behind others that take so many before it."""
+        state = self._state
+        missing_rows = num_rows + 1 - state.rows.num_free - state.num_returning_rows()
+        missing_pages = num_pages + pages - self._kv.num_available - state.num_returning_pages()
+        return Need(pages, missing_rows, missing_pages)
+
+    def _is_there(self, num_rows: int, num_pages: int) -> bool:
+        """True if so many rows and pages can be taken now."""
+        return num_rows <= self._state.rows.num_free and num_pages <= self._kv.num_available
+
+    def advance(self, which: Callable[[Request], bool] | None = None, lets_in: bool = True) -> bool:
+        """Schedule running requests in order. Returns True if none was short of pages: only then may others enter.
+
+        The pages of their next token stay reserved for those not meant by `which`; otherwise a prompt after them could
+        take those pages again and again, be preempted, and nobody would get on.
+
+        Args:
+            which: None: all of them.
+            lets_in: where tenants take turns, a waiting request enters before a running one that comes after it.
+        """
+        enough_pages = True
+        lets_in = lets_in and self._queue_policy.by_tenant and bool(self._state.waiting)
+        running, num_decodes = self._in_order()
+        self._reserve_next_pages([] if which is None else [request for request in running if not which(request)])
+        for number, request in enumerate(running):
+            if not request.is_running or request.id in self._reserved:
+                continue  # preempted by an earlier one in this very pass, or not meant
+            if lets_in and enough_pages and number >= num_decodes:
+                self._admit_some(before=request)
+            if request.mask_missed:
+                request.wait_reason = "waits for launched steps: the mask of its grammar was late"
+                continue
+            if request.has_drafts:
+                request.wait_reason = "waits for the launched step that runs its draft tokens"
+                continue
+            if request.will_reach_length or request.num_uncomputed_tokens == 0:
+                continue  # its last token is being sampled by a launched step
+            if self.builder.budget == 0:
+                request.wait_reason = "the token budget of the step is used up"
+                continue
+            enough_pages &= self._advance_one(request)
+        return enough_pages
+
+    def _in_order(self) -> tuple[list[Request], int]:
+        """The running requests in the order in which a step serves them, and how many decodes come before all prompts.
+
+        Where tenants take turns and decodes leave half of a step to prompts, decodes come first: one token of each
+        takes little from anybody, and texts go on evenly while others' prompts take turns.
+        """
+        running = list(self._state.running)
+        if self._queue_policy.by_tenant and 2 * len(running) <= self._config.max_num_batched_tokens:
+            num_prompts = sum([request.is_prefilling for request in running])
+            if num_prompts:
+                running.sort(key=lambda request: (request.rank[0], request.is_prefilling))
+            if running and running[0].rank[0] == running[-1].rank[0]:
+                return running, len(running) - num_prompts
+        return running, 0
+
+    def _reserve_next_pages(self, requests: list[Request]) -> None:
+        """Leave these requests the pages of their next token."""
+        self._reserved.clear()
+        self._num_reserved = 0
+        for request in requests:
+            self._reserve(request, self._kv.num_missing_pages(request, request.num_computed_tokens + 1))
+
+    def _reserve(self, request: Request, num_pages: int) -> None:
+        self._num_reserved += num_pages - self._reserved.get(request.id, 0)
+        self._reserved[request.id] = num_pages
+
+    def admit(self, which: Callable[[Request], bool] | None = None, limit: int | None = None) -> None:
+        """Admit waiting requests in order until the budget, the rows or the pages end; none overtakes the head.
+
+        Those that wait for something else are passed over and keep their place.
+
+        Args:
+            which: others are passed over too; None: none is.
+            limit: at most so many; None: as many as fit.
+        """
+        self._position, self._is_closed = 0, False
+        self._admit_some(which, limit)
+
+    def _admit_some(
+        self,
+        which: Callable[[Request], bool] | None = None,
+        limit: int | None = None,
+        before: Request | None = None,
+    ) -> None:
+        """See `admit`; with `before` only those that come before this one."""
+        self._has_admitted = True
+        waiting = self._state.waiting
+        while not self._is_closed and self._position < len(waiting) and self.builder.budget > 0:
+            request = waiting[self._position]
+            if limit == 0 or (before is not None and request.rank > before.rank):
+                return
+            if self._is_passed_over(request) or (which is not None and not which(request)):
+                self._position += 1
+                continue
+            request.wait_reason = self._resume(request) if request.row is not None else self._admit(request)
+            if request.awaited_page is not None:
+                continue  # it is passed over from now on
+            if not request.wait_reason:
+                limit = None if limit is None else limit - 1
+            elif not self._let_idle_yield(request):
+                self._is_closed = True
+        if not self._is_closed and self._position < len(waiting):
+            waiting[self._position].wait_reason = "the token budget of the step is used up"
+
+    def _let_idle_yield(self, request: Request) -> bool:
+        """Let idle sessions yield, but only when nobody runs whose end would make room anyway.
+
+        Last of all the one that wants to start: it may hold pages of its own that the cache has too.
+        """
+        state = self._state
+        return not state.running and (state.preempt_idle(but=request) or state.preempt_idle())
+
+    def add_drafts(self, drafter: Drafter) -> None:
+        """Let decodes run draft tokens with what the step has left, now that every request has got its own token.
+
+        Nobody is preempted for a draft: drafts that no page has room for are dropped. A request that a launched step
+        still samples for gets none, since what follows is not known yet.
+        """
+        for index, request in enumerate(self.builder.requests):
+            limit = min(self.builder.budget, request.max_tokens_total - request.num_tokens - 1)
+            if limit < 1 or request.num_inflight_steps > 1 or request.num_computed_tokens != request.num_tokens:
+                continue
+            if request.params.grammar is not None:
+                continue  # its mask is known for one token, not for those behind it
+            draft_ids = drafter.propose(request, limit)[:limit]
+            if not len(draft_ids):
+                continue
+            first_page = len(self._kv.pages(request))
+            new_pages = self._kv.allocate(request, request.num_tokens + len(draft_ids), self._num_reserved)
+            if new_pages is None:
+                draft_ids = draft_ids[: first_page * self._kv.page_size - request.num_tokens]
+            if len(draft_ids):
+                self.builder.add_drafts(index, draft_ids, first_page, new_pages or [])
+
+    def explain_waiting(self) -> None:
+        """Give the first of the waiting requests its reason where nobody came to ask for it."""
+        if not self._state.waiting or self._has_admitted:
+            return
+        self._state.waiting[0].wait_reason = "running requests come first, and one of them is short of pages"
+
+    def _advance_one(self, request: Request) -> bool:
+        num_tokens = self._chunk(request.num_uncomputed_tokens)
+        end = request.num_computed_tokens + num_tokens
+        first_page = len(self._kv.pages(request))
+        enough_pages = True
+        while (new_pages := self._kv.allocate(request, end, self._num_reserved)) is None:
+            enough_pages = False
+            missing = self._kv.num_missing_pages(request, end) + self._num_reserved - self._kv.num_available
+            if self._state.num_returning_pages() >= missing:
+                request.wait_reason = f"waits for {_pages(missing)} that launched steps still use"
+                self._reserve(request, self._kv.num_missing_pages(request, end))
+                return False
+            if not self._state.preempt_idle():
+                victim = self._choose_victim()
+                self._state.preempt(victim)
+                self._num_reserved -= self._reserved.pop(victim.id, 0)
+                self._position, self._is_closed = 0, False
+                if victim is request:
+                    return False
+        self.builder.schedule(request, num_tokens, first_page, new_pages)
+        return enough_pages
+
+    def _choose_victim(self) -> Request:
+        """Who yields, of those that are not in the step already."""
+        scheduled = {request.id for request in self.builder.requests}
+        return self._queue_policy.choose_victim([r for r in self._state.running if r.id not in scheduled])
+
+    def _is_passed_over(self, request: Request) -> bool:
+        if not is_ready(request):
+            request.wait_reason = f"is {request.status.value.replace('_', ' ')}"
+        elif request.awaited_page is not None and self._kv.writer_of(request.awaited_page):
+            request.wait_reason = _SAME_PROMPT
+        else:
+            request.awaited_page = None
+            return False
+        return True
+
+    def _awaits_page(self, request: Request, match: PrefixMatch) -> bool:
+        """See whether a running request is about to compute the page that follows a match; it is passed over then."""
+        page = self._kv.missing_page(request, match)
+        if page is None or self._kv.writer_of(page) is None:
+            return False
+        request.awaited_page, request.wait_reason = page, _SAME_PROMPT
+        return True
+
+    def _admit(self, request: Request) -> str:
+        """Give a waiting request a row, pages and its first chunk. Returns why it must wait, or ""."""
+        rows = self._state.rows
+        if not rows.num_free:
+            return f"needs a row, all {rows.num_rows} are in use"
+        if reason := self._admission.reason_to_wait(request, self._state):
+            return reason
+        match = self._kv.match(request, self.builder.step)
+        if self._awaits_page(request, match):
+            return _SAME_PROMPT
+        remaining = request.num_tokens - match.num_tokens
+        num_tokens = self._chunk(remaining)
+        if num_tokens < remaining and not self._config.enable_chunked_prefill:
+            return f"needs {remaining} tokens of a step's budget, {self.builder.budget} are left"
+        hold = self._num_tokens_to_hold(request, match.num_tokens + num_tokens)
+        if not self._kv.acquire(request, match, hold, self.builder.step, self._num_reserved):
+            needed = self._kv.num_pages_for(hold) - len(match.pages)
+            return self._short_of(_pages(needed))
+        self._state.start(request)
+        request.num_computed_tokens = match.num_tokens
+        request.num_charged_tokens = max(request.num_charged_tokens, match.num_tokens)
+        if not request.num_preemptions:
+            # What it finds again of its own after a preemption is no gift of the cache.
+            request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
+        self._launch_row(request, num_tokens, 0, self._kv.pages(request))
+        return ""
+
+    def _resume(self, request: Request) -> str:
+        """Let one that kept its row go on: a session with new input, or one that a launched step still pins."""
+        if request.num_inflight_steps:
+            return "waits for a launched step that still uses its row"
+        remaining = request.num_uncomputed_tokens
+        num_tokens = self._chunk(remaining)
+        if num_tokens < remaining and not self._config.enable_chunked_prefill:
+            return f"needs {remaining} tokens of a step's budget, {self.builder.budget} are left"
+        hold = self._num_tokens_to_hold(request, request.num_computed_tokens + num_tokens)
+        first_page = len(self._kv.pages(request))
+        new_pages = self._kv.allocate(request, hold, self._num_reserved)
+        if new_pages is None:
+            needed = self._kv.num_pages_for(hold) - first_page
+            return self._short_of(_pages(needed, "more "))
+        self._state.start(request)
+        self._launch_row(request, num_tokens, first_page, new_pages)
+        return ""
+
+    def _num_tokens_to_hold(self, request: Request, end: int) -> int:
+        return max(end, self._admission.num_tokens_to_hold(request, end, self._state))
+
+    def _short_of(self, needed: str) -> str:
+        verb = "is" if self._kv.num_available == 1 else "are"
+        return f"needs {needed}, {self._kv.num_available} {verb} free or evictable"
+
+    def _launch_row(self, request: Request, num_tokens: int, first_page: int, new_pages: list[int]) -> None:
+        self.builder.add_row(request, request_seed(request, self._config.seed))
+        self.builder.schedule(request, num_tokens, first_page, new_pages)
+
+    def _chunk(self, remaining: int) -> int:
+        """Tokens of one request in this step."""
+        threshold = self._config.long_prefill_token_threshold
+        capped = min(remaining, threshold) if threshold and self._config.enable_chunked_prefill else remaining
+        return min(capped, self.builder.budget)
+
+
+def _pages(count: int, more: str = "") -> str:
+    return f"{count} {more}page{'' if count == 1 else 's'}"

@@ -1,0 +1,241 @@
+"""`SchedulerState`: every request that is alive, its queue, its row, its pages, and the launched steps that pin them.
+
+A launched step pins what it uses: ending or preempting a request only marks it, and its row and pages return when the
+last launched step that uses them is committed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.core.plan import StepPlan
+from tokenmill.core.request import FinishReason, Request, RequestStatus
+from tokenmill.kv.kv_manager import KVManager
+from tokenmill.scheduler.fairness import Rounds
+from tokenmill.scheduler.policies import QueuePolicy
+from tokenmill.scheduler.queue import RequestQueue
+
+_READY = frozenset({RequestStatus.WAITING, RequestStatus.PREEMPTED})
+_LEAVING = frozenset({RequestStatus.PREEMPTED, RequestStatus.FINISHED})
+
+
+class RowPool:
+    """Free rows of the page and token tables. The lowest is taken first: rows in use stay dense, the choice repeats."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self._free = list(range(num_rows))
+
+    @property
+    def num_free(self) -> int:
+        """Rows that can be taken now."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """The lowest free row."""
+        return heapq.heappop(self._free)
+
+    def give_back(self, row: int) -> None:
+        """The row's last launched step is committed."""
+        assert row not in self._free, f"row {row} is given back twice"
+        heapq.heappush(self._free, row)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A plan whose outcome is not known yet, and the requests it pins."""
+
+    plan: StepPlan
+    requests: tuple[Request, ...]
+
+
+class SchedulerState:
+    """Moves requests between waiting, running, paused and gone.
+
+    Attributes:
+        num_changes: how often the queues, or the order in them, have changed.
+        full_at: `num_changes` when all rows or pages were in use, and nobody would yield any to those who wait.
+    """
+
+    def __init__(self, num_rows: int, policy: QueuePolicy, kv: KVManager) -> None:
+        self.kv = kv
+        self._policy = policy
+        self._rounds = Rounds() if policy.by_tenant else None
+        self.rows = RowPool(num_rows)
+        self.waiting = RequestQueue()
+        self.running = RequestQueue()
+        self.launched: deque[LaunchedStep] = deque()
+        self.requests: dict[str, Request] = {}
+        self.step = 0
+        self.num_preemptions = 0
+        self.num_corrupted = 0
+        self.num_changes = 0
+        self.full_at = -1
+
+    @property
+    def num_free_rows(self) -> int:
+        """Rows that can be taken now."""
+        return self.rows.num_free
+
+    @property
+    def num_available_pages(self) -> int:
+        """Pages that can be taken now: free ones, and those that only the prefix cache holds."""
+        return self.kv.num_available
+
+    @property
+    def num_pages(self) -> int:
+        """All pages."""
+        return self.kv.pool.num_usable
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self.kv.page_size
+
+    def enter(self, request: Request) -> None:
+        """A request arrives."""
+        self.requests[request.id] = request
+        self._set_ranks([request] if self._rounds is None else self._rounds.join(request))
+        self.waiting.add(request)
+
+    def begin_step(self) -> None:
+        """A step is about to be scheduled: ranks that change with time do so now."""
+        changed = [request for request in self._policy.changed(self, self.step + 1) if request.id in self.requests]
+        for request in changed:
+            request.rank = self._rank(request)
+        if changed:
+            self.num_changes += 1
+            self.waiting.sort()
+            self.running.sort()
+
+    def launch(self, plan: StepPlan, requests: tuple[Request, ...]) -> None:
+        """A step is launched: it pins its requests, and their tenants have been served."""
+        self.step = plan.step
+        self.launched.append(LaunchedStep(plan, requests))
+        if self._rounds is not None:
+            self._set_ranks(self._rounds.charge(requests, plan.num_tokens))
+
+    def start(self, request: Request) -> None:
+        """A waiting request, whose pages are there, gets a row, unless it has kept one, and runs."""
+        self.num_changes += 1
+        self.waiting.remove(request)
+        self.running.add(request)
+        request.move_to(RequestStatus.RUNNING)
+        if request.row is None:
+            request.row = self.rows.take()
+        self.kv.announce(request)
+
+    def preempt(self, victim: Request) -> None:
+        """Send a running request back to its place in the queue, to be recomputed later."""
+        self.running.remove(victim)
+        victim.move_to(RequestStatus.PREEMPTED)
+        victim.num_preemptions += 1
+        victim.wait_reason = "was preempted: what it held was needed by a request before it"
+        self.num_preemptions += 1
+        self.waiting.add(victim)
+        self.retire(victim)
+
+    def preempt_idle(self, but: Request | None = None) -> bool:
+        """Take row and pages from a session between two turns. False if none but `but` has any.
+
+        The victim, the last in policy order, keeps its place. Its next turn finds what the prefix cache has kept and
+        recomputes the rest.
+        """
+        owners = [r for r in self.requests.values() if r.row is not None and not r.is_running and r is not but]
+        idle = [request for request in owners if not request.num_inflight_steps]
+        if not idle:
+            return False
+        victim = max(idle, key=lambda request: request.rank)
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self._release(victim)
+        return True
+
+    def end(self, request: Request, reason: FinishReason) -> None:
+        """End a request wherever it is."""
+        if not request.is_paused:
+            self.queue_of(request).remove(request)
+        request.finish(reason)
+        self.retire(request)
+
+    def queue_of(self, request: Request) -> RequestQueue:
+        """The queue it stands in; paused and finished requests stand in none."""
+        return self.running if request.is_running else self.waiting
+
+    def retire(self, request: Request) -> None:
+        """Take row and pages back from one that ended or was preempted, unless a launched step still uses them."""
+        if request.num_inflight_steps or request.status not in _LEAVING:
+            return
+        self._release(request)
+        if request.is_finished:
+            del self.requests[request.id]
+            if self._rounds is not None:
+                self._rounds.leave(request)
+
+    def num_returning_rows(self) -> int:
+        """Rows of ended and preempted requests that return once the launched steps are committed."""
+        return len(self._leaving())
+
+    def num_returning_pages(self) -> int:
+        """Pages of the same requests."""
+        return sum(len(self.kv.pages(request)) for request in self._leaving())
+
+    def _leaving(self) -> Collection[Request]:
+        return {r.id: r for step in self.launched for r in step.requests if r.status in _LEAVING}.values()
+
+    def _set_ranks(self, requests: list[Request]) -> None:
+        """Give these requests the ranks that they have now, and both queues their order."""
+        self.num_changes += bool(requests)
+        for request in requests:
+            request.rank = self._rank(request)
+        if len(requests) > 1 or (requests and requests[0].is_running):
+            self.waiting.sort()
+            self.running.sort()
+
+    def _rank(self, request: Request) -> tuple[Any, int, int]:
+        round = 0 if self._rounds is None else self._rounds.round_of(request)
+        return self._policy.rank(request), round, request.arrival
+
+    def _release(self, request: Request) -> None:
+        self.num_changes += 1
+        if request.row is not None:
+            self.rows.give_back(request.row)
+            self.kv.release(request, self.step)
+            request.row = None
+        request.num_computed_tokens = 0
+        request.num_pending_tokens = 0
+
+    def check_invariants(self) -> None:
+        """Every owner's books agree; raises AssertionError where they do not. For tests: O(everything)."""
+        self.kv.check_invariants()
+        launched = [request for step in self.launched for request in step.requests]
+        paused = [request for request in self.requests.values() if request.row is not None]
+        owners = {r.id: r for r in [*self.running, *paused, *launched]}
+        rows = [request.row for request in owners.values()]
+        assert len(set(rows)) == len(rows) and None not in rows, "two requests own one row, or one owns none"
+        assert len(rows) + self.rows.num_free == self.rows.num_rows, "a row is lost"
+        for request in owners.values():
+            assert request.num_inflight_steps == sum(r is request for r in launched), "in-flight steps are off"
+            held = len(self.kv.pages(request)) * self.kv.page_size
+            assert request.num_computed_tokens <= held, "a token without a page"
+            assert request.num_tokens + request.num_pending_tokens <= request.max_tokens_total, "past its length"
+        assert all(r.is_running for r in self.running), "a request in the running queue that does not run"
+        assert not any(r.is_running or r.is_finished for r in self.waiting), "a waiting request that runs or ended"
+        idle = [request for request in self.requests.values() if request.is_paused]
+        known = {r.id for r in [*self.waiting, *idle, *owners.values()]}
+        assert known == set(self.requests), "a request is lost"
+        for queue in (self.waiting, self.running):
+            ranks = [request.rank for request in queue]
+            assert ranks == sorted(ranks), "a queue is out of order"
+            assert all(request.rank == self._rank(request) for request in queue), "a rank is out of date"
+        if self._rounds is not None:
+            self._rounds.check_invariants(self.requests)
+
+
+def is_ready(request: Request) -> bool:
+    """False while a waiting request waits for something besides its turn: a grammar, remote KV."""
+    return request.status in _READY

@@ -1,0 +1,108 @@
+"""What all writers of replies share: what a writer is, the usage of a call, and log probabilities as JSON has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from tokenmill.core.messages import TextOutput
+from tokenmill.core.plan import TokenLogprobs
+
+DONE = b"data: [DONE]\n\n"
+
+LOWEST_LOGPROB = -9999.0
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """OpenAI's `prompt_tokens_details`."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct):
+    """OpenAI's `completion_tokens_details`."""
+
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """OpenAI's `usage`."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class UsageCounter:
+    """Adds up the usage of a call. A prompt that n continuations share counts once."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._prompt: dict[int, tuple[int, int]] = {}
+        self._completion_tokens = 0
+        self._reasoning: dict[int, int] = {}
+
+    def add(self, index: int, output: TextOutput) -> None:
+        """Take in a delta of choice `index`."""
+        self._completion_tokens += len(output.token_ids)
+        if output.num_reasoning_tokens:
+            self._reasoning[index] = output.num_reasoning_tokens
+        if index % self._n == 0:
+            # The last output of a request that was aborted knows neither.
+            prompt_tokens, cached_tokens = self._prompt.get(index, (0, 0))
+            self._prompt[index] = (
+                max(prompt_tokens, output.num_prompt_tokens),
+                max(cached_tokens, output.num_cached_tokens),
+            )
+
+    def usage(self) -> Usage:
+        """The usage so far."""
+        prompt_tokens = sum(num_tokens for num_tokens, _ in self._prompt.values())
+        cached_tokens = sum(num_cached for _, num_cached in self._prompt.values())
+        total = prompt_tokens + self._completion_tokens
+        return Usage(
+            prompt_tokens,
+            self._completion_tokens,
+            total,
+            PromptTokensDetails(cached_tokens),
+            CompletionTokensDetails(sum(self._reasoning.values())),
+        )
+
+
+class ReplyWriter(Protocol):
+    """All bytes of one API's reply: one document, or events. `index` numbers the continuations of a call."""
+
+    def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
+        """The body of a reply that is not streamed, from the whole output of each continuation."""
+        ...
+
+    def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
+        """The events for a delta; none (b""): nothing of it is worth sending."""
+        ...
+
+    def end(self, usage: UsageCounter) -> bytes:
+        """The events after the last delta."""
+        ...
+
+    def failure(self, error: Exception) -> bytes:
+        """The events that end a stream in the middle."""
+        ...
+
+
+def finite(logprob: float) -> float:
+    """JSON has no -inf."""
+    return max(logprob, LOWEST_LOGPROB)
+
+
+def token_bytes(output: TextOutput, token_id: int) -> bytes:
+    """Of a token that the output's logprobs name."""
+    return (output.token_bytes or {}).get(token_id, b"")
+
+
+def positions(output: TextOutput) -> list[TokenLogprobs]:
+    """The logprobs of an output, none if they were not asked for."""
+    return output.logprobs or []

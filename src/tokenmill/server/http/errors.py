@@ -1,0 +1,189 @@
+"""Every error body the server sends, in OpenAI's form, in this one place. No body carries a path or a traceback."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.core.errors import InvalidRequest, QueueFull, TokenMillError
+
+_logger = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+ANTHROPIC_PATH = "/v1/messages"
+
+
+class ModelNotFound(InvalidRequest):
+    """The request names a model that is not served here."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class Unauthorized(TokenMillError):
+    """No API key, or a wrong one."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(TokenMillError):
+    """The request comes from where none may come from."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body is of another type than the server reads."""
+
+    status = 415
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body exceeds what is read."""
+
+    status = 413
+
+
+class HeadersTooLarge(InvalidRequest):
+    """The headers exceed what is accepted."""
+
+    status = 431
+
+
+class RequestNotFound(InvalidRequest):
+    """No open request, or no stored response, has this id."""
+
+    status = 404
+    code = "not_found"
+
+
+class Conflict(InvalidRequest):
+    """It cannot be done in the state that things are in now."""
+
+    status = 409
+    code = "conflict"
+
+
+class RequestTimedOut(TokenMillError):
+    """The request's own `timeout` has passed, or its client took too long to send it."""
+
+    status = 408
+    type = "timeout_error"
+
+
+class ServerStopping(TokenMillError):
+    """The server ends before the request did."""
+
+    status = 503
+    type = "server_stopping"
+
+
+class ServerBusy(TokenMillError):
+    """The server cannot take in this request now.
+
+    Attributes:
+        retry_after: seconds after which it is worth another try.
+    """
+
+    status = 503
+    type = "server_busy"
+    code = "server_busy"
+    retry_after = 1
+
+
+class ErrorInfo(msgspec.Struct):
+    """The `error` object of OpenAI's error bodies."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """OpenAI's error body."""
+
+    error: ErrorInfo
+
+
+def error_body(error: Exception) -> ErrorBody:
+    """What a client may know of an error. Only our own errors carry sentences meant for clients."""
+    if not isinstance(error, TokenMillError):
+        return ErrorBody(ErrorInfo("internal error", TokenMillError.type, None, None))
+    param, code = getattr(error, "param", None), getattr(error, "code", None)
+    return ErrorBody(ErrorInfo(str(error), error.type, param, code))
+
+
+class AnthropicError(msgspec.Struct):
+    """The `error` object of Anthropic's error bodies."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct):
+    """Anthropic's error body."""
+
+    error: AnthropicError
+    type: str = "error"
+
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_body(error: Exception) -> AnthropicErrorBody:
+    """The same in Anthropic's form."""
+    kind = _ANTHROPIC_TYPES.get(error_status(error), "api_error")
+    return AnthropicErrorBody(AnthropicError(kind, error_body(error).error.message))
+
+
+def error_status(error: Exception) -> int:
+    """The HTTP status of an error."""
+    return error.status if isinstance(error, TokenMillError) else TokenMillError.status
+
+
+def error_response(error: Exception, path: str = "") -> Response:
+    """The whole response to a request that failed; the path says whose API it is."""
+    headers = {}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, QueueFull | ServerBusy):
+        headers["Retry-After"] = str(error.retry_after)
+    body = anthropic_body(error) if path.startswith(ANTHROPIC_PATH) else error_body(error)
+    return Response(msgspec.json.encode(body), error_status(error), headers, media_type="application/json")
+
+
+async def handle_error(request: Request, error: Exception) -> Response:
+    """Answer an exception that a route raised."""
+    if not isinstance(error, TokenMillError):
+        _logger.error("a request failed", exc_info=error)
+    return error_response(error, request.scope["path"])
+
+
+async def handle_disconnect(_request: Request, _error: Exception) -> Response:
+    """A client that left while it sent its body: nobody reads this."""
+    return Response(status_code=CLIENT_GONE)
+
+
+async def handle_http_exception(request: Request, error: Exception) -> Response:
+    """Answer what the router refuses: unknown routes (404) and methods (405)."""
+    assert isinstance(error, HTTPException)
+    message = f"{error.detail}: {request.method} {request.scope['path'][:200]}"
+    body = ErrorBody(ErrorInfo(message, InvalidRequest.type, None, None))
+    return Response(msgspec.json.encode(body), error.status_code, error.headers, media_type="application/json")

@@ -1,0 +1,229 @@
+"""The API process while it runs: it starts the children, serves HTTP, and ends it all for whichever reason is first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.core.errors import EngineDead, InvalidCheckpoint, InvalidRequest, TokenMillError
+from tokenmill.core.messages import EngineProgress, EngineReady
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.frontend.admission_control import AdmissionLimits
+from tokenmill.frontend.client import EngineClient
+from tokenmill.frontend.worker import run_worker
+from tokenmill.model_files import default_sampling
+from tokenmill.observe.event_log import EventLog
+from tokenmill.observe.metrics import Metrics
+from tokenmill.observe.throughput import ThroughputLog
+from tokenmill.observe.traces import TraceExporter
+from tokenmill.replicas.health import PartHealth
+from tokenmill.replicas.launch_file import LaunchFile
+from tokenmill.replicas.supervisor import Owner, Supervisor
+from tokenmill.server.app import build_app
+from tokenmill.server.context import ServerContext, ToolParsers
+from tokenmill.server.http.body_budget import BodyBudget
+from tokenmill.server.http.errors import ServerStopping
+from tokenmill.server.http.listener import is_on_loopback
+from tokenmill.server.http.server import HttpServer
+from tokenmill.server.operators.admin import public_settings
+from tokenmill.server.process.stop_signals import handled_by
+
+_logger = logging.getLogger(__name__)
+
+THROUGHPUT_SECONDS = 10.0
+# What streams get to send their last event after they have been told to end.
+_LAST_EVENT_SECONDS = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Whom to tell what; see `launch.run`."""
+
+    progress: Callable[[EngineProgress], None]
+    ready: Callable[[EngineReady], None]
+    error: Callable[[str], None]
+    line: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why the server ends: a request to stop has no `error`."""
+
+    exit_code: int = 0
+    error: str | None = None
+
+
+class ApiProcess:
+    """Runs one server in the current event loop."""
+
+    def __init__(
+        self, folder: Path, launch: LaunchFile, listener: socket.socket, events: Events, engine_module: str
+    ) -> None:
+        """`folder` holds the launch file; `engine_module` runs as the process of an engine."""
+        loop = asyncio.get_running_loop()
+        self._engine = launch.engine
+        self._server = server = launch.server
+        self._listener = listener
+        self._events = events
+        self._ending: asyncio.Future[Ending] = loop.create_future()
+        self._http: HttpServer | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._log = EventLog(events.line, server.log_format == "json")
+        owner = Owner(
+            ended=lambda exit_code, error: self._end(Ending(exit_code, error)),
+            hung=lambda part, text: self._log.note("hang", text, part=part),
+            answered=lambda message: self._client.dispatch(message),  # noqa: PLW0108 - the client comes later
+            counted=lambda: self._client.note_queued(self._parts.engines.stats.num_queued),
+            ticked=self._spare,
+            progress=events.progress,
+            line=events.line,
+        )
+        self._parts = Supervisor(folder, launch, engine_module, run_worker, owner)
+        name = server.served_model_name or ""
+        endpoint = server.otlp_traces_endpoint
+        self._traces = None if endpoint is None else TraceExporter(endpoint, name)
+        self._metrics = Metrics(self._parts.engines, self._parts.num_dropped, server.metrics_prefix, name, self._traces)
+        limits = AdmissionLimits(server.max_num_queued_reqs, server.max_num_queued_tokens)
+        self._client = EngineClient(self._parts.workers, self._metrics, limits)
+
+    async def run(self) -> int:
+        """Serve until something ends it; return the exit code."""
+        with handled_by(self._stop_asked):
+            jobs = [self._parts.run(), self._start(), self._log_throughput()]
+            if self._traces is not None:
+                jobs.append(self._traces.run())
+            tasks = [asyncio.ensure_future(job) for job in jobs]
+            try:
+                ending = await self._ending
+                await self._close(ending)
+                if ending.error is not None:
+                    self._events.error(ending.error)
+                return ending.exit_code
+            finally:
+                await _cancel(tasks)
+                await self._parts.stop()
+
+    # --- start ------------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        try:
+            ready = await self._parts.start()
+            # What any of them takes.
+            least = min(ready, key=lambda ready: ready.max_model_len)
+            await self._client.start(least, sum(one.max_num_seqs for one in ready))
+            self._parts.started()
+            await self._listen(least)
+            self._events.ready(least)
+        except TokenMillError as error:
+            self._end(Ending(error.exit_code, str(error)))
+        except Exception as error:
+            _logger.exception("the server cannot start")
+            self._end(Ending(1, f"the server cannot start: {type(error).__name__}: {error}"))
+
+    async def _listen(self, ready: EngineReady) -> None:
+        config = self._server
+        assert config.served_model_name is not None, "launch gives it a name"
+        context = ServerContext(
+            client=self._client,
+            engines=self._parts.engines,
+            ready=ready,
+            metrics=self._metrics,
+            model_name=config.served_model_name,
+            default_sampling=_checked_defaults(Path(ready.model)),
+            max_logprobs=config.max_logprobs,
+            takes_priority=self._engine.scheduling_policy not in ("fair", "fcfs"),
+            parsers=ToolParsers(
+                notation=config.tool_call_parser or "",
+                finds_calls=bool(config.enable_auto_tool_choice),
+                reasoning=config.reasoning_parser or "",
+            ),
+            settings=public_settings(self._engine, config),
+            started=int(time.time()),
+            trouble=self._trouble,
+            log=self._log if config.enable_log_requests else None,
+            bodies=BodyBudget(config.max_body_bytes_in_flight),
+        )
+        app = build_app(context, config, is_on_loopback(self._listener))
+        self._http = HttpServer(app, config, self._listener, self._note_connections)
+        self._serving = await self._http.start()
+        self._serving.add_done_callback(lambda _: self._end(Ending(1, "the HTTP server ended unexpectedly")))
+
+    # --- while it runs ----------------------------------------------------------------------------------------------
+
+    def _trouble(self) -> str | None:
+        """Why /health should say no."""
+        if self._client.failure is not None:
+            return str(self._client.failure)
+        return self._parts.trouble
+
+    def _spare(self, worker: int, health: PartHealth) -> None:
+        """Keep calls from a text worker that takes no messages, and end those that have waited for it too long."""
+        self._client.avoid(worker, health.is_deaf)
+        if health.is_lost:
+            self._client.lose(worker, EngineDead(f"{health.name} does not answer"))
+
+    async def _log_throughput(self) -> None:
+        log = ThroughputLog()
+        while not self._server.disable_log_stats:
+            await asyncio.sleep(THROUGHPUT_SECONDS)
+            line = log.line(self._parts.engines.stats, THROUGHPUT_SECONDS)
+            if line is not None:
+                self._log.note("throughput", line)
+
+    def _note_connections(self, line: str) -> None:
+        self._log.note("connections", line)
+
+    # --- end --------------------------------------------------------------------------------------------------------
+
+    def _stop_asked(self) -> None:
+        if self._ending.done():
+            # The second Ctrl-C: do not wait for streams.
+            self._client.fail(ServerStopping("the server is stopping"))
+        self._end(Ending())
+
+    def _end(self, ending: Ending) -> None:
+        if self._ending.done():
+            return
+        self._ending.set_result(ending)
+        if ending.error is not None:
+            self._client.fail(EngineDead("the engine is not available; the server is stopping"))
+
+    async def _close(self, ending: Ending) -> None:
+        """Accept nothing new; give open replies their time to end, then an error, then nothing."""
+        if self._http is None or self._serving is None:
+            return
+        self._http.stop()
+        patience = self._server.shutdown_timeout if ending.error is None else 0.0
+        if patience and (count := self._client.num_open):
+            who = "1 open request has" if count == 1 else f"{count} open requests have"
+            self._events.line(f"stopping: {who} {patience:g} s to end; Ctrl-C again ends what is open at once")
+        await asyncio.wait([self._serving], timeout=patience)
+        self._client.fail(ServerStopping("the server is stopping"))
+        await asyncio.wait([self._serving], timeout=_LAST_EVENT_SECONDS)
+        self._http.abandon()
+        await asyncio.wait([self._serving], timeout=_LAST_EVENT_SECONDS)
+        self._serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._serving
+
+
+def _checked_defaults(folder: Path) -> dict[str, object]:
+    """The model's default sampling parameters, refused now rather than with every request."""
+    defaults = default_sampling(folder)
+    try:
+        SamplingParams(**defaults)
+    except InvalidRequest as error:
+        raise InvalidCheckpoint(f"{folder / 'generation_config.json'}: {error}") from error
+    return defaults
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,42 @@
+"""The loop of a text worker tells what takes long beside it."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import zmq
+
+from tokenmill.core.messages import EncodeText
+from tokenmill.frontend.text_processor import Routed
+from tokenmill.frontend.worker import HUGE_BYTES, LONG_BYTES, PREPARE_PATIENCE, WorkerLoop
+from tokenmill.ipc.heartbeat import Heartbeat
+
+
+class StuckProcessor:
+    """Prepares nothing before it is let go."""
+
+    def __init__(self):
+        self.begun, self.let_go = threading.Semaphore(0), threading.Event()
+
+    def prepare(self, message):
+        self.begun.release()
+        self.let_go.wait()
+
+    def start(self, message, prepared):
+        return Routed()
+
+
+def test_a_text_that_is_prepared_in_a_thread_shows_in_the_beats():
+    heartbeat = Heartbeat(zmq.Context.instance(), Path(), SimpleNamespace(name="worker-0", num_dropped=0), timeout=30)
+    processor = StuckProcessor()
+    loop = WorkerLoop(processor, None, {}, None, heartbeat)
+    try:
+        assert heartbeat.beat().job == ""
+        for size in (LONG_BYTES + 1, HUGE_BYTES + 1):
+            loop.take(EncodeText(id="a", text="long"), size)
+            assert processor.begun.acquire(timeout=10)
+            assert heartbeat.beat().limit == 30 * PREPARE_PATIENCE
+        assert heartbeat.beat().job == "a long text", "it has waited for longer"
+    finally:
+        processor.let_go.set()
+        loop.close()

@@ -1,0 +1,83 @@
+"""Signs of life and stacks of other processes."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import zmq
+
+from tokenmill.core.messages import Beat, ToApi
+from tokenmill.ipc.channels import API, Inbox
+from tokenmill.ipc.heartbeat import Heartbeat
+from tokenmill.ipc.stack_dump import ask_for_stacks, own_stacks
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from tokenmill.ipc.stack_dump import offer_stacks
+
+def sleeps_here():
+    print("ready", flush=True)
+    time.sleep(600)
+
+offer_stacks(Path(sys.argv[1]))
+sleeps_here()
+"""
+
+
+def loop_inbox() -> SimpleNamespace:
+    return SimpleNamespace(name="engine", num_dropped=3)
+
+
+def test_it_beats_beside_a_loop_and_says_what_that_is_busy_with(tmp_path):
+    context = zmq.Context()
+    inbox = Inbox(context, tmp_path, API, ToApi)
+    with Heartbeat(context, tmp_path, loop_inbox(), timeout=30, interval=0.01) as heartbeat:
+
+        def next_beat(condition) -> Beat:
+            while True:
+                assert inbox.socket.poll(10_000)
+                beat = inbox.receive()
+                if beat is not None and condition(beat):
+                    return beat
+
+        assert next_beat(lambda beat: True) == Beat(part="engine", num_dropped=3)
+        heartbeat.begin("a step")
+        beat = next_beat(lambda beat: beat.seconds > 0.03)
+        assert (beat.part, beat.job, beat.limit) == ("engine", "a step", 30)
+        heartbeat.rest()
+        next_beat(lambda beat: not beat.job)
+    assert not any(thread.name == "heartbeat" for thread in threading.enumerate())
+    inbox.close()
+    context.term()
+
+
+def test_the_job_that_is_most_overdue_is_told():
+    heartbeat = Heartbeat(zmq.Context.instance(), None, loop_inbox(), timeout=10)
+    heartbeat.begin("a long text", patience=4, thread="lane")
+    heartbeat.begin("a message")
+    assert (heartbeat.beat().job, heartbeat.beat().limit) == ("a message", 10)
+    heartbeat.rest()
+    assert (heartbeat.beat().job, heartbeat.beat().limit) == ("a long text", 40)
+
+
+def test_another_process_shows_its_stack_unless_it_is_stopped(tmp_path):
+    path = tmp_path / "engine.stacks"
+    assert asyncio.run(ask_for_stacks(path, 0)) == "it cannot show its stack yet"
+    with subprocess.Popen([sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout.readline() == "ready\n"
+            for _ in range(2):
+                stacks = asyncio.run(ask_for_stacks(path, child.pid))
+                assert stacks.count("in sleeps_here") == 1
+            child.send_signal(signal.SIGSTOP)
+            assert f"kill -CONT {child.pid}" in asyncio.run(ask_for_stacks(path, child.pid))
+        finally:
+            child.kill()
+
+
+def test_a_process_sees_its_own_stacks():
+    assert "test_a_process_sees_its_own_stacks" in own_stacks()

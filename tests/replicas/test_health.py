@@ -1,0 +1,128 @@
+import asyncio
+
+from tokenmill.core.messages import Beat, Pong
+from tokenmill.replicas.hang_watch import TICK_SECONDS, HangWatch
+from tokenmill.replicas.health import SILENT_START_SECONDS, PartHealth
+
+
+def part(timeout=30.0) -> PartHealth:
+    health = PartHealth("the engine", timeout)
+    health.started()
+    return health
+
+
+def busy(seconds, limit=30.0) -> Beat:
+    return Beat(part="engine", job="a step", seconds=seconds, limit=limit)
+
+
+def test_silence_is_trouble_within_five_seconds_of_a_missed_beat():
+    health = part()
+    health.beats(Beat(part="engine"))
+    health.pass_time(4)
+    assert health.trouble is None
+    health.pass_time(0.5)
+    assert health.trouble == "the engine has not been heard for 4 seconds"
+    assert health.is_deaf
+    health.beats(Beat(part="engine"))
+    assert health.trouble is None
+    assert not health.is_deaf
+
+
+def test_a_part_that_starts_may_be_silent_for_longer():
+    health = PartHealth("the engine", 30)
+    health.pass_time(SILENT_START_SECONDS)
+    assert health.trouble is None
+    health.pass_time(1)
+    assert health.trouble is not None
+    health.started()
+    assert health.trouble is None, "its beats are expected from now on"
+
+
+def test_a_long_step_is_trouble_although_beats_come():
+    health = part()
+    health.beats(busy(29))
+    assert health.trouble is None
+    health.pass_time(2)
+    sentence = "the engine has been busy with a step for 31 seconds; 30 are allowed"
+    assert health.trouble == sentence
+    assert not health.is_deaf, "it may still take messages, as far as this tells"
+    health.beats(busy(0.1))
+    assert health.trouble is None
+    health.beats(busy(400, limit=600))
+    assert health.trouble is None
+
+
+def test_a_loop_that_takes_no_message_is_trouble():
+    health = part(timeout=30)
+    health.is_asked()
+    for _ in range(35):
+        assert health.trouble is None
+        health.beats(Beat(part="engine"))
+        health.pass_time(1)
+    assert health.trouble == "the engine has taken no message for 35 seconds"
+    assert health.is_lost
+    health.answers()
+    assert health.trouble is None
+    health.pass_time(1)
+    assert not health.waits_for_pong
+
+
+def test_no_progress_is_trouble():
+    health = part()
+    health.note_stuck(True)
+    assert health.trouble == "the engine makes no progress with the requests that it has"
+    health.note_stuck(False)
+    assert health.trouble is None
+
+
+class Watched:
+    """A watch over two parts that collects what it does."""
+
+    def __init__(self):
+        self.pinged, self.said, self.told = [], [], []
+        parts = {name: PartHealth(f"the {name}", 30) for name in ("engine", "worker-0")}
+        self.watch = HangWatch(
+            parts,
+            ping=self.pinged.append,
+            stacks=self.stacks,
+            say=lambda name, text: self.said.append((name, text)),
+            on_tick=lambda name, part: self.told.append((name, part.is_deaf)),
+        )
+
+    async def stacks(self, name):
+        return f"Thread 1\nstack of {name}"
+
+
+def test_each_loop_is_asked_once_until_it_answers():
+    watched = Watched()
+    watched.watch.tick(0.5)
+    assert watched.pinged == [], "nobody is asked before all are ready"
+    watched.watch.started()
+    watched.watch.tick(0.5)
+    watched.watch.tick(0.5)
+    assert watched.pinged == ["engine", "worker-0"]
+    watched.watch.hear(Pong("worker-0"))
+    watched.watch.hear(Pong("worker-9"))
+    watched.watch.tick(0.5)
+    assert watched.pinged == ["engine", "worker-0", "worker-0"]
+
+
+def test_a_hang_is_one_line_with_the_stack_and_its_end_another():
+    async def scenario():
+        watched = Watched()
+        watched.watch.started()
+        for _ in range(12):
+            watched.watch.hear(Beat(part="worker-0"))
+            watched.watch.tick(TICK_SECONDS)
+            await asyncio.sleep(0)
+        assert watched.watch.trouble == "the engine has not been heard for 6 seconds"
+        assert watched.told[-2:] == [("engine", True), ("worker-0", False)]
+        watched.watch.hear(Beat(part="engine"))
+        watched.watch.tick(TICK_SECONDS)
+        assert watched.said == [
+            ("engine", "the engine has not been heard for 4 seconds | Thread 1 | stack of engine"),
+            ("engine", "the engine goes on"),
+        ]
+        assert watched.watch.trouble is None
+
+    asyncio.run(scenario())

@@ -1,0 +1,207 @@
+"""Drafts change nothing but the number of steps: tokens, log probabilities and ends keep every bit (native kernels).
+
+The drafter knows what will come, and lies: some drafts are right to the end, some wrong at once, some in the middle.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.kernels.gpu import DEVICE
+from tests.runner.fake_platform import FakePlatform
+from tests.runner.test_not_numbers import POISON, poisoned, run, running
+from tokenmill.core.messages import AddRequest, TokenOutput
+from tokenmill.core.plan import AdmittedRequest, StepPlan
+from tokenmill.core.request import Request, TokenArray
+from tokenmill.core.sampling_params import Grammar, SamplingParams
+from tokenmill.engine.engine import Engine
+from tokenmill.runner.samples import Samples
+
+SEED = random.SystemRandom().randrange(2**32)
+LETTERS = Grammar(json.dumps({"grammars": [{"lark_grammar": "start: /[a-p]{9}/"}]}), "structured_outputs")
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 3},
+    {"temperature": 0.0, "presence_penalty": 0.7, "frequency_penalty": 0.4, "logprobs": 1},
+    {"temperature": 0.9, "logprobs": 0},
+    {"temperature": 0.6, "repetition_penalty": 1.3, "logit_bias": {5: 2.0}, "logprobs": 2},
+    {"temperature": 0.8, "top_k": 12, "min_p": 0.01, "prompt_logprobs": 1},
+    {"temperature": 0.7, "top_p": 0.8},
+    {"temperature": 1.0, "bad_word_ids": ((3,), (9, 5), (17, 4, 8)), "allowed_token_ids": tuple(range(40))},
+    {"temperature": 1.3, "min_tokens": 7, "stop_token_ids": tuple(range(20, 90)), "logprobs": 1},
+    {"temperature": 1.0, "stop_token_ids": tuple(range(0, 330, 9))},
+    {"temperature": 1.0, "grammar": LETTERS},
+]
+NATIVE: dict[str, Any] = {"dtype": "bfloat16", "kernels": "native", "page_size": 16, "max_num_batched_tokens": 60}
+
+
+class LyingDrafter:
+    """Proposes what `outputs` says will follow, up to a lie that is anywhere, or nowhere."""
+
+    def __init__(self, outputs: dict[str, list[int]], rng: random.Random) -> None:
+        self.outputs = outputs
+        self.rng = rng
+        self.counts: Counter[int] = Counter()
+
+    def propose(self, request: Request, limit: int) -> TokenArray:
+        assert request.params.grammar is None, "one with a grammar is not drafted for"
+        known = request.num_tokens - request.num_prompt_tokens
+        drafts = [*self.outputs[request.id][known:], *(self.rng.randrange(200) for _ in range(3))]
+        drafts = drafts[: min(limit, self.rng.randint(0, 6))]
+        for _ in range(self.rng.randint(0, 2)):
+            if drafts:
+                drafts[self.rng.randrange(len(drafts))] = self.rng.randrange(200)
+        self.counts[len(drafts)] += 1
+        return np.array(drafts, dtype=np.int32)
+
+
+def requests(rng: random.Random, kinds: list[dict[str, Any]], length: int) -> list[AddRequest]:
+    made = []
+    for number, kind in enumerate(kinds):
+        prompt = [rng.randrange(250) for _ in range(rng.choice([1, 4, 15, 30]))]
+        params = SamplingParams(**{"seed": number, "max_tokens": rng.randint(length // 2, length), **kind})
+        made.append(AddRequest(id=str(number), prompt_token_ids=prompt, params=params))
+    return made
+
+
+def told(outputs: list[TokenOutput]) -> tuple[Any, list[float]]:
+    """All that a client is told, however it was cut: tokens and end, and the numbers of log probabilities."""
+    end, logprobs = outputs[-1], [one for output in outputs for one in output.logprobs or []]
+    of_prompt = [one for output in outputs for one in output.prompt_logprobs or []]
+    token_ids = [token for output in outputs for token in output.token_ids]
+    return (token_ids, len(logprobs), end.finish_reason, end.error, end.error_status), [*flat([logprobs, of_prompt])]
+
+
+def flat(value: Any) -> Iterator[float]:
+    """The numbers of log probabilities, however deep."""
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.astuple(value)
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from flat(one)
+    else:
+        yield value
+
+
+def check(
+    engine: Engine, wanted: list[AddRequest], rng: random.Random, is_exact: bool
+) -> tuple[Counter[int], Counter[int]]:
+    """Returns how many tokens came at once without drafts, and with them."""
+    print(f"seed {SEED}")
+    plain = run(engine, wanted)
+    engine.scheduler._drafter = LyingDrafter({name: told(own)[0][0] for name, own in plain.items()}, rng)
+    drafted = run(engine, wanted)
+    engine.scheduler._drafter = None
+    for request in wanted:
+        (want, logprobs), (got, drafted_logprobs) = told(plain[request.id]), told(drafted[request.id])
+        assert got == want, request.params
+        assert drafted_logprobs == (logprobs if is_exact else pytest.approx(logprobs, abs=1e-3)), request.params
+    counts = [Counter(len(one.token_ids) for own in each.values() for one in own) for each in (plain, drafted)]
+    return counts[0], counts[1]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        family: make_checkpoint(tmp_path_factory.mktemp(family), family, seed=SEED, **shape)
+        for family, shape in {
+            "qwen3": {"num_attention_heads": 4, "num_key_value_heads": 1},
+            "mistral": {"sliding_window": 12},
+            "qwen3_moe": {},
+        }.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("qwen3", {"dtype": "float32", "kernels": "torch", "attention_backend": "cpu"}),
+        ("qwen3", {"dtype": "float32", "attention_backend": "reference", "page_size": 1, "num_pages": 400}),
+        ("qwen3", {**NATIVE, "async_scheduling": True, "max_num_seqs": 3}),
+        ("qwen3", {**NATIVE, "quantization": "int8", "kv_cache_dtype": "int8"}),
+        ("mistral", {**NATIVE, "num_pages": 14}),
+        ("qwen3_moe", NATIVE),
+    ],
+    ids=["torch", "reference", "native", "int8", "window and preemption", "experts"],
+)
+def test_no_bit_of_an_output_changes(models: dict[str, Path], family: str, options: dict[str, Any]) -> None:
+    rng = random.Random(SEED)
+    with running(models[family], **{"async_scheduling": False, **options}) as engine:
+        # The bits of torch's matrix products depend on the number of their rows.
+        is_exact = options.get("kernels") == "native"
+        plain, drafted = check(engine, requests(rng, KINDS, 24), rng, is_exact)
+        assert set(plain) <= {0, 1}
+        if not options.get("async_scheduling"):  # with overlap a request is drafted for only where it sat out a step
+            assert max(drafted) >= 5
+            assert sum(drafted.values()) < sum(plain.values())
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="interpreted")
+@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}], ids=["graphs", "eager"])
+def test_nor_on_a_device(models: dict[str, Path], options: dict[str, Any]) -> None:
+    rng, platform = random.Random(SEED), FakePlatform()
+    small = {"dtype": "float32", "num_pages": 60, "batch_invariant": True, "async_scheduling": False}
+    with running(models["qwen3"], platform, **small, **options) as engine:
+        before = platform.replays
+        _, drafted = check(engine, requests(rng, [KINDS[1], KINDS[4]], 10), rng, is_exact=False)
+        assert max(drafted) > 1
+        assert (platform.replays > before) == (not options)
+
+
+def test_what_is_not_due_fails_nobody(tmp_path: Path) -> None:
+    """A wrong draft that makes NaN of all behind it. (In torch's attention it also does of what comes before it.)"""
+    rng = random.Random(SEED)
+    model = poisoned(make_checkpoint(tmp_path, "qwen3", seed=SEED))
+    with running(model, **NATIVE, async_scheduling=False) as engine:
+        wanted = requests(rng, [{"temperature": 0.0, "logit_bias": {POISON: -100.0}, "logprobs": 1}] * 4, 12)
+        wanted = [msgspec.structs.replace(one, prompt_token_ids=[9, 10 + int(one.id)]) for one in wanted]
+
+        class Poisoner(LyingDrafter):
+            def propose(self, request: Request, limit: int) -> TokenArray:
+                drafts = super().propose(request, limit)
+                drafts[self.rng.randint(0, 3) :] = POISON
+                return drafts
+
+        plain = run(engine, wanted)
+        engine.scheduler._drafter = Poisoner({name: told(own)[0][0] for name, own in plain.items()}, rng)
+        drafted = run(engine, wanted)
+        assert [told(own) for own in drafted.values()] == [told(own) for own in plain.values()], f"seed {SEED}"
+        assert not any(own[-1].error for own in plain.values())
+
+
+def plan_of(columns: list[tuple[int, int, int, int]], drafts: list[int] | None = None) -> StepPlan:
+    """A plan of (row, computed, scheduled, samples)."""
+    rows, computed, scheduled, samples = (np.array(column, dtype=np.int32) for column in zip(*columns, strict=True))
+    none, no_rows = np.empty(0, dtype=np.int32), tuple[AdmittedRequest, ...]()
+    draft_ids = None if drafts is None else np.array(drafts, dtype=np.int32)
+    ids = tuple(map(str, rows))
+    return StepPlan(1, no_rows, ids, rows, computed, scheduled, samples, none, none, none, draft_ids)
+
+
+def test_samples_stand_where_the_plan_says() -> None:
+    # A chunk that samples nothing, a decode with two drafts, the end of a prompt, one with a draft behind its prompt.
+    samples = Samples.of(plan_of([(4, 0, 5, 0), (2, 10, 3, 3), (7, 3, 4, 1), (1, 0, 3, 2)], [50, 51, 52]))
+    assert samples.query_starts.tolist() == [0, 5, 8, 12, 15]
+    assert samples.indices.tolist() == [1, 1, 1, 2, 3, 3]
+    assert samples.rows.tolist() == [2, 2, 2, 7, 1, 1]
+    assert samples.positions.tolist() == [11, 12, 13, 7, 2, 3]
+    assert samples.outputs.tolist() == [5, 6, 7, 11, 13, 14]
+    assert samples.drafts is not None
+    assert samples.drafts.tolist() == [50, 51, -1, -1, 52, -1]
+
+
+def test_tokens_are_due_up_to_the_first_that_was_not_drafted() -> None:
+    samples = Samples.of(plan_of([(0, 9, 3, 3), (1, 9, 3, 3), (2, 9, 3, 3), (3, 9, 1, 1)], [1, 2, 1, 2, 1, 2]))
+    drawn = np.array([1, 2, 3, 1, 9, 3, 9, 2, 3, 5], dtype=np.int32)
+    assert samples.are_due(drawn).tolist() == [True] * 3 + [True, True, False] + [True, False, False] + [True]
+    assert Samples.of(plan_of([(0, 9, 1, 1), (1, 0, 8, 0)])).are_due(drawn[:1]).tolist() == [True]

@@ -1,0 +1,189 @@
+"""Compiling under limits, and a cache that is bounded in bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import AddRequest
+from tokenmill.core.sampling_params import Grammar, SamplingParams
+from tokenmill.structured.cache import GrammarCache
+from tokenmill.structured.compiler import GrammarTokenizer
+from tokenmill.structured.sandbox import Limits, Sandbox
+
+MIB = 1 << 20
+# Each takes seconds or hundreds of MiB without limits.
+BOMBS = {
+    "a remainder": {"json_schema": {"type": "integer", "multipleOf": 999_983}},
+    "repeated repetitions": {"lark_grammar": "start: /((a{100}){100}){100}/"},
+    "many choices": {"lark_grammar": "start: " + " | ".join(f'"{number}"' for number in range(30_000))},
+    "products": {
+        "json_schema": {
+            "allOf": [
+                {"oneOf": [{"properties": {f"{i}{j}": {"type": "string"}}} for j in range(10)]} for i in range(10)
+            ]
+        }
+    },
+    "deep nesting": {"json_schema": json.loads('{"items":' * 300 + "{}" + "}" * 300)},
+}
+
+
+def grammar(*parts: dict[str, object]) -> str:
+    return json.dumps({"grammars": parts})
+
+
+def choice(number: int) -> str:
+    return grammar({"lark_grammar": f'start: "{number}"'})
+
+
+@pytest.fixture
+def tokenizer(model: Path) -> GrammarTokenizer:
+    return GrammarTokenizer(str(model / "tokenizer.json"), 331, (330,))
+
+
+@pytest.fixture
+def sandbox(tokenizer: GrammarTokenizer) -> Iterator[Sandbox]:
+    process = Sandbox(tokenizer, Limits(0.5, 64 * MIB))
+    yield process
+    process.close()
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_goes_off_where_it_does_no_harm(sandbox: Sandbox, name: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(InvalidRequest, match="grammar"):
+        sandbox.check(grammar(BOMBS[name]))
+    # The limit is of processor time; a busy machine may take several times as long.
+    assert time.monotonic() - started < 20
+    assert sandbox.check(choice(1)) < MIB
+
+
+def test_a_sandbox_that_is_gone_is_started_again(sandbox: Sandbox) -> None:
+    sandbox.check(choice(1))
+    assert sandbox._process is not None
+    os.kill(sandbox._process.pid, 9)
+    with pytest.raises(InvalidRequest, match="could not be compiled"):
+        sandbox.check(choice(2))
+    assert sandbox.check(choice(2)) < MIB
+
+
+def admit(grammars: GrammarCache, request_id: str, text: str) -> bool:
+    params = SamplingParams(grammar=Grammar(text, "structured_outputs"))
+    return grammars.admit(AddRequest(id=request_id, prompt_token_ids=[1], params=params))
+
+
+def settle(grammars: GrammarCache) -> dict[str, InvalidRequest | None]:
+    """Wait until nobody waits; who has become ready (None), and who is refused."""
+    news: dict[str, InvalidRequest | None] = {}
+    while grammars._waiting:
+        news.update(grammars.collect(10))
+    return news
+
+
+def open_cache(tokenizer: GrammarTokenizer, max_bytes: int = 256 * MIB) -> GrammarCache:
+    return GrammarCache(tokenizer, Limits(2.0, 256 * MIB), max_bytes)
+
+
+@pytest.fixture
+def max_bytes(tokenizer: GrammarTokenizer) -> int:
+    """Room for about ten small grammars."""
+    with contextlib.closing(open_cache(tokenizer)) as grammars:
+        admit(grammars, "one", choice(1))
+        settle(grammars)
+        return 10 * grammars.num_bytes
+
+
+@pytest.fixture
+def grammars(tokenizer: GrammarTokenizer, max_bytes: int) -> Iterator[GrammarCache]:
+    with contextlib.closing(open_cache(tokenizer, max_bytes)) as grammars:
+        yield grammars
+
+
+def test_requests_of_one_grammar_wait_for_one_compilation(grammars: GrammarCache) -> None:
+    assert not admit(grammars, "a", choice(1))
+    assert not admit(grammars, "b", choice(1))
+    assert not admit(grammars, "c", grammar({"lark_grammar": "start: nothing"}))
+    news = settle(grammars)
+    assert sorted(news) == ["a", "b", "c"]
+    assert [request_id for request_id, refusal in news.items() if refusal is not None] == ["c"]
+    assert admit(grammars, "d", choice(1))
+    with pytest.raises(InvalidRequest, match="nothing"):
+        admit(grammars, "e", grammar({"lark_grammar": "start: nothing"}))
+
+
+def test_grammars_that_nobody_uses_make_room_least_recently_used_first(grammars: GrammarCache, max_bytes: int) -> None:
+    for number in range(30):
+        admit(grammars, str(number), choice(number))
+        settle(grammars)
+        assert grammars.num_bytes <= max_bytes
+        grammars.release(str(number))
+        admit(grammars, "first", choice(0))
+        settle(grammars)
+        grammars.release("first")
+    assert grammars.template(choice(0)) is not None
+    assert grammars.template(choice(29)) is not None
+    assert grammars.template(choice(5)) is None
+
+
+def test_grammars_in_use_stay_and_bound_what_else_is_taken(grammars: GrammarCache, max_bytes: int) -> None:
+    for number in range(20):
+        admit(grammars, str(number), choice(number))
+        refusal = settle(grammars)[str(number)]
+        assert grammars.num_bytes <= max_bytes
+        if refusal is not None:
+            break
+    assert number > 3
+    assert "try again later" in str(refusal)
+    assert all(grammars.template(choice(used)) is not None for used in range(number))
+    # What a grammar takes is measured, and not twice the same: the room of one may not do for another.
+    for used in range(3):
+        grammars.release(str(used))
+    admit(grammars, "again", choice(number))
+    assert settle(grammars) == {"again": None}
+    assert grammars.num_bytes <= max_bytes
+
+
+def test_a_request_that_ends_while_its_grammar_is_compiled_is_forgotten(grammars: GrammarCache) -> None:
+    admit(grammars, "a", choice(1))
+    grammars.release("a")
+    assert settle(grammars) == {}
+    admit(grammars, "b", choice(2))
+    assert settle(grammars) == {"b": None}
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(
+    grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    may_go_on = threading.Event()
+    compile_it = grammars._compile
+
+    def watched(text: str) -> object:
+        begun.append(text)
+        assert may_go_on.wait(60)
+        return compile_it(text)
+
+    monkeypatch.setattr(grammars, "_compile", watched)
+    for number in range(8):
+        admit(grammars, str(number), choice(number))
+    while len(begun) < 2:
+        time.sleep(0.01)
+    for number in range(6):  # two of them have begun
+        grammars.release(str(number))
+    admit(grammars, "again", choice(5))
+    may_go_on.set()
+    assert settle(grammars) == {"6": None, "7": None, "again": None}
+    assert sorted(begun) == sorted(map(choice, (0, 1, 5, 6, 7)))
+    # What had begun is kept for whoever asks next.
+    admit(grammars, "another", choice(0))
+    settle(grammars)
+    assert grammars.template(choice(0)) is not None
+    assert begun.count(choice(0)) == 1

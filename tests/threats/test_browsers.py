@@ -1,0 +1,120 @@
+"""THREATS row B: a web page cannot use a server without a key through the browser of somebody who can reach it."""
+
+import pytest
+
+from tests.server.running_server import start_server
+from tests.threats.conftest import KEYS
+from tests.threats.raw_http import ask, exchange, status
+from tokenmill.config import EngineConfig
+
+FRIEND = "https://friend.example"
+JSON = "Content-Type: application/json"
+FOREIGN_ORIGINS = ["https://evil.example", "http://localhost.evil.example", "null", "http://localhost:1", "", "file://",
+                   "https://friend.example.evil.example", "http://friend.example"]  # fmt: skip
+FOREIGN_HOSTS = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", "0.0.0.0", "[::2]",
+                 "10.0.0.1", "localhost@evil.example", "mill.example.evil.example", "", "[::1", "::1", "127.1", "*",
+                 "localhost:evil.example"]  # fmt: skip
+KNOWN_HOSTS = ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.1.2.3:80", "[::1]", "[::1]:8000", "mill.example",
+               "Mill.Example:1234"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def open_server(stub_folder):
+    """A server on the loopback that wants no key."""
+    names = {"allowed_origins": (FRIEND,), "allowed_hosts": ("mill.example",)}
+    with start_server(EngineConfig(model=str(stub_folder)), **names) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def routes(open_server):
+    """(method, path) of every route."""
+    paths = open_server.http.get(f"{open_server.url}/openapi.json").json()["paths"]
+    found = [(method.upper(), path) for path, methods in paths.items() for method in methods]
+    assert len(found) > 20
+    filled = [(m, p.replace("{model}", "echo").replace("{id}", "x").replace("{response_id}", "x")) for m, p in found]
+    return [*filled, ("PUT", "/v1/models"), ("POST", "/nothing"), ("PATCH", "/v1/responses/x")]
+
+
+def send(server, method, path, *headers, host=None, body=b""):
+    """Status of a request as a browser might be made to send it."""
+    host = server.url.removeprefix("http://") if host is None else host
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", "Connection: close", *headers]
+    lines += [f"Content-Length: {len(body)}"] if body else []
+    return status(exchange(server.url, "\r\n".join([*lines, "", ""]).encode() + body))
+
+
+def test_what_changes_something_is_not_for_pages_of_others(open_server, routes):
+    for method, path in routes:
+        for origin in FOREIGN_ORIGINS:
+            found = send(open_server, method, path, f"Origin: {origin}", JSON, body=b"{}")
+            assert (found == 403) == (method != "GET"), (method, path, origin, found)
+    headers = [f"Origin: {FRIEND}", "Origin: https://evil.example"]
+    assert send(open_server, "POST", "/pause", *headers) == 403, "the second counts as well"
+    assert open_server.http.get(f"{open_server.url}/health_generate").status_code == 200, "nothing paused it"
+
+
+def test_pages_of_its_own_and_of_friends_and_what_is_no_page_may(open_server):
+    own = open_server.url
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    for headers in ([], [f"Origin: {own}"], [f"Origin: {FRIEND}"]):
+        assert send(open_server, "POST", "/v1/completions", JSON, *headers, body=body) == 200, headers
+        assert send(open_server, "POST", "/resume", *headers) == 200
+    at_home = ("Origin: https://mill.example", JSON)
+    assert send(open_server, "POST", "/v1/completions", *at_home, host="mill.example", body=body) == 200
+
+
+def test_a_body_must_say_that_it_is_json(open_server, routes):
+    for method, path in routes:
+        for header in ("X: y", "Content-Type: text/plain", "Content-Type: application/x-www-form-urlencoded",
+                       "Content-Type: multipart/form-data; boundary=x", "Content-Type: text/plain; application/json",
+                       "Content-Type: application/jsonp", "Content-Type:"):  # fmt: skip
+            found = send(open_server, method, path, header, body=b"{}")
+            assert (found == 415) == (method != "GET"), (method, path, header, found)
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    for header in (JSON, "content-type: Application/JSON; charset=utf-8"):
+        assert send(open_server, "POST", "/v1/completions", header, body=body) == 200
+    chunked = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert status(exchange(open_server.url, chunked + b"2\r\n{}\r\n0\r\n\r\n")) == 415
+
+
+def test_the_server_is_called_by_a_name_of_its_own(open_server, routes):
+    for host in FOREIGN_HOSTS:
+        for method, path in [*routes, ("GET", "/docs"), ("HEAD", "/health"), ("OPTIONS", "/v1/models")]:
+            assert send(open_server, method, path, host=host) == 403, (method, path, host)
+    for host in KNOWN_HOSTS:
+        assert send(open_server, "GET", "/v1/models", host=host) == 200, host
+
+
+@pytest.mark.parametrize("name", ["open_server", "guarded_server"])
+def test_a_request_has_one_host(request, name):
+    server = request.getfixturevalue(name)
+    key = f"Authorization: Bearer {KEYS[0]}\r\nConnection: close\r\n"
+    for path in ("/v1/models", "/health", "/nothing"):
+        for hosts, expected in (("", 400), ("Host: localhost\r\nHost: localhost\r\n", 400), ("Host: localhost\r\n", 0)):
+            found = status(exchange(server.url, f"GET {path} HTTP/1.1\r\n{hosts}{key}\r\n".encode()))
+            assert (found == 400) == (expected == 400), (path, hosts, found)
+    old = f"GET /health HTTP/1.0\r\n{'Host: localhost' if name == 'open_server' else 'X: y'}\r\n\r\n"
+    assert status(exchange(server.url, old.encode())) == 200
+
+
+@pytest.mark.parametrize("name", ["open_server", "guarded_server"])
+def test_nothing_leads_to_where_the_host_header_points(request, routes, name):
+    server = request.getfixturevalue(name)
+    for _, path in routes:
+        for method in ("GET", "POST"):
+            key = f"Authorization: Bearer {KEYS[0]}"
+            host = "evil.example" if name == "guarded_server" else "localhost"
+            lines = [f"{method} {path}/ HTTP/1.1", f"Host: {host}", "Connection: close", key, "", ""]
+            reply = exchange(server.url, "\r\n".join(lines).encode())
+            assert not 300 <= status(reply) < 400, reply[:300]
+            assert b"evil" not in reply
+            assert b"\r\nlocation:" not in reply.lower()
+
+
+def test_with_a_key_nobody_asks_for_names(guarded_server):
+    """Pages of others do not have it."""
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    key = f"Authorization: Bearer {KEYS[0]}"
+    reply = ask(guarded_server.url, "POST", "/v1/completions", key, "Origin: https://evil.example", body=body)
+    assert status(reply) == 200

@@ -1,0 +1,216 @@
+"""THREATS rows E and J: whoever connects and then says nothing, half a request or nothing more is not waited for
+for ever, and keeps nobody else out.
+"""
+
+import contextlib
+import http.client
+import json
+import resource
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tests.server.running_server import start_server
+from tests.threats.bystander import Bystander
+from tests.threats.conftest import KEYS
+from tests.threats.raw_http import ask, connect, read_all, status
+from tokenmill.config import EngineConfig
+
+KEY = f"Authorization: Bearer {KEYS[0]}"
+POST = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{KEY}\r\n"
+LIMITS = {"head_timeout": 1.0, "body_timeout": 2.0, "keep_alive_timeout": 2.0}
+# Long enough for any machine, and far less than for ever.
+PATIENCE = 30.0
+
+
+@pytest.fixture(scope="module")
+def server(stub_folder):
+    """A server that waits for seconds where others wait for minutes."""
+    with start_server(EngineConfig(model=str(stub_folder)), api_key=KEYS, **LIMITS) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def beside(request):
+    """Somebody who must not notice any of it."""
+    if "server" not in request.fixturenames:
+        yield
+        return
+    with Bystander(request.getfixturevalue("server").url, KEYS[1]):
+        yield
+
+
+def dribble(connection, part: bytes) -> bytes:
+    """Send a part every tenth of a second until the server closes; returns what it said."""
+    deadline = time.monotonic() + PATIENCE
+    connection.settimeout(0.1)
+    received = b""
+    while time.monotonic() < deadline:
+        try:
+            connection.sendall(part)
+            part_received = connection.recv(65536)
+        except TimeoutError:
+            continue
+        except (BrokenPipeError, ConnectionResetError):
+            return received
+        if not part_received:
+            return received
+        received += part_received
+    raise AssertionError(f"still open after {PATIENCE} s")
+
+
+def test_a_silent_connection_is_closed(server):
+    with connect(server.url, PATIENCE) as connection:
+        assert read_all(connection) == b""
+
+
+@pytest.mark.parametrize("head", [b"G", b"GET /health HTTP/1.1\r\n", POST.encode()])
+def test_half_a_head_is_answered_408(server, head):
+    with connect(server.url, PATIENCE) as connection:
+        connection.sendall(head)
+        reply = read_all(connection)
+        assert status(reply) == 408
+        assert b"head did not come within 1 s" in reply
+
+
+def test_a_head_that_comes_byte_by_byte_has_no_more_time(server):
+    with connect(server.url, PATIENCE) as connection:
+        connection.sendall(POST.encode() + b"X-Long: ")
+        assert status(dribble(connection, b"a")) == 408
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
+def test_half_a_body_is_answered_408(server, framing):
+    with connect(server.url, PATIENCE) as connection:
+        connection.sendall(f"{POST}{framing}\r\n\r\n".encode() + b"1\r\n{")
+        reply = read_all(connection)
+        assert status(reply) == 408
+        assert b"body did not come within 2 s" in reply
+
+
+def test_a_body_that_keeps_coming_is_waited_for(server):
+    body = json.dumps({"prompt": "hello there", "max_tokens": 3}).encode()
+    with connect(server.url, PATIENCE) as connection:
+        connection.sendall(f"{POST}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+        began = time.monotonic()
+        for i in range(len(body)):
+            connection.sendall(body[i : i + 1])
+            time.sleep(3.0 / len(body))
+        assert time.monotonic() - began > LIMITS["body_timeout"]
+        assert status(read_all(connection)) == 200
+
+
+def test_a_refused_body_gets_no_more_time_however_it_comes(server):
+    with connect(server.url, PATIENCE) as connection:
+        connection.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
+        assert status(dribble(connection, b"a")) == 401
+
+
+def test_an_idle_connection_is_closed(server):
+    for request in (
+        f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{KEY}\r\n\r\n",
+        "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\n1",  # 401, perhaps before the body
+    ):
+        with connect(server.url, PATIENCE) as connection:
+            connection.sendall(request.encode())
+            assert status(read_all(connection)) in (200, 401)
+
+
+def test_a_kept_connection_serves_again_within_its_time(server):
+    headers = {"Authorization": f"Bearer {KEYS[0]}", "Content-Type": "application/json"}
+    kept = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE)
+    for _ in range(4):
+        kept.request("POST", "/v1/completions", '{"prompt": "x", "max_tokens": 1}', headers)
+        reply = kept.getresponse()
+        assert (reply.status, bool(reply.read())) == (200, True)
+        time.sleep(0.8)  # less than it may be idle, and all together longer than anything may take
+    kept.close()
+
+
+@pytest.fixture(scope="module")
+def slow_server(tmp_path_factory):
+    """The same at 20 tokens a second."""
+    stub = {"step_seconds": 0.05}
+    folder = write_folder(tmp_path_factory.mktemp("models") / "slow", byte_level_tokenizer(), config={"stub": stub})
+    with start_server(EngineConfig(model=str(folder)), **LIMITS) as running:
+        yield running
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_long_answer_is_not_cut(slow_server, stream):
+    body = {"prompt": "hello", "max_tokens": 80, "stream": stream}
+    began = time.monotonic()
+    reply = slow_server.post("/v1/completions", body)
+    assert time.monotonic() - began > 3.0
+    assert '"finish_reason":"length"' in reply.text
+
+
+def test_a_client_that_reads_slowly_gets_all(slow_server):
+    body = json.dumps({"prompt": "hello", "max_tokens": 60, "n": 64, "stream": True, "logprobs": 2}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+    with connect(slow_server.url, PATIENCE) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        time.sleep(6.0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        reply = read_all(connection)
+    assert reply.count(b'"finish_reason":"length"') == 64
+    assert reply.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def open_many(server, stack, first: bytes) -> list[socket.socket]:
+    """300 connections that begin so and say no more; those that the server has closed meanwhile are among them."""
+    found = []
+    for _ in range(300):
+        connection = stack.enter_context(connect(server.url, PATIENCE))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(first)
+        found.append(connection)
+    return found
+
+
+def is_well(url: str) -> bool:
+    return httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def small_server(stub_folder):
+    """A server with few descriptors, and fewer before it asks for more."""
+    with start_server(EngineConfig(model=str(stub_folder)), api_key=KEYS, max_files=(200, 256)) as running:
+        yield running
+
+
+def test_the_soft_limit_of_descriptors_is_raised_to_the_hard_one(small_server):
+    for pid in (small_server.process.pid, *small_server.children().values()):
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (256, 256)
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /v1/mo"])
+def test_silent_connections_keep_nobody_out(small_server, first):
+    with contextlib.ExitStack() as stack, Bystander(small_server.url, KEYS[1]):
+        many = open_many(small_server, stack, first)
+        for _ in range(20):
+            assert is_well(small_server.url)
+            body = b'{"prompt": "x", "max_tokens": 1}'
+            reply = ask(small_server.url, "POST", "/v1/completions", KEY, "Content-Type: application/json", body=body)
+            assert status(reply) == 200
+        assert len(many) == 300
+    assert small_server.output().count("connections are open; one that sent nothing was closed for another") == 1
+    assert len(list(Path(f"/proc/{small_server.process.pid}/fd").iterdir())) < 256
+
+
+def test_unfinished_requests_leave_a_place_to_watch_the_server_from(stub_folder):
+    with start_server(EngineConfig(model=str(stub_folder)), api_key=KEYS, max_files=(256, 256)) as running:
+        with contextlib.ExitStack() as stack:
+            open_many(running, stack, f"{POST}Content-Length: 1000\r\n\r\n{{".encode())
+            for _ in range(20):
+                assert is_well(running.url)
+                reply = ask(running.url, "GET", "/v1/models", KEY)
+                assert status(reply) == 503
+                assert b"retry-after: 1\r\n" in reply.lower()
+            assert running.output().count("connections have requests, and no more may") == 1
+        running.wait_for(lambda: status(ask(running.url, "GET", "/v1/models", KEY)) == 200)
