@@ -83,9 +83,9 @@ def test_what_is_added_is_multiplied_exactly_and_rounded_once(dtype: torch.dtype
         summed = x.clone()
         got = TorchKernels(dtype, "cpu").add_rms_norm(summed, delta, weight, 1e-6, scale)
         want = (x.double() + scale * delta.double()).to(dtype)
-        # A sum in float32 may lie on the other side of a tie.
-        assert (summed != want).float().mean() < (0.5 if dtype == torch.float32 else 0.01)
         torch.testing.assert_close(summed, want, rtol=torch.finfo(dtype).eps, atol=1e-6)
+        if dtype != torch.float32:  # float32's own rounding of the product rarely reaches a shorter type
+            assert (summed != want).float().mean() < 0.01
         assert torch.equal(got, rms_norm(summed, weight, 1e-6))
 
 
