@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tokenmill.core.plan import StepPlan, StepResult
-from tokenmill.runner.executor import Executor, InFlightStep, InlineExecutor, ThreadExecutor
+from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
+from tokenmill.runner.executor import Executor, InlineExecutor, ThreadExecutor
 
 EMPTY = np.empty(0, dtype=np.int32)
 KINDS = [InlineExecutor, ThreadExecutor]
@@ -27,13 +27,13 @@ class Steps:
         self.ending_badly = ending_badly or set()
         self.started: list[int] = []
         self.ended: list[int] = []
-        self.previous: list[InFlightStep | None] = []
+        self.previous: list[StepOutcome | None] = []
         self.threads: set[int] = set()
         self.may_go = threading.Event()
         self.may_go.set()
         self.is_closed = False
 
-    def start(self, plan: StepPlan, previous: InFlightStep | None) -> Callable[[], StepResult]:
+    def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
         assert self.may_go.wait(30)
         self.started.append(plan.step)
         self.previous.append(previous)
@@ -58,7 +58,7 @@ def kind(request: pytest.FixtureRequest) -> type:
     return request.param
 
 
-def results(steps: list[InFlightStep]) -> list[int | str]:
+def results(steps: list[StepOutcome]) -> list[int | str]:
     found: list[int | str] = []
     for step in steps:
         try:

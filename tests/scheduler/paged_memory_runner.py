@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.core.plan import AdmittedRequest, Logprob, StepPlan, StepResult, TokenLogprobs
-from tokenmill.runner.executor import InFlightStep
+from tokenmill.core.plan import AdmittedRequest, Logprob, StepOutcome, StepPlan, StepResult, TokenLogprobs
 
 VOCAB_SIZE = 50
 
@@ -57,7 +56,7 @@ class PagedMemoryRunner:
         self.owners: dict[int, AdmittedRequest] = {}
         self.num_late = 0
 
-    def launch(self, plan: StepPlan) -> InFlightStep:
+    def launch(self, plan: StepPlan) -> StepOutcome:
         """Run the step. Behind a failed step all are refused until `recover`."""
         self.plans.append(plan)
         try:
@@ -66,8 +65,8 @@ class PagedMemoryRunner:
             result = self.execute(plan)
         except RuntimeError as error:
             self.has_failed = True
-            return InFlightStep.failed(error)
-        return InFlightStep(lambda: result)
+            return StepOutcome.failed(error)
+        return StepOutcome(lambda: result)
 
     def recover(self) -> None:
         """Run plans again."""

@@ -198,7 +198,7 @@ def test_with_a_step_launched_nothing_is_stuck_and_a_paused_session_is_no_work()
     harness = Harness(depth=2)
     session = harness.open_session([1, 2, 3], max_tokens=1)
     harness.step()
-    assert harness.scheduler.has_launched
+    assert harness.scheduler.in_flight
     assert not harness.scheduler.is_stuck
     run_turn(harness)
     assert not harness.engine.has_work

@@ -1,4 +1,4 @@
-"""`StepPlan` and `StepResult`: all that passes between the scheduler and a runner.
+"""`StepPlan`, `StepResult` and `StepOutcome`: all that passes between the scheduler and a runner.
 
 A plan holds differences only: a request is sent in full when it takes a row (`AdmittedRequest`), after that a step
 names its row and how far it goes. Both are plain data (numpy arrays and structs), so a plan can be recorded, replayed
@@ -7,7 +7,9 @@ and sent to other ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -123,3 +125,47 @@ class StepResult:
     failures: dict[int, RowFailure] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
+
+
+class StepOutcome:
+    """The outcome of a launched step, when it has one.
+
+    Args:
+        finish: waits for the outcome and gives it, or raises what the step raised. Called once, by whoever asks first.
+
+    Attributes:
+        error: what it raised, as far as that is known.
+    """
+
+    def __init__(self, finish: Callable[[], StepResult]) -> None:
+        self.error: Exception | None = None
+        self._finish: Callable[[], StepResult] | None = finish
+        self._result: StepResult | None = None
+
+    @classmethod
+    def failed(cls, error: Exception) -> Self:
+        """The outcome of a step that could not be started."""
+
+        def fail() -> StepResult:
+            raise error
+
+        outcome = cls(fail)
+        outcome.wait()
+        return outcome
+
+    def wait(self) -> None:
+        """Wait until the step has ended, well or not."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            try:
+                self._result = finish()
+            except Exception as error:
+                self.error = error
+
+    def result(self) -> StepResult:
+        """Wait for the outcome. Raises what the step raised."""
+        self.wait()
+        if self.error is not None:
+            raise self.error
+        assert self._result is not None, "a step that has ended well has a result"
+        return self._result

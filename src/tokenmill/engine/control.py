@@ -43,9 +43,9 @@ def answer(engine: Engine, message: EngineControl, publish: Callable[[list[Token
 def _drain(engine: Engine, publish: Callable[[list[TokenOutput]], None]) -> None:
     """Finish the steps that run, without launching others."""
     was_paused = engine.is_paused
-    if engine.scheduler.has_launched:
+    if engine.scheduler.in_flight:
         engine.set_paused(True)
-        while engine.scheduler.has_launched:
+        while engine.scheduler.in_flight:
             publish(engine.step())
         engine.set_paused(was_paused)
 

@@ -10,7 +10,6 @@ and no text.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ from tokenmill.engine.gates import Gate, Gates
 from tokenmill.engine.observer import Observer
 from tokenmill.engine.step_log import Aborted, Added, CacheReset, Extended, Paused, Woken
 from tokenmill.kv.events import KVEvent
-from tokenmill.runner.executor import Executor, InFlightStep
+from tokenmill.runner.executor import Executor
 from tokenmill.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -79,7 +78,6 @@ class Engine:
         self._depth = depth
         self._observer = observer or Observer()
         self._gates = Gates(gates)
-        self._in_flight: deque[InFlightStep] = deque()
         self._num_arrived = 0
 
     @property
@@ -184,7 +182,7 @@ class Engine:
         self._observer.scheduled(plan)
         result, error = self._launch_and_wait(plan)
         self._observer.ran(result, error)
-        brought = self.scheduler.fail_launched(error) if error else self.scheduler.commit(result) if result else []
+        brought = self.scheduler.fail_in_flight(error) if error else self.scheduler.commit(result) if result else []
         self.is_idle = plan is None and result is None and error is None
         self._observer.committed(brought, self.scheduler.first_wait_reason, self._is_stuck)
         outputs += brought
@@ -217,16 +215,16 @@ class Engine:
     def _launch_and_wait(self, plan: StepPlan | None) -> tuple[StepResult | None, str | None]:
         """The outcome of the step that is due, if one is, or why a step failed."""
         # The barrier between a request and the engine: whatever a step raises ends that step's requests only.
+        in_flight = self.scheduler.in_flight
         try:
             if plan is not None:
-                self._in_flight.append(self.executor.launch(plan))
-            if not self._in_flight or (plan is not None and len(self._in_flight) < self._depth):
+                in_flight[-1].outcome = self.executor.launch(plan)
+            if not in_flight or (plan is not None and len(in_flight) < self._depth):
                 return None, None
-            return self._in_flight.popleft().result(), None
+            return in_flight[0].result(), None
         except Exception as error:
             logger.exception("a step failed; its requests end with an error")
             # Those behind it build on the failed step: they are refused, and their requests end with it.
-            self._in_flight.clear()
             self.executor.recover()
             return None, f"the step of this request failed: {type(error).__name__}"
 

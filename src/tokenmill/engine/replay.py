@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.core.plan import IntArray, StepPlan, StepResult
+from tokenmill.core.plan import IntArray, StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import Request, RequestStatus, TokenArray
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.step_log import (
@@ -25,7 +25,6 @@ from tokenmill.engine.step_log import (
     plain_plan,
     read_log,
 )
-from tokenmill.runner.executor import InFlightStep
 
 _NO_DRAFTS = np.empty(0, dtype=np.int32)
 
@@ -64,15 +63,15 @@ class RecordedExecutor:
         self._outcomes = {r.committed: r for r in records if r.committed is not None}
         self.launched: StepPlan | None = None
 
-    def launch(self, plan: StepPlan) -> InFlightStep:
+    def launch(self, plan: StepPlan) -> StepOutcome:
         """The recorded outcome; a step that was never committed failed, or was cut off with the log."""
         self.launched = plan
         outcome = self._outcomes.get(plan.step)
         if outcome is None:
-            return InFlightStep.failed(RuntimeError("the recorded step brought nothing"))
+            return StepOutcome.failed(RuntimeError("the recorded step brought nothing"))
         token_ids, token_starts = _array(outcome.token_ids), _array(outcome.token_starts)
         result = StepResult(plan.step, token_ids, token_starts, failures=outcome.failures)
-        return InFlightStep(lambda: result)
+        return StepOutcome(lambda: result)
 
     def recover(self) -> None:
         """Nothing was lost."""

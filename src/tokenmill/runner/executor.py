@@ -8,59 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, Self
+from typing import Protocol
 
-from tokenmill.core.plan import StepPlan, StepResult
-
-
-class InFlightStep:
-    """A launched step.
-
-    Args:
-        finish: waits for the outcome and gives it, or raises what the step raised. Called once, by whoever asks first.
-
-    Attributes:
-        error: what it raised, as far as that is known.
-    """
-
-    def __init__(self, finish: Callable[[], StepResult]) -> None:
-        self.error: Exception | None = None
-        self._finish: Callable[[], StepResult] | None = finish
-        self._result: StepResult | None = None
-
-    @classmethod
-    def failed(cls, error: Exception) -> Self:
-        """A step that could not be started."""
-
-        def fail() -> StepResult:
-            raise error
-
-        step = cls(fail)
-        step.wait()
-        return step
-
-    def wait(self) -> None:
-        """Wait until the step has ended, well or not."""
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            try:
-                self._result = finish()
-            except Exception as error:
-                self.error = error
-
-    def result(self) -> StepResult:
-        """Wait for the outcome. Raises what the step raised."""
-        self.wait()
-        if self.error is not None:
-            raise self.error
-        assert self._result is not None, "a step that has ended well has a result"
-        return self._result
+from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 
 
 class Executor(Protocol):
     """Runs plans in the order of their launch."""
 
-    def launch(self, plan: StepPlan) -> InFlightStep:
+    def launch(self, plan: StepPlan) -> StepOutcome:
         """Start a step. Behind one that failed all are refused until `recover`: their differences build on its."""
 
     def recover(self) -> None:
@@ -73,7 +29,7 @@ class Executor(Protocol):
 class StepRunner(Protocol):
     """What an executor needs of `ModelRunner`."""
 
-    def start(self, plan: StepPlan, previous: InFlightStep | None) -> Callable[[], StepResult]:
+    def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
         """Start a step behind the previous one; returns what waits for its end and puts the result together."""
 
     def close(self) -> None:
@@ -88,19 +44,19 @@ class InlineExecutor:
 
     def __init__(self, runner: StepRunner) -> None:
         self.runner = runner
-        self._previous: InFlightStep | None = None
+        self._previous: StepOutcome | None = None
 
-    def launch(self, plan: StepPlan) -> InFlightStep:
+    def launch(self, plan: StepPlan) -> StepOutcome:
         """See `Executor`."""
         previous = self._previous
         try:
             if previous is not None and previous.error is not None:
                 raise RuntimeError("a step before this one failed")
-            step = InFlightStep(self.runner.start(plan, previous))
+            outcome = StepOutcome(self.runner.start(plan, previous))
         except Exception as error:
-            step = InFlightStep.failed(error)
-        self._previous = step
-        return step
+            outcome = StepOutcome.failed(error)
+        self._previous = outcome
+        return outcome
 
     def recover(self) -> None:
         """See `Executor`."""
@@ -124,9 +80,9 @@ class ThreadExecutor:
         self._inline = InlineExecutor(runner)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="runner")
 
-    def launch(self, plan: StepPlan) -> InFlightStep:
+    def launch(self, plan: StepPlan) -> StepOutcome:
         """See `Executor`."""
-        return InFlightStep(self._thread.submit(self._run, plan).result)
+        return StepOutcome(self._thread.submit(self._run, plan).result)
 
     def _run(self, plan: StepPlan) -> StepResult:
         return self._inline.launch(plan).result()

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tokenmill.attention.protocol import AttentionBackend
-from tokenmill.core.plan import StepPlan, StepResult
-from tokenmill.runner.executor import InFlightStep
+from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.runner.inputs import build_batch, step_arrays
 from tokenmill.runner.model import Model
 from tokenmill.runner.prompt_reports import Reports
@@ -62,7 +61,7 @@ class ModelRunner:
         self._transport = transport
 
     @torch.inference_mode()
-    def start(self, plan: StepPlan, previous: InFlightStep | None) -> Callable[[], StepResult]:
+    def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
         """Start a step behind the previous one; returns what waits for its end and puts the result together."""
         rows, transport, samples = self._rows, self._transport, Samples.of(plan)
         arrays = rows.enter(plan, samples)
@@ -95,7 +94,7 @@ class ModelRunner:
 
         return finish
 
-    def _masks(self, samples: Samples, previous: InFlightStep | None) -> GrammarStep | None:
+    def _masks(self, samples: Samples, previous: StepOutcome | None) -> GrammarStep | None:
         """The grammars of a step, once they have the tokens of the one before: here the host has to wait."""
         grammars = self._rows.grammars
         if not grammars.concerns(samples.rows):

@@ -6,7 +6,7 @@ same calls give the same plans, so a schedule can be recorded and replayed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from tokenmill.kv.kv_manager import KVManager
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
 from tokenmill.scheduler.drafter import Drafter
 from tokenmill.scheduler.schedule_pass import SchedulePass
-from tokenmill.scheduler.state import SchedulerState, is_ready
+from tokenmill.scheduler.state import InFlightStep, SchedulerState, is_ready
 
 # What a waiting request may wait for besides rows, pages and budget; what its status does not say is the same prompt.
 WAIT_REASON_OF = {RequestStatus.WAITING_FOR_GRAMMAR: "grammar", RequestStatus.WAITING_FOR_REMOTE_KV: "remote_kv"}
@@ -75,9 +75,9 @@ class Scheduler:
         return self._state.num_corrupted
 
     @property
-    def has_launched(self) -> bool:
-        """True while a launched step is not committed."""
-        return bool(self._state.launched)
+    def in_flight(self) -> Sequence[InFlightStep]:
+        """Launched steps that are not committed, the oldest first."""
+        return self._state.in_flight
 
     @property
     def num_running(self) -> int:
@@ -110,7 +110,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True while a request waits or runs, or a launched step is not committed. Paused sessions are no work."""
-        return bool(self._state.waiting or self._state.running or self._state.launched or self._due)
+        return bool(self._state.waiting or self._state.running or self._state.in_flight or self._due)
 
     @property
     def first_wait_reason(self) -> str:
@@ -123,7 +123,7 @@ class Scheduler:
 
         Meaningful after a `schedule()` that returned None. It would be a bug: liveness is an invariant.
         """
-        if self._state.launched:
+        if self._state.in_flight:
             return False
         return bool(self._state.running) or any(is_ready(request) for request in self._state.waiting)
 
@@ -211,8 +211,8 @@ class Scheduler:
         Returns:
             What the step brought each request that was waiting for a token.
         """
-        launched = self._state.launched.popleft()
-        plan = launched.plan
+        step = self._state.in_flight.popleft()
+        plan = step.plan
         assert plan.step == result.step, f"committing step {result.step}, expected {plan.step}"
         counts = np.diff(result.token_starts)
         # Rejected drafts, and the token of a row that is sampled again: computed in vain.
@@ -221,7 +221,7 @@ class Scheduler:
         fills_page = ends // self.kv.page_size > plan.num_computed // self.kv.page_size
         token_ids, starts = result.token_ids.tolist(), result.token_starts.tolist()
         columns = zip(
-            launched.requests,
+            step.requests,
             plan.num_samples.tolist(),
             num_void.tolist(),
             ends.tolist(),
@@ -260,7 +260,7 @@ class Scheduler:
                 self._state.retire(request)
         return outputs
 
-    def fail_launched(self, error: str) -> list[TokenOutput]:
+    def fail_in_flight(self, error: str) -> list[TokenOutput]:
         """End the requests of all launched steps: one of those steps raised, and the later ones build on it.
 
         Their pages were never committed, so nothing that the failed steps wrote can be matched.
@@ -269,8 +269,8 @@ class Scheduler:
             The terminal output of each request that was alive.
         """
         outputs = []
-        while self._state.launched:
-            for request in self._state.launched.popleft().requests:
+        while self._state.in_flight:
+            for request in self._state.in_flight.popleft().requests:
                 request.num_inflight_steps -= 1
                 if request.awaits_step:
                     self._state.end(request, FinishReason.ERROR)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.core.plan import StepPlan
+from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import FinishReason, Request, RequestStatus
 from tokenmill.kv.kv_manager import KVManager
 from tokenmill.scheduler.fairness import Rounds
@@ -45,12 +45,23 @@ class RowPool:
         heapq.heappush(self._free, row)
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """A plan whose outcome is not known yet, and the requests it pins."""
+@dataclass(slots=True)
+class InFlightStep:
+    """A launched step that is not committed yet.
+
+    Attributes:
+        requests: whom it pins, in batch order.
+        outcome: what becomes of it; None until an executor has it.
+    """
 
     plan: StepPlan
     requests: tuple[Request, ...]
+    outcome: StepOutcome | None = None
+
+    def result(self) -> StepResult:
+        """Wait for the outcome. Raises what the step raised."""
+        assert self.outcome is not None, f"step {self.plan.step} was given to no executor"
+        return self.outcome.result()
 
 
 class SchedulerState:
@@ -68,7 +79,7 @@ class SchedulerState:
         self.rows = RowPool(num_rows)
         self.waiting = RequestQueue()
         self.running = RequestQueue()
-        self.launched: deque[LaunchedStep] = deque()
+        self.in_flight: deque[InFlightStep] = deque()
         self.requests: dict[str, Request] = {}
         self.step = 0
         self.num_preemptions = 0
@@ -115,7 +126,7 @@ class SchedulerState:
     def launch(self, plan: StepPlan, requests: tuple[Request, ...]) -> None:
         """A step is launched: it pins its requests, and their tenants have been served."""
         self.step = plan.step
-        self.launched.append(LaunchedStep(plan, requests))
+        self.in_flight.append(InFlightStep(plan, requests))
         if self._rounds is not None:
             self._set_ranks(self._rounds.charge(requests, plan.num_tokens))
 
@@ -185,7 +196,7 @@ class SchedulerState:
         return sum(len(self.kv.pages(request)) for request in self._leaving())
 
     def _leaving(self) -> Collection[Request]:
-        return {r.id: r for step in self.launched for r in step.requests if r.status in _LEAVING}.values()
+        return {r.id: r for step in self.in_flight for r in step.requests if r.status in _LEAVING}.values()
 
     def _set_ranks(self, requests: list[Request]) -> None:
         """Give these requests the ranks that they have now, and both queues their order."""
@@ -212,7 +223,7 @@ class SchedulerState:
     def check_invariants(self) -> None:
         """Every owner's books agree; raises AssertionError where they do not. For tests: O(everything)."""
         self.kv.check_invariants()
-        launched = [request for step in self.launched for request in step.requests]
+        launched = [request for step in self.in_flight for request in step.requests]
         paused = [request for request in self.requests.values() if request.row is not None]
         owners = {r.id: r for r in [*self.running, *paused, *launched]}
         rows = [request.row for request in owners.values()]
