@@ -273,18 +273,31 @@ class Request:
         self.num_computed_tokens -= num_tokens
         self.num_pending_tokens -= num_tokens
 
-    def append_output(self, token_id: int) -> None:
-        """Take in a sampled token; end the turn if it is a stop token or the last that fits."""
-        if self.num_tokens == len(self._buffer):
-            self._make_room(1)
-        self._buffer[self.num_tokens] = token_id
-        self.num_tokens += 1
+    def append_outputs(self, token_ids: list[int]) -> list[int]:
+        """Take in the tokens that a step brought, one by one; a stop token or the last that fits ends the turn.
+
+        Returns:
+            Those taken in; what lies behind the end is dropped.
+        """
+        self.num_pending_tokens -= len(token_ids)
+        for number, token_id in enumerate(token_ids, 1):
+            position = self.num_tokens
+            if position == len(self._buffer):
+                self._make_room(1)
+            self._buffer[position] = token_id
+            self.num_tokens = position + 1
+            if token_id in self.stop_token_ids and self._may_stop:
+                self._end_turn(FinishReason.STOP, token_id)
+                return token_ids[:number]
+            if position + 1 >= self.max_tokens_total:
+                self._end_turn(FinishReason.LENGTH)
+                return token_ids[:number]
+        return token_ids
+
+    @property
+    def _may_stop(self) -> bool:
         # Before min_tokens a grammar lets only a stop through that nothing else can follow.
-        may_stop = self.num_output_tokens > self.params.min_tokens or self.params.grammar is not None
-        if token_id in self.stop_token_ids and may_stop:
-            self._end_turn(FinishReason.STOP, token_id)
-        elif self.num_tokens >= self.max_tokens_total:
-            self._end_turn(FinishReason.LENGTH)
+        return self.num_output_tokens > self.params.min_tokens or self.params.grammar is not None
 
     def resample(self) -> None:
         """A step has not sampled its token: what was launched after it is void, its last known token is run again."""

@@ -106,12 +106,13 @@ class SchedulePass:
             if request.has_drafts:
                 request.wait_reason = "waits for the launched step that runs its draft tokens"
                 continue
-            if request.will_reach_length or request.num_uncomputed_tokens == 0:
+            remaining = request.num_uncomputed_tokens
+            if remaining == 0 or request.will_reach_length:
                 continue  # its last token is being sampled by a launched step
             if self.builder.budget == 0:
                 request.wait_reason = "the token budget of the step is used up"
                 continue
-            enough_pages &= self._advance_one(request)
+            enough_pages &= self._advance_one(request, 1 if remaining == 1 else self._chunk(remaining))
         return enough_pages
 
     def _in_order(self) -> tuple[list[Request], int]:
@@ -214,10 +215,8 @@ class SchedulePass:
             return
         self._state.waiting[0].wait_reason = "running requests come first, and one of them is short of pages"
 
-    def _advance_one(self, request: Request) -> bool:
-        num_tokens = self._chunk(request.num_uncomputed_tokens)
+    def _advance_one(self, request: Request, num_tokens: int) -> bool:
         end = request.num_computed_tokens + num_tokens
-        first_page = len(self._kv.pages(request))
         enough_pages = True
         while (new_pages := self._kv.allocate(request, end, self._num_reserved)) is None:
             enough_pages = False
@@ -233,6 +232,7 @@ class SchedulePass:
                 self._position, self._is_closed = 0, False
                 if victim is request:
                     return False
+        first_page = len(self._kv.pages(request)) - len(new_pages) if new_pages else 0
         self.builder.schedule(request, num_tokens, first_page, new_pages)
         return enough_pages
 

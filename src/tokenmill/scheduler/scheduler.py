@@ -214,22 +214,24 @@ class Scheduler:
         step = self._state.in_flight.popleft()
         plan = step.plan
         assert plan.step == result.step, f"committing step {result.step}, expected {plan.step}"
-        counts = np.diff(result.token_starts)
         # Rejected drafts, and the token of a row that is sampled again: computed in vain.
-        num_void = np.where(plan.num_samples > 0, plan.num_samples - counts, 0)
+        num_void = np.maximum(plan.num_samples - np.diff(result.token_starts), 0)
         ends = plan.num_computed + plan.num_scheduled - num_void
         fills_page = ends // self.kv.page_size > plan.num_computed // self.kv.page_size
         token_ids, starts = result.token_ids.tolist(), result.token_starts.tolist()
         columns = zip(
             step.requests,
+            starts[:-1],
+            starts[1:],
             plan.num_samples.tolist(),
             num_void.tolist(),
             ends.tolist(),
             fills_page.tolist(),
             strict=True,
         )
+        has_extras = bool(result.logprobs or result.prompt_logprobs or result.embeddings)
         outputs = []
-        for index, (request, num_samples, num_rejected, end, has_full_page) in enumerate(columns):
+        for index, (request, start, stop, num_samples, num_rejected, end, has_full_page) in enumerate(columns):
             request.num_inflight_steps -= 1
             if num_samples > 1:
                 request.has_drafts = False
@@ -239,23 +241,22 @@ class Scheduler:
                 fills = has_full_page and index not in result.failures
                 if fills:
                     self.kv.cache_full_pages(request, min(end, request.num_tokens), plan.step)
-                if index in result.prompt_logprobs:
+                if has_extras and index in result.prompt_logprobs:
                     report = result.prompt_logprobs[index]
                     outputs.append(_prompt_report(request, int(plan.num_computed[index]), report))
-                if tokens := token_ids[starts[index] : starts[index + 1]]:
-                    output = self._take_tokens(request, tokens, num_rejected)
+                if start < stop:
+                    output = self._take_tokens(request, token_ids[start:stop], num_rejected)
                     if fills and num_samples > 1:
                         self.kv.cache_full_pages(request, min(end, request.num_tokens - 1), plan.step)
-                    if index in result.logprobs:
-                        output.logprobs = result.logprobs[index][: len(output.token_ids)]
-                    if index in result.embeddings:
-                        output.embedding, output.token_ids = result.embeddings[index], []
+                    if has_extras:
+                        _add_extras(output, index, result)
                     outputs.append(output)
                 elif index in result.failures:
                     outputs.append(self._fail(request, result.failures[index]))
                 elif num_samples:
                     request.resample()
-            request.mask_missed = request.mask_missed and request.num_inflight_steps > 0
+            if request.mask_missed:
+                request.mask_missed = request.num_inflight_steps > 0
             if not request.is_running:
                 self._state.retire(request)
         return outputs
@@ -347,20 +348,24 @@ class Scheduler:
         return TokenOutput(request.id, [], FinishReason.ERROR, error=failure.error, error_status=failure.status)
 
     def _take_tokens(self, request: Request, token_ids: list[int], num_rejected: int) -> TokenOutput:
-        """Take in a step's tokens one by one; the one that ends the request, or its turn, is the last."""
-        queue = self._state.queue_of(request)
+        """Take in a step's tokens; the one that ends the request, or its turn, is the last."""
         if num_rejected:
             request.roll_back(num_rejected)
-        request.num_pending_tokens -= len(token_ids)
-        for number, token_id in enumerate(token_ids, 1):
-            request.append_output(token_id)
-            if request.finish_reason is not None:
-                queue.remove(request)
-                if request.inputs:
-                    self._due.append(request)
-                token_ids = token_ids[:number]
-                break
+        queue = self._state.running if request.is_running else self._state.waiting
+        token_ids = request.append_outputs(token_ids)
+        if request.finish_reason is not None:
+            queue.remove(request)
+            if request.inputs:
+                self._due.append(request)
         return TokenOutput(request.id, token_ids, request.finish_reason, request.stop_reason, request.num_cached_tokens)
+
+
+def _add_extras(output: TokenOutput, index: int, result: StepResult) -> None:
+    """What a step says of a request besides its tokens."""
+    if index in result.logprobs:
+        output.logprobs = result.logprobs[index][: len(output.token_ids)]
+    if index in result.embeddings:
+        output.embedding, output.token_ids = result.embeddings[index], []
 
 
 def _prompt_report(request: Request, num_computed: int, logprobs: list[TokenLogprobs]) -> TokenOutput:
