@@ -268,18 +268,17 @@ class Request:
         self.stop_reason = stop_reason
         self.wait_reason = ""
 
-    def roll_back(self, num_tokens: int) -> None:
-        """Draft tokens were not what the model says: what was computed of the last `num_tokens` is void."""
-        self.num_computed_tokens -= num_tokens
-        self.num_pending_tokens -= num_tokens
-
-    def append_outputs(self, token_ids: list[int]) -> list[int]:
+    def append_outputs(self, token_ids: list[int], num_rejected: int = 0) -> list[int]:
         """Take in the tokens that a step brought, one by one; a stop token or the last that fits ends the turn.
+
+        Args:
+            num_rejected: draft tokens of that step that were not what the model says: what it computed of them is void.
 
         Returns:
             Those taken in; what lies behind the end is dropped.
         """
-        self.num_pending_tokens -= len(token_ids)
+        self.num_computed_tokens -= num_rejected
+        self.num_pending_tokens -= num_rejected + len(token_ids)
         for number, token_id in enumerate(token_ids, 1):
             position = self.num_tokens
             if position == len(self._buffer):

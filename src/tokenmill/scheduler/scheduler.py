@@ -17,6 +17,7 @@ from tokenmill.core.request import ARRIVING, WAITING_FOR_EVENT, FinishReason, Re
 from tokenmill.kv.kv_manager import KVManager
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
 from tokenmill.scheduler.drafter import Drafter
+from tokenmill.scheduler.queue import RequestQueue
 from tokenmill.scheduler.schedule_pass import SchedulePass
 from tokenmill.scheduler.state import InFlightStep, SchedulerState, is_ready
 
@@ -235,8 +236,9 @@ class Scheduler:
             request.num_inflight_steps -= 1
             if num_samples > 1:
                 request.has_drafts = False
+            was_running = request.is_running
             # One that ended, or paused and perhaps got new input, has no use for what was launched before that.
-            if request.awaits_step and not request.mask_missed:
+            if (was_running or request.awaits_step) and not request.mask_missed:
                 # What the model made of a request that fails may be no numbers: nobody else may find it.
                 fills = has_full_page and index not in result.failures
                 if fills:
@@ -245,7 +247,8 @@ class Scheduler:
                     report = result.prompt_logprobs[index]
                     outputs.append(_prompt_report(request, int(plan.num_computed[index]), report))
                 if start < stop:
-                    output = self._take_tokens(request, token_ids[start:stop], num_rejected)
+                    queue = self._state.running if was_running else self._state.waiting
+                    output = self._take_tokens(request, token_ids[start:stop], num_rejected, queue)
                     if fills and num_samples > 1:
                         self.kv.cache_full_pages(request, min(end, request.num_tokens - 1), plan.step)
                     if has_extras:
@@ -347,12 +350,11 @@ class Scheduler:
         self._state.num_corrupted += failure.status >= 500
         return TokenOutput(request.id, [], FinishReason.ERROR, error=failure.error, error_status=failure.status)
 
-    def _take_tokens(self, request: Request, token_ids: list[int], num_rejected: int) -> TokenOutput:
-        """Take in a step's tokens; the one that ends the request, or its turn, is the last."""
-        if num_rejected:
-            request.roll_back(num_rejected)
-        queue = self._state.running if request.is_running else self._state.waiting
-        token_ids = request.append_outputs(token_ids)
+    def _take_tokens(
+        self, request: Request, token_ids: list[int], num_rejected: int, queue: RequestQueue
+    ) -> TokenOutput:
+        """Take in a step's tokens. Where they end the request, or its turn, it leaves its queue."""
+        token_ids = request.append_outputs(token_ids, num_rejected)
         if request.finish_reason is not None:
             queue.remove(request)
             if request.inputs:
