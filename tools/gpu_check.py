@@ -2,9 +2,11 @@
 
     python tools/gpu_check.py [--part machine|kernels|engine|benchmarks] [--out build/gpu] [--seconds 540]
 
-Prints the machine, then tests the kernels, the engine and the speed, each part alone or all of them, and writes
-gpu_check.json and gpu_check.md. Exit code 0: all passed; 1: something failed; 3: there is no GPU. With `--device cpu`
-every part runs tiny and interpreted, to show that this script works; its figures then mean nothing.
+Looks at the machine, then tests the kernels, the engine and the speed, each part alone or all of them. Every check and
+every model runs in a process of its own (`tools/gpu/one.py`), with its own deadline. Results are printed, and appended
+to results.jsonl, as they come; gpu_check.json and gpu_check.md tell them all at the end. Exit code 0: all passed; 1:
+something failed; 3: there is no GPU. With `--device cpu` every part runs tiny and interpreted, to show that this works;
+its figures then mean nothing.
 
 Needs torch, triton, numpy and the wheels of msgspec, safetensors, tokenizers and pytest (which needs pluggy, iniconfig
 and packaging), and none of the server's packages.
@@ -13,10 +15,9 @@ and packaging), and none of the server's packages.
 from __future__ import annotations
 
 import argparse
-import os
+import importlib.util
 import random
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,32 +25,29 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("machine", "kernels", "engine", "benchmarks")
 PASSED, FAILED, NO_GPU = 0, 1, 3
-# What each part may take of the time, one after the other; what a part leaves over is the next ones'.
-SHARES = {"machine": 0.1, "kernels": 0.4, "engine": 0.65, "benchmarks": 1.0}
+# Checks of the engine are small: a GPU takes several at a time.
+ENGINES_AT_A_TIME = {"cuda": 4, "cpu": 2}
 
 
 def main() -> int:
     """Run the parts; returns the exit code."""
     options = parse()
-    if options.device == "cpu":
-        os.environ.setdefault("TRITON_INTERPRET", "1")
     sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
-    from tools.gpu.machine import make_platform
-    from tools.gpu.report import markdown, write_report
+    from tools.gpu.jobs import run_jobs
+    from tools.gpu.report import Results
 
-    from tokenmill.core.errors import InvalidConfig
+    from tokenmill.platform import cuda
 
-    try:
-        platform = make_platform(options.device)
-    except InvalidConfig as error:
-        print(f"no GPU to check: {error}", file=sys.stderr)
+    if options.device == "cuda" and not cuda.is_available():
+        print("no GPU to check: torch finds none that it can use", file=sys.stderr)
         return NO_GPU
-    with tempfile.TemporaryDirectory() as folder:
-        found = run(options, platform, Path(folder))
-    print(markdown(found))
-    paths = write_report(Path(options.out), found)
-    print(f"written to {paths[0]} and {paths[1]}; {found['seconds']:.0f} s in all")
-    return FAILED if has_failed(found) else PASSED
+    start = time.monotonic()
+    results = Results(Path(options.out), options.device == "cpu", options.seed)
+    for part in options.part or PARTS:
+        width = ENGINES_AT_A_TIME[options.device] if part == "engine" else 1
+        run_jobs(jobs(part, options), width, start + options.seconds, results.record)
+    print(results.finish(time.monotonic() - start))
+    return FAILED if results.has_failed else PASSED
 
 
 def parse() -> argparse.Namespace:
@@ -58,44 +56,29 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--part", action="append", choices=PARTS, help="this part only; may be repeated")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a tiny dry run")
     parser.add_argument("--out", default="build/gpu", help="folder of the report")
-    parser.add_argument("--seconds", type=float, default=540.0, help="when to stop beginning new checks")
+    parser.add_argument("--seconds", type=float, default=540.0, help="when everything ends, done or not")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of prompts and weights")
     return parser.parse_args()
 
 
-def run(options: argparse.Namespace, platform: Any, folder: Path) -> dict[str, Any]:
-    """What the chosen parts found."""
-    from tools.gpu.benchmarks import Rates, run_benchmarks
-    from tools.gpu.engine_checks import check_engine
-    from tools.gpu.kernel_checks import check_kernels
-    from tools.gpu.machine import copy_rate, describe, matmul_rate
+def jobs(part: str, options: argparse.Namespace) -> list[Any]:
+    """The calls of `tools/gpu/one.py` that make up a part, and how long each may take."""
+    from tools.gpu.benchmarks import model_names
+    from tools.gpu.engine_checks import check_names
+    from tools.gpu.jobs import Job
 
-    start = time.monotonic()
-    parts = options.part or PARTS
-    found: dict[str, Any] = {"is_dry": options.device == "cpu", "seed": options.seed}
-    found["machine"] = describe(platform)
-    print(*(f"{name}: {value}" for name, value in found["machine"].items()), f"seed: {options.seed}", sep="\n")
-
-    def until(part: str) -> float:
-        return start + SHARES[part] * options.seconds
-
-    if {"machine", "benchmarks"} & set(parts):
-        rates = Rates(copy_rate(platform), matmul_rate(platform))
-        found["machine"] |= {"copy_gb_per_s": rates.copy_bytes / 1e9, "matmul_tflops": rates.operations / 1e12}
-    if "kernels" in parts:
-        found["kernels"] = check_kernels(options.device, until("kernels") - time.monotonic())
-    if "engine" in parts:
-        found["engine"] = check_engine(platform, folder, options.seed, until("engine"))
-    if "benchmarks" in parts:
-        found["benchmarks"] = run_benchmarks(platform, folder, rates, until("benchmarks"))
-    found["seconds"] = time.monotonic() - start
-    return found
-
-
-def has_failed(found: dict[str, Any]) -> bool:
-    """Whether a check failed, or a measurement could not be made."""
-    checks = [row for part in ("kernels", "engine") for row in found.get(part, [])]
-    return any(row["passed"] is False for row in checks) or any("failed" in row for row in found.get("benchmarks", []))
+    common = ("--device", options.device, "--seed", str(options.seed))
+    is_dry = options.device == "cpu"
+    if part == "machine":
+        return [Job(part, ("machine", *common), 60)]
+    if part == "kernels":
+        return [Job(part, ("kernels", *common), 300)]
+    if part == "engine":
+        return [Job(part, ("engine", name, *common), 240) for name in check_names(is_dry)]
+    models = [Job(part, ("benchmark", name, *common, "--seconds", "300"), 330) for name in model_names(is_dry)]
+    if is_dry or importlib.util.find_spec("transformers") is None:
+        return models
+    return [*models, Job(part, ("transformers", model_names(is_dry)[0], *common, "--seconds", "100"), 130)]
 
 
 if __name__ == "__main__":

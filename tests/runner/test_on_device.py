@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import re
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,6 +115,24 @@ def test_greedy_tokens_equal_transformers(model: Path, cases: Any, options: dict
         assert (engine.stats().num_preemptions > 0) == ("num_pages" in options)
     assert (platform.replays > before) == (not options.get("enforce_eager"))
     assert platform.captured == ([] if options.get("enforce_eager") else [3, 2, 1])
+
+
+def test_a_closed_engine_leaves_no_tensor_to_the_garbage_collector(model: Path) -> None:
+    """On a device the next engine could not be built beside what the last one held."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = {id(each) for each in gc.get_objects() if isinstance(each, torch.Tensor)}
+        with running(model, FakePlatform()) as engine:
+            run(engine, [[1, 2, 3]], [GREEDY])
+            tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and id(each) not in before]
+            held = [weakref.ref(each) for each in tensors if each.numel() > 100]
+            del tensors
+        del engine
+        assert len(held) > 10
+        assert [tuple(kept().shape) for kept in held if kept() is not None] == []
+    finally:
+        gc.enable()
 
 
 def test_a_mixture_of_experts_is_captured_too(tmp_path: Path) -> None:

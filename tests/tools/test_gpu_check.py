@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from tools.gpu.engine_checks import ORACLE, EngineChecks, check_names
+from tools.gpu.jobs import Job, Row, run_jobs
+from tools.gpu.kernel_checks import outcome_of
+from tools.gpu.machine import DryPlatform
 from tools.gpu.report import markdown
 
 from tests.house.source_tree import ROOT
@@ -26,7 +31,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 def test_without_a_gpu_it_says_so_with_a_code_of_its_own(tmp_path: Path) -> None:
     done = run("--out", str(tmp_path))
     assert done.returncode == 3
-    assert "no GPU to check: --device cuda:" in done.stderr
+    assert "no GPU to check: torch finds none" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -36,8 +41,7 @@ def test_the_dry_run_checks_and_measures_and_writes_both_reports(tmp_path: Path)
     found = json.loads((tmp_path / "gpu_check.json").read_text())
     assert found["is_dry"]
     assert "kernels" not in found
-    assert all(row["passed"] for row in found["engine"])
-    assert {"graphs and eager", "preemption under a tiny pool"} <= {row["check"] for row in found["engine"]}
+    assert {row["check"]: row["passed"] for row in found["engine"]} == dict.fromkeys(check_names(is_dry=True), True)
     assert [row["what"].split(",")[0] for row in found["benchmarks"]] == [
         "decode",
         "prompt of 40 tokens",
@@ -45,6 +49,46 @@ def test_the_dry_run_checks_and_measures_and_writes_both_reports(tmp_path: Path)
         "offline recipe",
     ]
     assert "Its figures say nothing of any GPU" in (tmp_path / "gpu_check.md").read_text()
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert len(lines) == len(found["engine"]) + len(found["benchmarks"])
+
+
+def test_every_check_of_the_engine_is_there(tmp_path: Path) -> None:
+    checks = EngineChecks(DryPlatform(), tmp_path, 0)
+    for name in check_names(is_dry=False):
+        assert name.startswith(ORACLE) or callable(getattr(checks, checks.method_of(name))), name
+
+
+def test_a_job_that_takes_too_long_is_killed_and_the_next_one_runs(tmp_path: Path) -> None:
+    rows: list[Row] = []
+    slow = Job("engine", ("engine", "graphs-and-eager", "--device", "cpu"), 0.2)
+    wrong = Job("engine", ("engine", "nothing-of-the-kind", "--device", "cpu"), 60)
+    run_jobs([slow, wrong], 1, time.monotonic() + 100, rows.append)
+    assert [row["passed"] for row in rows] == [False, False]
+    assert rows[0]["detail"].endswith("killed after 0 s")
+    assert "nothing_of_the_kind" in rows[1]["detail"]
+    run_jobs([slow], 1, time.monotonic() - 1, rows.append)
+    assert rows[2]["passed"] is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tests/kernels/test_triton_heads.py::test_a_head[1-2] PASSED                    [ 10%]",
+        "[gw3] [ 10%] PASSED tests/kernels/test_triton_heads.py::test_a_head[1-2] ",
+        "tests/kernels/test_triton_heads.py::test_a_head[1-2] FAILED                    [ 10%]",
+        "tests/kernels/test_triton_heads.py::test_a_head[1-2] ",
+        "FAILED tests/kernels/test_triton_heads.py::test_a_head[1-2] - assert 1 == 2",
+        "collected 3 items",
+    ],
+)
+def test_lines_of_pytest_tell_what_became_of_a_test(line: str) -> None:
+    word = "FAILED" if "FAILED" in line else "PASSED" if "PASSED" in line else None
+    outcome = outcome_of(line)
+    if line.startswith("FAILED"):
+        assert outcome is None, "the summary at the end tells it a second time"
+    else:
+        assert outcome == (word and ("test_triton_heads.py", "test_a_head[1-2]", word))
 
 
 def test_the_report_tells_what_failed_and_what_was_left_out() -> None:

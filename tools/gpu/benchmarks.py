@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from tools.gpu.engines import generate, running
 from tools.gpu.folders import QWEN3_0_6B, QWEN3_14B, TINY, write_config
+from tools.gpu.machine import copy_rate, matmul_rate
 from tools.gpu.transformers_batching import Work, measure
 
 from tokenmill.core.messages import AddRequest
@@ -23,6 +24,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.models.architecture import Architecture
 from tokenmill.weights.checkpoint import read_architecture
 
+MODELS = {"tiny": TINY, "Qwen3-0.6B": QWEN3_0_6B, "Qwen3-14B": QWEN3_14B}
 BATCHES, CONTEXTS = (1, 8, 64, 256), (1024, 8192)
 NUM_STEPS = 24
 
@@ -92,25 +94,43 @@ class ModelBench:
 
     def _scheduled(self, engine: Engine, batch: int, context: int) -> dict[str, Any]:
         """Decode steps as the whole engine makes them, and what share of such a step the device has nothing to do."""
+        row: dict[str, Any] = {"model": self.name, "what": f"engine's decode step, batch {batch}, context {context}"}
         steps = 3 if self._is_dry else NUM_STEPS
-        alone = self._decode(engine, batch, context)
+        times = self._decode_times(engine, batch, context, steps, lambda: None)
+        if not times:
+            return {**row, "skipped": "no step decoded all requests at once"}
+        seconds = statistics.median(times)
+        row["ms"] = 1e3 * seconds
+        if self._is_dry:
+            return row
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            count = len(self._decode_times(engine, batch, context, steps, profile.start))
+        busy = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6 / max(count, 1)
+        return {**row, "busy_ms": 1e3 * busy, "idle": max(0.0, 1 - busy / seconds)}
+
+    def _decode_times(
+        self, engine: Engine, batch: int, context: int, steps: int, begin: Callable[[], object]
+    ) -> list[float]:
+        """Seconds of the engine's steps that carry a token of each of `batch` requests; `begin` before the first."""
         generator = random.Random(batch)
-        prompts = [[generator.randrange(1, 250) for _ in range(context)] for _ in range(batch)]
-        params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=steps)
-        for number, prompt in enumerate(prompts):
+        # While the last prompts are computed the first requests decode already.
+        tokens = steps + -(-batch * context // engine.scheduler.config.max_num_batched_tokens) + 2
+        params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=tokens)
+        for number in range(batch):
+            prompt = [generator.randrange(1, 250) for _ in range(context)]
             engine.add(AddRequest(id=f"scheduled {number}", prompt_token_ids=prompt, params=params))
-        times = []
+        times: list[float] = []
+        is_full = False
         while engine.has_work:
             start = time.perf_counter()
             outputs = engine.step()
             # Steps that carry a token of each request, and end none: decodes, all of them.
-            if len(outputs) == batch and not any(output.finish_reason for output in outputs):
+            if is_full and len(outputs) == batch and not any(output.finish_reason for output in outputs):
                 times.append(time.perf_counter() - start)
-        row: dict[str, Any] = {"model": self.name, "what": f"engine's decode step, batch {batch}, context {context}"}
-        if not times or "ms" not in alone:
-            return {**row, "skipped": "no step decoded all requests at once"}
-        seconds = statistics.median(times)
-        return {**row, "ms": 1e3 * seconds, "idle": max(0.0, 1 - alone["ms"] / (1e3 * seconds))}
+            elif not is_full and len(outputs) == batch:
+                is_full = True
+                begin()
+        return times
 
     def _prompt(self, engine: Engine, length: int) -> dict[str, Any]:
         """One prompt in one step, and its operations per second."""
@@ -206,23 +226,21 @@ def _new_row(row: int, length: int) -> AdmittedRequest:
     return AdmittedRequest(row, str(row), token_ids, length, params, (), seed=row)
 
 
-def run_benchmarks(platform: Any, folder: Path, rates: Rates, until: float) -> list[dict[str, Any]]:
-    """One row per measurement; a model that fails tells why."""
-    models = {"tiny": TINY} if platform.name != "cuda" else {"Qwen3-0.6B": QWEN3_0_6B, "Qwen3-14B": QWEN3_14B}
-    rows: list[dict[str, Any]] = []
-    for name, config in models.items():
-        if time.monotonic() > until:
-            rows.append({"model": name, "what": "all", "skipped": "no time was left"})
-            continue
-        try:
-            rows.extend(ModelBench(name, write_config(folder / name, config), platform, rates).rows(until))
-        except Exception as error:
-            rows.append({"model": name, "what": "all", "failed": f"{type(error).__name__}: {error}"})
-    name = next(iter(models))
-    if importlib.util.find_spec("transformers") is not None and platform.name == "cuda" and time.monotonic() < until:
-        try:
-            rows.append(measure(name, folder / name, platform, recipe(models[name]["vocab_size"], False)))
-        except Exception as error:
-            # Not ours to mend: the comparison is left out, and why.
-            rows.append({"model": name, "what": "transformers", "skipped": f"{type(error).__name__}: {error}"})
-    return rows
+def model_names(is_dry: bool) -> list[str]:
+    """The models that are measured."""
+    return ["tiny"] if is_dry else ["Qwen3-0.6B", "Qwen3-14B"]
+
+
+def measure_model(name: str, platform: Any, folder: Path, until: float) -> Iterator[dict[str, Any]]:
+    """Rows of one model, as they come."""
+    rates = Rates(copy_rate(platform), matmul_rate(platform))
+    yield from ModelBench(name, write_config(folder, MODELS[name]), platform, rates).rows(until)
+
+
+def measure_transformers(name: str, platform: Any, folder: Path, until: float) -> Iterator[dict[str, Any]]:
+    """The recipe by transformers. Where it cannot do it the comparison is left out, and the row says why."""
+    try:
+        write_config(folder, MODELS[name])
+        yield measure(name, folder, platform, recipe(MODELS[name]["vocab_size"], False), until)
+    except Exception as error:
+        yield {"model": name, "what": "transformers", "skipped": f"{type(error).__name__}: {error}"}

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import random
-import time
-import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,20 @@ from tools.gpu.folders import SMALL, TINY, write_checkpoint
 from tokenmill.core.sampling_params import SamplingParams
 
 LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256, "page_size": 16, "num_pages": 200}
+
+
+# Greedy tokens of a family equal those of the CPU reference.
+ORACLE = "oracle-"
+
+
+def check_names(is_dry: bool) -> list[str]:
+    """What there is to check, in the order of what it tells; a dry run has time for three."""
+    small = [f"{ORACLE}qwen3", "graphs-and-eager", "preemption-under-a-tiny-pool"]
+    if is_dry:
+        return small
+    theirs = ["equals-transformers"] if importlib.util.find_spec("transformers") is not None else []
+    families = [f"{ORACLE}{family}" for family in SMALL if family != "qwen3"]
+    return [*small, "overlap-or-not", "no-waits-but-for-results", *families, *theirs, "batch-invariant"]
 
 
 class EngineChecks:
@@ -37,19 +48,17 @@ class EngineChecks:
         lengths = (1, 9) if self._is_dry else (1, 20, 90, 150, 33, 7, 64, 128)
         self._prompts = [[generator.randrange(1, 250) for _ in range(length)] for length in lengths]
 
-    def checks(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Name and check."""
-        for family in ["qwen3"] if self._is_dry else SMALL:
-            yield f"greedy tokens equal the CPU reference: {family}", lambda family=family: self._oracle(family)
-        if importlib.util.find_spec("transformers") is not None and not self._is_dry:
-            yield "greedy tokens equal transformers", self._transformers
-        yield "graphs and eager", lambda: self._same({}, {"enforce_eager": True})
-        yield "preemption under a tiny pool", self._preemption
-        if self._is_dry:
-            return
-        yield "overlap or not", lambda: self._same({"async_scheduling": True}, {"async_scheduling": False})
-        yield "nothing waits for the device but a step's result", self._no_hidden_waits
-        yield "batch-invariant: alone and in company", self._invariant
+    def run(self, name: str) -> None:
+        """One of `check_names`."""
+        if name.startswith(ORACLE):
+            self._oracle(name.removeprefix(ORACLE))
+        else:
+            getattr(self, self.method_of(name))()
+
+    @staticmethod
+    def method_of(name: str) -> str:
+        """What carries out a check that is no oracle's."""
+        return f"_{name.replace('-', '_')}"
 
     def _checkpoint(self, family: str) -> Path:
         shape = TINY if self._is_dry else SMALL[family]
@@ -68,7 +77,7 @@ class EngineChecks:
         want = self._tokens(model, None)
         _assert_same(self._tokens(model, self._platform), want)
 
-    def _transformers(self) -> None:
+    def _equals_transformers(self) -> None:
         from transformers import AutoModelForCausalLM
 
         model = self._checkpoint("qwen3")
@@ -83,11 +92,17 @@ class EngineChecks:
             want.append(answer[0, len(prompt) :].tolist())
         _assert_same(self._tokens(model, self._platform), want)
 
+    def _graphs_and_eager(self) -> None:
+        self._same({}, {"enforce_eager": True})
+
+    def _overlap_or_not(self) -> None:
+        self._same({"async_scheduling": True}, {"async_scheduling": False})
+
     def _same(self, one: dict[str, Any], other: dict[str, Any]) -> None:
         model = self._checkpoint("qwen3")
         _assert_same(self._tokens(model, self._platform, **one), self._tokens(model, self._platform, **other))
 
-    def _preemption(self) -> None:
+    def _preemption_under_a_tiny_pool(self) -> None:
         model = self._checkpoint("qwen3")
         longest = max(map(len, self._prompts)) + self._num_tokens
         tight = {"page_size": 8, "num_pages": -(-longest // 8) + 1, "max_model_len": longest}
@@ -96,7 +111,7 @@ class EngineChecks:
             assert self._is_dry or engine.stats().num_preemptions > 0, "nothing was preempted"
         _assert_same(got, self._tokens(model, None))
 
-    def _no_hidden_waits(self) -> None:
+    def _no_waits_but_for_results(self) -> None:
         model = self._checkpoint("qwen3")
         with running(model, self._platform, **self._limits, async_scheduling=True) as engine:
             generate(engine, self._prompts, self._params(temperature=0.7, top_p=0.9))
@@ -106,7 +121,7 @@ class EngineChecks:
             finally:
                 torch.cuda.set_sync_debug_mode("default")
 
-    def _invariant(self) -> None:
+    def _batch_invariant(self) -> None:
         model = self._checkpoint("qwen3")
         options = {**self._limits, "dtype": "bfloat16", "batch_invariant": True}
         params = self._params(temperature=0.8, seed=5)
@@ -116,22 +131,6 @@ class EngineChecks:
                 engine.reset_prefix_cache()
                 alone = generate(engine, [prompt], params[:1])
                 _assert_same(alone, together[number : number + 1])
-
-
-def check_engine(platform: Any, folder: Path, seed: int, until: float) -> list[dict[str, Any]]:
-    """One row per check; those that the time does not reach are told as such."""
-    rows = []
-    for name, check in EngineChecks(platform, folder, seed).checks():
-        if time.monotonic() > until:
-            rows.append({"check": name, "passed": None, "detail": "no time was left"})
-            continue
-        start = time.monotonic()
-        try:
-            check()
-            rows.append({"check": name, "passed": True, "detail": f"{time.monotonic() - start:.1f} s"})
-        except Exception:
-            rows.append({"check": name, "passed": False, "detail": traceback.format_exc()[-4000:]})
-    return rows
 
 
 def _assert_same(got: list[list[int]], want: list[list[int]]) -> None:

@@ -43,8 +43,10 @@ def make_platform(device: str) -> Any:
 
 
 def describe(platform: Any) -> dict[str, Any]:
-    """Names and versions."""
+    """Names, versions and rates."""
     return {
+        "copy_gb_per_s": copy_rate(platform) / 1e9,
+        "matmul_tflops": matmul_rate(platform) / 1e12,
         "device": getattr(platform, "device_name", f"none ({host.processor() or host.machine()})"),
         "capability": ".".join(map(str, platform.capability())),
         "multiprocessors": platform.num_units(),

@@ -7,13 +7,53 @@ from pathlib import Path
 from typing import Any
 
 
-def write_report(folder: Path, found: dict[str, Any]) -> tuple[Path, Path]:
-    """`gpu_check.json` and `gpu_check.md` in a folder that is made if need be."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = folder / "gpu_check.json", folder / "gpu_check.md"
-    paths[0].write_text(json.dumps(found, indent=2) + "\n")
-    paths[1].write_text(markdown(found))
-    return paths
+class Results:
+    """Rows as they come: printed, and kept where a killed run leaves them; at the end the report.
+
+    Attributes:
+        has_failed: whether a check failed, or a measurement could not be made.
+    """
+
+    def __init__(self, folder: Path, is_dry: bool, seed: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._lines = folder / "results.jsonl"
+        self._lines.write_text("")
+        self._found: dict[str, Any] = {"is_dry": is_dry, "seed": seed}
+        self.has_failed = False
+
+    def record(self, row: dict[str, Any]) -> None:
+        """Keep a row and print it; its `part` says where it belongs."""
+        with self._lines.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        part, row = row["part"], {key: value for key, value in row.items() if key != "part"}
+        self.has_failed |= row.get("passed") is False
+        if part == "machine" and "check" not in row:
+            self._found["machine"] = row
+        else:
+            self._found.setdefault(part, []).append(row)
+        print(f"{part}: {one_line(row)}", flush=True)
+
+    def finish(self, seconds: float) -> str:
+        """Write gpu_check.json and gpu_check.md; what to say last."""
+        self._found["seconds"] = seconds
+        text = markdown(self._found)
+        paths = self._folder / "gpu_check.json", self._folder / "gpu_check.md"
+        paths[0].write_text(json.dumps(self._found, indent=2) + "\n")
+        paths[1].write_text(text)
+        return f"{text}\nwritten to {paths[0]} and {paths[1]}; {seconds:.0f} s in all"
+
+
+def one_line(row: dict[str, Any]) -> str:
+    """A row while it runs."""
+    if "check" in row:
+        return f"{verdict(row['passed'])}  {row['check']}  {last_line(row['detail'])}"
+    return "  ".join(f"{name} {number(value) if isinstance(value, float) else value}" for name, value in row.items())
+
+
+def last_line(detail: str) -> str:
+    """Of an error what it comes to."""
+    return next(reversed(detail.splitlines()), "")
 
 
 def markdown(found: dict[str, Any]) -> str:
@@ -22,16 +62,24 @@ def markdown(found: dict[str, Any]) -> str:
     if found["is_dry"]:
         lines += ["A dry run on a CPU: it shows that the check works. Its figures say nothing of any GPU.", ""]
     lines += table(["", ""], [[name, value] for name, value in found.get("machine", {}).items()])
-    for part in ("kernels", "engine"):
-        if part in found:
-            rows = [[row["check"], verdict(row["passed"]), row["detail"].splitlines()[-1]] for row in found[part]]
-            lines += [f"## {part}", "", *table(["check", "", "detail"], rows)]
-    if "benchmarks" in found:
-        lines += ["## benchmarks", "", *table(["model", "what", "ms", "floor ms", "of the floor", "more"], [
-            [row["model"], row["what"], *(number(row.get(key)) for key in ("ms", "floor_ms")), share(row), more(row)]
-            for row in found["benchmarks"]
-        ])]  # fmt: skip
+    for part in ("kernels", "engine", "benchmarks"):
+        rows = found.get(part, [])
+        lines += [f"## {part}", ""] if rows else []
+        measured = [row for row in rows if "check" not in row]
+        if measured:
+            lines += table(
+                ["model", "what", "ms", "floor ms", "of the floor", "more"], list(map(measurement, measured))
+            )
+        checks = [row for row in rows if "check" in row]
+        if checks:
+            cells = [[row["check"], verdict(row["passed"]), last_line(row["detail"])] for row in checks]
+            lines += table(["check", "", "detail"], cells)
     return "\n".join(lines)
+
+
+def measurement(row: dict[str, Any]) -> list[str]:
+    """The cells of one."""
+    return [row["model"], row["what"], number(row.get("ms")), number(row.get("floor_ms")), share(row), more(row)]
 
 
 def table(head: list[str], rows: list[list[Any]]) -> list[str]:

@@ -12,8 +12,15 @@ Work = list[tuple[list[int], int]]
 """Prompts, and how many tokens each gets."""
 
 
-def measure(model_name: str, folder: Path, platform: Any, work: Work) -> dict[str, Any]:
-    """Run the work once on random weights; the row of the report."""
+def measure(model_name: str, folder: Path, platform: Any, work: Work, until: float) -> dict[str, Any]:
+    """Run the work once on random weights; the row of the report.
+
+    Args:
+        until: by `time.monotonic`, when it is given up.
+
+    Raises:
+        RuntimeError: a request failed, the loop ended, or the time is up.
+    """
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -30,6 +37,8 @@ def measure(model_name: str, folder: Path, platform: Any, work: Work) -> dict[st
             manager.add_request(prompt, request_id=str(number), max_new_tokens=count)
         tokens, unfinished = 0, len(work)
         while unfinished:
+            if time.monotonic() > until:
+                raise RuntimeError(f"{unfinished} sequences were not done in time")
             output = manager.get_result(timeout=1)
             if output is not None and output.is_finished():
                 if output.error is not None:

@@ -46,6 +46,10 @@ class CapturedDecodes:
         self._graphs.capture(report)
         return self._graphs.num_graphs
 
+    def close(self) -> None:
+        """Let go of the graphs, and with them of the model and the KV cache."""
+        self._graphs.close()
+
     def fit(self, arrays: Arrays) -> bool:
         """Pad the draws of a step up to the size of a graph; False if none is that large."""
         padded = self._graphs.padded(arrays["draws"])

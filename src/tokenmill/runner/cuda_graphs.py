@@ -73,6 +73,11 @@ class DecodeGraphs:
         """How many are captured."""
         return len(self._graphs)
 
+    def close(self) -> None:
+        """Let go of the graphs and of the work in them: its owner owns these graphs, and memory waits for neither."""
+        self._graphs.clear()
+        del self._work
+
     def padded(self, inputs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
         """Inputs [n, fields] with rows of padding up to a captured size; None if no graph is that large."""
         n = len(inputs)

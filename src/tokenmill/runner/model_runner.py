@@ -107,5 +107,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """End the threads of grammars, and let go of the graphs."""
-        self.graphs = None
+        if self.graphs is not None:
+            self.graphs.close()
+            self.graphs = None
         self._rows.close()

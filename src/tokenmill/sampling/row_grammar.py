@@ -152,17 +152,19 @@ class RowGrammar:
 
 
 class MaskThreads:
-    """Brings rows up to date beside the model's passes."""
+    """Brings rows up to date beside the model's passes. llguidance is not imported before the first row."""
 
     def __init__(self) -> None:
-        import llguidance
-
-        num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="masks")
-        self._executor = llguidance.LLExecutor(num_threads)
+        self._num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
+        self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="masks")
+        self._executor: Any = None
 
     def begin(self, rows: Sequence[RowGrammar]) -> None:
         """Advance these rows: those that have been fast together, every other one on its own."""
+        if self._executor is None:
+            import llguidance
+
+            self._executor = llguidance.LLExecutor(self._num_threads)
         fast = [row for row in rows if not row.is_slow]
         if fast:
             self._submit(fast)
