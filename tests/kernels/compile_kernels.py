@@ -1,11 +1,15 @@
-"""Compile every kernel to machine code for a GPU that need not be there; prints what each one takes.
+"""Compile every kernel to machine code for GPUs that need not be there; prints what each one takes.
 
-TRITON_INTERPRET=0 python tests/kernels/compile_kernels.py 90
+    TRITON_INTERPRET=0 python tests/kernels/compile_kernels.py 90
+    TRITON_INTERPRET=0 python tests/kernels/compile_kernels.py 80,89,90,100 --types bf16,fp32
+
+A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+from itertools import product
 from typing import Any
 
 import triton
@@ -16,9 +20,11 @@ from tokenmill.kernels.triton import attention, gate, heads, matmul, norm
 from tokenmill.sampling import triton_draw
 
 # Types of the arguments by their names, the same in all kernels.
+ACTIVATIONS = (
+    *("x", "delta", "weight", "bias", "output", "gate_up", "qkv", "q_norm", "k_norm"),
+    *("cos_table", "sin_table", "q", "keys", "values"),
+)
 POINTERS = {
-    **dict.fromkeys(("x", "delta", "weight", "bias", "output", "gate_up", "qkv", "q_norm", "k_norm"), "*bf16"),
-    **dict.fromkeys(("cos_table", "sin_table", "q", "keys", "values"), "*bf16"),
     **dict.fromkeys(("parts", "logits"), "*fp32"),
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids"), "*i64"),
@@ -52,21 +58,37 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
 ]
 
 
-def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: int) -> Any:
-    """A kernel with the types and alignments that a model of bfloat16 gives its arguments."""
-    types = {**POINTERS, **NUMBERS, **dict.fromkeys(constants, "constexpr")}
+def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: int, dtype: str) -> Any:
+    """A kernel with the types and alignments that a model of `dtype` gives its arguments."""
+    pointers = {**POINTERS, **dict.fromkeys(ACTIVATIONS, f"*{dtype}")}
+    types = {**pointers, **NUMBERS, **dict.fromkeys(constants, "constexpr")}
     names = kernel.arg_names
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
-        if name in POINTERS or name == "q_stride"
+        if name in pointers or name == "q_stride"
     }
     source = ASTSource(kernel, {name: types[name] for name in names}, constants, aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
 
 
+def units_of(ptx: str) -> str:
+    """The matrix units that a kernel uses."""
+    return next((name for name in ("tcgen05", "wgmma", "mma.sync") if name in ptx), "-")
+
+
+def main() -> None:
+    """Compile them all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("capabilities", help="with commas between: 80,90")
+    parser.add_argument("--types", default="bf16", help="with commas between: bf16,fp32")
+    options = parser.parse_args()
+    for capability, dtype in product(map(int, options.capabilities.split(",")), options.types.split(",")):
+        for kernel, constants, warps in CASES:
+            compiled = compile_one(kernel, constants, warps, capability, dtype)
+            code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
+            print(capability, dtype, kernel.__name__, code, shared, units_of(compiled.asm["ptx"]), flush=True)
+
+
 if __name__ == "__main__":
-    for own_kernel, own_constants, own_warps in CASES:
-        compiled = compile_one(own_kernel, own_constants, own_warps, int(sys.argv[1]))
-        units = "wgmma" if "wgmma" in compiled.asm["ptx"] else "mma" if "mma.sync" in compiled.asm["ptx"] else "-"
-        print(own_kernel.__name__, len(compiled.asm["cubin"]), compiled.metadata.shared, units)
+    main()
