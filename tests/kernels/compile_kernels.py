@@ -45,12 +45,16 @@ TILES = {
     "DEPTH": 1024,
 }
 HEADS = {"HAS_NORMS": True, "ROTATES": True}
+# Of prompts: half precision multiplies on matrix units, float32 by rows.
+PROMPTS = {
+    "bf16": ({"TILE_TOKENS": 64, "ROWS": attention.PROMPT_ROWS}, 8),
+    "fp32": ({"TILE_TOKENS": 8, "ROWS": attention.DECODE_ROWS}, 4),
+}
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [
     (norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True}, 2),
     (gate._silu_and_mul, {"SIZE": 3072, "WIDTH": 1024}, 4),
     (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, **HEADS}, 1),
-    (attention._attend, {**ATTENTION, "TILE_TOKENS": 64, "ROWS": 128, "HAS_WINDOW": False, "IS_SPLIT": False}, 8),
     (attention._attend, {**ATTENTION, "TILE_TOKENS": 1, "ROWS": 16, "HAS_WINDOW": True, "IS_SPLIT": True}, 4),
     (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "SPLITS": 8}, 4),
     (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
@@ -84,7 +88,9 @@ def main() -> None:
     parser.add_argument("--types", default="bf16", help="with commas between: bf16,fp32")
     options = parser.parse_args()
     for capability, dtype in product(map(int, options.capabilities.split(",")), options.types.split(",")):
-        for kernel, constants, warps in CASES:
+        tiles, num_warps = PROMPTS[dtype]
+        prompts = {**ATTENTION, **tiles, "HAS_WINDOW": False, "IS_SPLIT": False}
+        for kernel, constants, warps in [(attention._attend, prompts, num_warps), *CASES]:
             compiled = compile_one(kernel, constants, warps, capability, dtype)
             code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
             print(capability, dtype, kernel.__name__, code, shared, units_of(compiled.asm["ptx"]), flush=True)
