@@ -161,7 +161,7 @@ class MaskThreads:
 
     def begin(self, rows: Sequence[RowGrammar]) -> None:
         """Advance these rows: those that have been fast together, every other one on its own."""
-        if self._executor is None:
+        if rows and self._executor is None:
             import llguidance
 
             self._executor = llguidance.LLExecutor(self._num_threads)
