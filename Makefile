@@ -64,6 +64,12 @@ bench: $(NATIVE_STAMP) ## offline throughput of MODEL (or the demo model); ARGS 
 gpu: $(NATIVE_STAMP) ## prove and measure the GPU side, where there is a GPU; ARGS are passed on
 	@exec $(BIN)/python tools/gpu_check.py $(ARGS)
 
+docs: | $(BIN)/python ## the documentation site in build/site, its links checked
+	@[ -x $(VENV)/docs/bin/mkdocs ] || $(BIN)/python -m venv $(VENV)/docs
+	@$(VENV)/docs/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/docs.txt
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 clean: ## remove .venv and everything that tools have written
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks examples -name __pycache__ -type d -exec rm -rf {} +
