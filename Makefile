@@ -1,11 +1,13 @@
 # Two commands for users: `make serve` and `make test`. Both make .venv and install the pinned requirements first;
-# a stamp named after the pins' checksum makes the second run start at once.
+# stamps named after the pins' checksums make the second run start at once.
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 MODEL ?=
 PORT ?=
 ARGS ?=
+# Which torch: cpu, default (what your pip finds), the address of an index; empty: chosen, see tools/install_torch.py.
+TORCH ?=
 
 RUNTIME_PINS := requirements/runtime.txt pyproject.toml
 NATIVE_SOURCES := $(sort $(wildcard native/*) $(wildcard native/*/*))
@@ -13,9 +15,14 @@ DEV_PINS := requirements/dev.txt $(RUNTIME_PINS)
 RUNTIME_STAMP := $(VENV)/.runtime-$(shell cat $(RUNTIME_PINS) | cksum | cut -d' ' -f1)
 NATIVE_STAMP := $(VENV)/.native-$(shell cat pyproject.toml $(filter %.txt %.h %.cpp,$(NATIVE_SOURCES)) | cksum | cut -d' ' -f1)
 DEV_STAMP := $(VENV)/.dev-$(shell cat $(DEV_PINS) | cksum | cut -d' ' -f1)
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# pip's own bars where somebody looks, silence in a log.
+INSTALL = $(PIP) install $$([ -t 2 ] || echo --quiet)
+# What there is to install, for "3 of 5": the tools of the tests come on top for all but these targets.
+STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
 
-.PHONY: help serve test clients lint format lines bench gpu clean
+.PHONY: help serve chat test clients lint format lines bench gpu docs clean
+.NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -24,17 +31,20 @@ help: ## this list
 serve: $(NATIVE_STAMP) ## serve a model: make serve [MODEL=folder-or-hub-id] [PORT=8001] [ARGS="..."]
 	@exec $(BIN)/tokenmill serve $(if $(MODEL),"$(MODEL)") $(if $(PORT),--port "$(PORT)") $(ARGS)
 
+chat: $(NATIVE_STAMP) ## talk to a running server: make chat [PORT=8001] [ARGS="..."]
+	@exec $(BIN)/tokenmill chat $(if $(PORT),--url "http://127.0.0.1:$(PORT)") $(ARGS)
+
 # Two worker processes with one compute thread each: tests use small models, more threads only wait for each other.
 test: lint ## lint and all tests; ARGS are passed to pytest
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-clients: $(DEV_STAMP) $(NATIVE_STAMP) ## clients that need other pins than ours, in an environment of their own
+clients: $(NATIVE_STAMP) $(DEV_STAMP) ## clients that need other pins than ours, in an environment of their own
 	@$(BIN)/python -m venv $(VENV)/clients
 	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/clients.txt
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients $(ARGS)
 
-lint: $(DEV_STAMP) $(NATIVE_STAMP) ## ruff, mypy --strict, import contracts, line budget
+lint: $(NATIVE_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, import contracts, line budget
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -54,26 +64,34 @@ bench: $(NATIVE_STAMP) ## offline throughput of MODEL (or the demo model); ARGS 
 gpu: $(NATIVE_STAMP) ## prove and measure the GPU side, where there is a GPU; ARGS are passed on
 	@exec $(BIN)/python tools/gpu_check.py $(ARGS)
 
+docs: | $(BIN)/python ## the documentation site in build/site, its links checked
+	@[ -x $(VENV)/docs/bin/mkdocs ] || $(BIN)/python -m venv $(VENV)/docs
+	@$(VENV)/docs/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/docs.txt
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 clean: ## remove .venv and everything that tools have written
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests benchmarks examples -name __pycache__ -type d -exec rm -rf {} +
 
 $(RUNTIME_STAMP): | $(BIN)/python
-	@echo "installing the pinned requirements into $(VENV) (once; minutes on a slow line)"
-	@$(PIP) install -r requirements/runtime.txt
+	@echo "2 of $(STEPS): installing torch into $(VENV) (once; minutes on a slow line)"
+	@$(BIN)/python tools/install_torch.py --torch "$(TORCH)" requirements/runtime.txt
+	@echo "3 of $(STEPS): installing the other pinned requirements"
+	@$(INSTALL) -r requirements/runtime.txt
 	@rm -f $(VENV)/.runtime-*
 	@touch $@
 
 # Without a C++ compiler this installs the Python alone.
 $(NATIVE_STAMP): $(RUNTIME_STAMP)
-	@echo "installing TokenMill and building its native kernels"
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@echo "4 of $(STEPS): installing TokenMill and compiling its native kernels (once; minutes on two cores)"
+	@$(BIN)/python tools/install_native.py
 	@rm -f $(VENV)/.native-*
 	@touch $@
 
 $(DEV_STAMP): $(RUNTIME_STAMP)
-	@echo "installing the tools of the tests into $(VENV) (once)"
-	@$(PIP) install -r requirements/dev.txt
+	@echo "5 of $(STEPS): installing the tools of the tests"
+	@$(INSTALL) -r requirements/dev.txt
 	@rm -f $(VENV)/.dev-*
 	@touch $@
 
@@ -81,7 +99,7 @@ $(DEV_STAMP): $(RUNTIME_STAMP)
 $(BIN)/python:
 	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 	  if "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; \
-	  then echo "making $(VENV) with $$("$$python" --version)"; exec "$$python" -m venv $(VENV); fi; \
+	  then echo "1 of $(STEPS): making $(VENV) with $$("$$python" --version)"; exec "$$python" -m venv $(VENV); fi; \
 	done; \
 	echo "Python 3.11, 3.12 or 3.13 with its venv module is needed (Debian: apt install python3-venv)." >&2; \
 	echo "If it has another name: make PYTHON=/path/to/python3 ..." >&2; exit 1

@@ -2,6 +2,8 @@ import io
 import json
 import re
 import shlex
+import subprocess
+import sys
 import time
 
 import msgspec
@@ -137,6 +139,17 @@ def test_url_is_one_that_this_machine_can_reach(how, url):
 def test_a_unix_socket_is_named_in_the_command():
     assert "--unix-socket /run/x" in curl_command("tiny", ServerConfig(uds="/run/x"))
     assert chat_command(ServerConfig(uds="/run/x")) is None
+
+
+def test_the_chat_command_runs_in_a_terminal_without_our_environment(monkeypatch):
+    command = shlex.split(chat_command(ServerConfig()))
+    assert command[-1] == "chat"
+    done = subprocess.run(
+        [*command, "--help"], capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"}
+    )
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    assert chat_command(SERVER) == "tokenmill chat --url http://127.0.0.1:8001"
 
 
 def test_a_server_that_is_open_to_all_says_so():

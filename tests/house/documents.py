@@ -46,6 +46,6 @@ def commands(program: str) -> Iterator[tuple[Snippet, list[str]]]:
         if snippet.language == "sh":
             for line in snippet.text.replace("\\\n", " ").splitlines():
                 for part in re.split(r"\||<|>", line.split("  #")[0]):
-                    words = shlex.split(part.replace("[MODEL] [flags]", ""))
-                    if words[:1] == [program]:
-                        yield snippet, words[1:]
+                    # Other programs may have quotes over many lines.
+                    if part.split()[:1] == [program]:
+                        yield snippet, shlex.split(part.replace("[MODEL] [flags]", ""))[1:]

@@ -23,7 +23,8 @@ def pins(name: str) -> dict[str, str]:
         if line.startswith("-r "):
             found |= pins(line[3:])
         elif line and not line.startswith("#"):
-            match = re.fullmatch(r"([A-Za-z0-9._-]+)==([0-9][0-9A-Za-z.]*)(; sys_platform == \"linux\")?", line)
+            marker = r"(; sys_platform (==|!=) \"(linux|win32)\")?"
+            match = re.fullmatch(r"([A-Za-z0-9._-]+)==([0-9][0-9A-Za-z.]*)" + marker, line)
             assert match, f"{name}: {line!r} is not a plain pin"
             found[canonicalize_name(match[1])] = match[2]
     return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
+from pathlib import Path
 
 from tokenmill.config import DEFAULT_PORT, ServerConfig
 from tokenmill.core.messages import EngineReady
@@ -72,12 +74,20 @@ def curl_command(model: str, server: ServerConfig) -> str:
     return command
 
 
+def own_command() -> str:
+    """How any terminal of this machine calls us: one that has not activated our environment needs the whole path."""
+    if sys.prefix == sys.base_prefix:
+        return "tokenmill"
+    script = Path(sys.prefix, "bin", "tokenmill")
+    return shlex.join([str(script)] if script.exists() else [sys.executable, "-m", "tokenmill"])
+
+
 def chat_command(server: ServerConfig) -> str | None:
     """The `tokenmill chat` that reaches the server; None: it cannot, the server listens on a unix socket."""
     if server.uds is not None:
         return None
     url = base_url(server)
-    return "tokenmill chat" if url == f"http://127.0.0.1:{DEFAULT_PORT}" else f"tokenmill chat --url {url}"
+    return f"{own_command()} chat" + ("" if url == f"http://127.0.0.1:{DEFAULT_PORT}" else f" --url {url}")
 
 
 def _amount(requests: float) -> str:

@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import uvloop
-
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.core.messages import EngineProgress, EngineReady
@@ -31,6 +29,11 @@ from tokenmill.server.http.listener import bind, check_tls
 from tokenmill.server.process.api_process import ApiProcess, Events
 from tokenmill.server.process.start_checks import check_sockets, check_start
 from tokenmill.server.process.stop_signals import held_back
+
+try:
+    from uvloop import run as run_loop
+except ImportError:  # it has no build for every platform
+    from asyncio import run as run_loop
 
 ENGINE_MODULE = "tokenmill.engine.process"
 
@@ -79,7 +82,7 @@ def run(
             async def supervise() -> int:
                 return await ApiProcess(folder, launch, listener, events, engine_module).run()
 
-            exit_code: int = uvloop.run(supervise())
+            exit_code: int = run_loop(supervise())
             return exit_code
     except TokenMillError as error:
         events.error(str(error))

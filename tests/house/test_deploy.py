@@ -1,0 +1,137 @@
+"""What ships TokenMill parses, names files and targets that exist, and gives the server what it takes."""
+
+import configparser
+import json
+import re
+import shlex
+import tomllib
+
+import pytest
+import yaml
+
+from tests.house.source_tree import ROOT
+from tokenmill.cli.serve import read_configs
+from tokenmill.config import DEFAULT_PORT
+
+DEPLOY = ROOT / "deploy"
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def stages() -> set[str]:
+    """The targets of the Dockerfile."""
+    return set(re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILE, re.MULTILINE))
+
+
+def words(instruction: str) -> list[list[str]]:
+    """The arguments of each such instruction of the Dockerfile, as JSON or as words."""
+    lines = re.findall(rf"^{instruction} (.*)$", DOCKERFILE.replace("\\\n", " "), re.MULTILINE)
+    return [json.loads(line) if line.startswith("[") else line.split() for line in lines]
+
+
+@pytest.mark.parametrize(
+    "path", [*DEPLOY.rglob("*.y*ml"), *(ROOT / ".github").rglob("*.yml")], ids=lambda path: path.name
+)
+def test_every_yaml_file_is_a_mapping(path):
+    assert isinstance(yaml.safe_load(path.read_text()), dict)
+
+
+def test_the_dockerfile_copies_what_exists_and_docker_may_see():
+    seen = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = {name for line in words("COPY") if not line[0].startswith("--from") for name in line[:-1]}
+    assert copied == seen
+    assert all((ROOT / name).exists() for name in copied)
+    assert {stage for line in words("COPY") if line[0].startswith("--from") for stage in [line[0][7:]]} <= stages()
+
+
+def test_the_image_starts_a_server_that_is_reached_from_outside():
+    assert words("ENTRYPOINT") == [["tokenmill"]]
+    ((verb, *flags),) = words("CMD")
+    assert verb == "serve"
+    assert read_configs(flags, {})[1].host == "0.0.0.0"
+    assert words("EXPOSE") == [[str(DEFAULT_PORT)]]
+    assert f"127.0.0.1:{DEFAULT_PORT}/health" in DOCKERFILE
+
+
+def test_the_wheel_is_built_with_the_pins():
+    """What the wheel stage installs by name is what the build needs, all of it pinned."""
+    installed = re.search(r"--constraint requirements/runtime.txt (.+)", DOCKERFILE)
+    assert installed is not None
+    needed = {re.split(r"[><=]", requirement)[0] for requirement in PROJECT["build-system"]["requires"]}
+    assert needed <= set(installed[1].split())
+
+
+def test_compose_builds_stages_that_exist_and_mounts_files_that_exist():
+    cuda = yaml.safe_load((DEPLOY / "compose.cuda.yaml").read_text())
+    for file in (COMPOSE, cuda):
+        assert file["services"]["tokenmill"]["build"]["target"] in stages()
+    mounts = [volume.split(":")[0] for service in COMPOSE["services"].values() for volume in service["volumes"]]
+    assert all((DEPLOY / mount).exists() for mount in mounts if mount.startswith("."))
+    assert {mount for mount in mounts if not mount.startswith(".")} == COMPOSE["volumes"].keys()
+
+
+def test_compose_gives_the_server_what_it_takes_and_opens_ports_on_loopback_only():
+    service = COMPOSE["services"]["tokenmill"]
+    environment = {name: re.sub(r"\$\{MODEL:-\}", "", value) for name, value in service["environment"].items()}
+    engine, server = read_configs(service["command"][1:], environment)
+    assert (engine.model, server.host, server.port) == ("", "0.0.0.0", DEFAULT_PORT)
+    ports = [port for each in COMPOSE["services"].values() for port in each["ports"]]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_prometheus_and_grafana_are_wired_to_the_server_and_the_dashboard():
+    scraped = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"][0]
+    assert scraped["targets"] == [f"tokenmill:{DEFAULT_PORT}"]
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "tokenmill.yml").read_text())["providers"]
+    mounted = [volume.split(":")[1] for volume in COMPOSE["services"]["grafana"]["volumes"]]
+    assert f"{provider['options']['path']}/grafana-dashboard.json" in mounted
+    variables = json.loads((ROOT / "docs" / "grafana-dashboard.json").read_text())["templating"]["list"]
+    assert source["type"] in [variable["query"] for variable in variables if variable["type"] == "datasource"]
+
+
+def test_the_unit_starts_a_server(tmp_path):
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(DEPLOY / "tokenmill.service")
+    program, verb, flag, path = shlex.split(unit["Service"]["ExecStart"])
+    assert (program.rpartition("/")[2], verb, flag) == ("tokenmill", "serve", "--config")
+    example = re.search(rf"echo '(.+)' > {path}", (DEPLOY / "README.md").read_text())
+    assert example is not None
+    (tmp_path / "config.yaml").write_text(example[1])
+    assert read_configs([flag, str(tmp_path / "config.yaml")], {})[1].port == DEFAULT_PORT
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_call_make_targets_and_files_that_exist(path):
+    targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    jobs = yaml.safe_load(path.read_text())["jobs"]
+    for name, job in jobs.items():
+        assert job["timeout-minutes"] > 0, name
+        for step in job["steps"]:
+            for used in re.findall(r"\bmake (\w+)", step.get("run", "")):
+                assert used in targets
+            for used in re.findall(r"(?:examples|tools|requirements)/\S+", step.get("run", "")):
+                assert (ROOT / used).exists(), used
+            assert "uses" not in step or re.search(r"@v\d+$", step["uses"])
+
+
+def test_the_workflow_tests_every_python_that_the_project_admits():
+    matrix = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())["jobs"]["make-test"]["strategy"][
+        "matrix"
+    ]
+    assert matrix["python"] == ["3.11", "3.12", "3.13"]
+    assert PROJECT["project"]["requires-python"] == ">=3.11,<3.14"
+
+
+def test_wheels_are_tried_with_files_that_exist():
+    settings = PROJECT["tool"]["cibuildwheel"]
+    for command in (settings["before-test"], settings["test-command"]):
+        named = re.findall(r"\{project\}/(\S+)", command)
+        assert named
+        assert all((ROOT / name).exists() for name in named)
