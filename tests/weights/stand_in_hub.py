@@ -7,6 +7,7 @@ import http.server
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ class Hub(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories = repositories
         self.downloads: list[str] = []
+        self.num_bytes: Counter[str] = Counter()
 
     @property
     def url(self) -> str:
@@ -94,9 +96,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not path.is_file():
             self._error(404, "EntryNotFound")
             return
+        content, headers = path.read_bytes(), {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": COMMIT}
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if wanted is not None:
+            start, end = int(wanted[1]), min(int(wanted[2] or len(content)), len(content) - 1)
+            headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
+            content = content[start : end + 1]
         if self.command == "GET":
             self.server.downloads.append(path.name)
-        self._send(200, path.read_bytes(), {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": COMMIT})
+            self.server.num_bytes[path.name] += len(content)
+        self._send(200 if wanted is None else 206, content, headers)
 
     def _error(self, status: int, code: str) -> None:
         self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": f"stand-in: {code}"})

@@ -16,6 +16,8 @@ VERBS = {
     "complete": "complete one prompt",
     "generate": "run a JSONL file of prompts offline",
     "bench": "measure throughput, latency, or a server under load",
+    "estimate": "what a model would take on this machine, before it is loaded",
+    "doctor": "what this machine has, what will be used of it, and what to mend",
     "replay": "check a recorded schedule against the scheduler",
     "version": "print the versions of what is installed",
 }
