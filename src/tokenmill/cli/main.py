@@ -19,6 +19,9 @@ VERBS = {
     "top": "watch a running server: requests, pages, tokens per second",
     "estimate": "what a model would take on this machine, before it is loaded",
     "doctor": "what this machine has, what will be used of it, and what to mend",
+    "pull": "download a model of the hub, with a bar; goes on where it was stopped",
+    "list": "the models of the hub that are in the cache",
+    "rm": "take models out of the cache",
     "replay": "check a recorded schedule against the scheduler",
     "version": "print the versions of what is installed",
 }

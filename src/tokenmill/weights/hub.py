@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint, TokenMillError
 from tokenmill.weights.gguf.folder import unpack
 
 Progress = Callable[[int, int], None]
@@ -70,6 +70,8 @@ def hub_errors(model: str, revision: str | None) -> Iterator[None]:
     at = f" at revision {revision}" if revision else ""
     try:
         yield
+    except TokenMillError:
+        raise
     except errors.GatedRepoError as error:
         raise InvalidCheckpoint(
             f"the hub's {model} is gated: accept its terms on the hub, then set HF_TOKEN to a token of that account"
@@ -85,7 +87,8 @@ def hub_errors(model: str, revision: str | None) -> Iterator[None]:
             f"cannot reach the hub for {model}{at}, and there is no complete copy in the cache; "
             f"check the connection, HF_ENDPOINT and HF_HUB_OFFLINE, or give a folder"
         ) from error
-    except (errors.HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:
+        # Whatever library carries the bytes has errors of its own; here they are all the same: it did not come.
         reason = str(error).strip().partition("\n")[0]
         raise InvalidCheckpoint(f"cannot download {model}{at} from the hub: {reason}") from error
 
