@@ -29,14 +29,19 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         TokenMillError: the local model cannot be loaded.
     """
+    namespace = make_parser().parse(arguments)
+    chat = Chat(open_access(namespace), sampling_fields(namespace), namespace.system)
+    chat.talk()
+    return int(chat.failed)
+
+
+def make_parser() -> Parser:
+    """The parser of `chat`."""
     parser = Parser("chat", "Talk to a running server, or with --local to a model in this process.")
     add_access_flags(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
     add_sampling_flags(parser)
-    namespace = parser.parse(arguments)
-    chat = Chat(open_access(namespace), sampling_fields(namespace), namespace.system)
-    chat.talk()
-    return int(chat.failed)
+    return parser
 
 
 class Chat:

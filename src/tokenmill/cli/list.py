@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from tokenmill.cli.parser import Parser
 from tokenmill.cli.pull import add_cache_flag
-from tokenmill.cli.startup_report import bytes_text
 
 
 def run(arguments: Sequence[str]) -> int:
     """Print a line for each; returns 0."""
     namespace = make_parser().parse(arguments)
+    from tokenmill.cli.startup_report import bytes_text
     from tokenmill.machine.hub_cache import cache_folder, cached_models
 
     cache = cache_folder(namespace.download_dir)

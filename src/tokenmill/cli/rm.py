@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from tokenmill.cli.parser import Parser
 from tokenmill.cli.pull import add_cache_flag
-from tokenmill.cli.startup_report import bytes_text
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -16,6 +15,7 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: a model is not in the cache, then nothing is deleted, or a file cannot be.
     """
     namespace = make_parser().parse(arguments)
+    from tokenmill.cli.startup_report import bytes_text
     from tokenmill.machine.hub_cache import cache_folder, remove
 
     freed = remove(cache_folder(namespace.download_dir), namespace.models)
