@@ -17,7 +17,8 @@ from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import OutOfMemory
 from tokenmill.engine.setup import build_engine
-from tokenmill.machine.forms import active_share, size_text
+from tokenmill.machine.forms import active_share
+from tokenmill.machine.sizes import size_text
 from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.weights.checkpoint import read_architecture
 

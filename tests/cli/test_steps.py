@@ -85,14 +85,6 @@ def test_the_text_is_a_line_a_turn(log: Path, capsys: pytest.CaptureFixture[str]
     assert len(lines) == 2 + len(list(records))
 
 
-def test_an_export_goes_into_a_file(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["steps", str(log), "--format", "csv", "-o", str(tmp_path / "out.csv")]) == 0
-    assert capsys.readouterr().out == ""
-    assert (tmp_path / "out.csv").read_text() == output(capsys, log, "csv")
-    assert main(["steps", str(log), "-o", str(tmp_path / "none" / "out")]) == 2
-    assert "cannot write" in capsys.readouterr().err
-
-
 def test_what_is_no_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "log").write_text("hello")
     assert main(["steps", str(tmp_path / "log")]) == 1

@@ -21,7 +21,7 @@ from tokenmill.kernels.measuring import MeasuringKernels
 from tokenmill.kernels.select import select_kernels
 from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.machine.device import DTYPES
-from tokenmill.machine.forms import size_text
+from tokenmill.machine.sizes import size_text
 from tokenmill.models.decoder import Decoder
 from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.quantization.packed import QUANTIZATIONS

@@ -112,19 +112,19 @@ def test_models_are_listed_and_removed_by_name(tmp_path: Path, capsys: pytest.Ca
     assert main(["list", *where]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["alone", "mill/large", "mill/small"]
-    assert "3 MiB" in lines[1]
-    assert lines[3] == f"3 MiB in 3 models of {tmp_path}"
+    assert "3.0 MiB" in lines[1]
+    assert lines[3] == f"3.0 MiB in 3 models of {tmp_path}"
     assert main(["rm", "mill/large", "mill/smal", *where]) == 2
     assert "mill/smal is not in" in capsys.readouterr().err
     assert len(cached_models(tmp_path)) == 3, "nothing is deleted where a name is unknown"
     assert main(["rm", "mill/large", "alone", *where]) == 0
-    assert capsys.readouterr().out == "3 MiB freed\n"
+    assert capsys.readouterr().out == "3.0 MiB freed\n"
     assert [model.id for model in cached_models(tmp_path)] == ["mill/small"]
     assert (tmp_path / "datasets--mill--data").exists()
 
 
 def test_an_empty_cache_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--download-dir", str(tmp_path / "none")]) == 0
-    assert "0 B in 0 models" in capsys.readouterr().out
+    assert "0.0 B in 0 models" in capsys.readouterr().out
     with pytest.raises(InvalidConfig):
         remove(tmp_path / "none", ["../mill"])

@@ -56,7 +56,10 @@ def open_access(namespace: argparse.Namespace) -> ModelAccess:
 
 def write_delta(stream: IO[str], text: str) -> None:
     """Write a piece of an answer at once; to a terminal without the control characters that could steer it."""
-    if stream.isatty():
-        text = "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")
-    stream.write(text)
+    stream.write(harmless(text) if stream.isatty() else text)
     stream.flush()
+
+
+def harmless(text: str) -> str:
+    """The text without the control characters that could steer a terminal."""
+    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")

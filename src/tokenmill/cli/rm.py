@@ -15,11 +15,10 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: a model is not in the cache, then nothing is deleted, or a file cannot be.
     """
     namespace = make_parser().parse(arguments)
-    from tokenmill.cli.startup_report import bytes_text
     from tokenmill.machine.hub_cache import cache_folder, remove
+    from tokenmill.machine.sizes import size_text
 
-    freed = remove(cache_folder(namespace.download_dir), namespace.models)
-    print(f"{bytes_text(freed)} freed")
+    print(f"{size_text(remove(cache_folder(namespace.download_dir), namespace.models))} freed")
     return 0
 
 

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from tokenmill.cli.parser import Parser
-from tokenmill.core.errors import InvalidConfig
 
 
 def run(arguments: Sequence[str]) -> int:
     """Print or export; returns 0.
 
     Raises:
-        TokenMillError: the file is no step log, or the output cannot be written.
+        TokenMillError: the file is no step log.
     """
     namespace = make_parser().parse(arguments)
     from tokenmill.engine.step_log import read_log
     from tokenmill.simulate.step_export import WRITERS
 
     header, records = read_log(namespace.file)
-    with _opened(namespace.output) as stream:
-        WRITERS[namespace.format](stream, header, records)
+    WRITERS[namespace.format](sys.stdout, header, records)
     return 0
 
 
@@ -40,17 +36,4 @@ def make_parser() -> Parser:
         metavar="{" + ",".join(formats) + "}",
         help="text: a line a step; jsonl: all of each record; csv: numbers; perfetto: a trace (default: text)",
     )
-    parser.add_argument("--output", "-o", metavar="FILE", help="write there instead of to stdout")
     return parser
-
-
-@contextlib.contextmanager
-def _opened(output: str | None) -> Iterator[IO[str]]:
-    if output is None:
-        yield sys.stdout
-        return
-    try:
-        with open(output, "w", encoding="utf-8", newline="") as file:
-            yield file
-    except OSError as error:
-        raise InvalidConfig(f"cannot write {output}: {error.strerror}") from None

@@ -21,7 +21,7 @@ from tokenmill.demo import demo_model_path
 from tokenmill.kernels.native import available_levels
 from tokenmill.machine.bandwidth import read_bandwidth
 from tokenmill.machine.device import choose_backend, choose_kernels, choose_threads
-from tokenmill.machine.forms import size_text
+from tokenmill.machine.sizes import size_text
 from tokenmill.platform.memory import huge_pages
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
@@ -48,6 +48,10 @@ class Finding:
     name: str
     text: str
     mend: str = ""
+
+    def __str__(self) -> str:
+        line = f"{'!!' if self.mend else 'ok'} {self.name:<12} {self.text}"
+        return f"{line}\n   {'mend':<12} {self.mend}" if self.mend else line
 
 
 def examine(platform: Platform, root: Path = Path("/")) -> Iterator[Finding]:

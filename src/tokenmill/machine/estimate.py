@@ -14,9 +14,10 @@ from tokenmill.config import EngineConfig
 from tokenmill.demo import demo_model_path
 from tokenmill.machine.bandwidth import read_bandwidth
 from tokenmill.machine.device import DTYPES, choose_threads
-from tokenmill.machine.forms import forms, free_bytes, size_text, table
+from tokenmill.machine.forms import forms, free_bytes, table
 from tokenmill.machine.hub_headers import read_headers
 from tokenmill.machine.kv_size import wanted_context
+from tokenmill.machine.sizes import size_text
 from tokenmill.models.architecture import Architecture
 from tokenmill.platform.select import select_platform
 from tokenmill.weights.checkpoint import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, open_checkpoint, read_architecture

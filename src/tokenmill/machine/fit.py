@@ -10,8 +10,9 @@ from pathlib import Path
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import OutOfMemory
 from tokenmill.machine.device import DTYPES
-from tokenmill.machine.forms import Form, forms, free_bytes, size_text, table
+from tokenmill.machine.forms import Form, forms, free_bytes, table
 from tokenmill.machine.kv_size import SMALLEST_CONTEXT, bytes_of, least_kv_bytes, pages_in
+from tokenmill.machine.sizes import size_text
 from tokenmill.models.architecture import Architecture
 from tokenmill.platform.protocol import Platform
 from tokenmill.weights.loader import ModelPlan

@@ -11,6 +11,7 @@ from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.machine.device import DTYPES, check, choose_backend, choose_kernels
 from tokenmill.machine.kv_size import pages_in, wanted_context, workspace_bytes
+from tokenmill.machine.sizes import size_text
 from tokenmill.models.architecture import Architecture, MoeSpec
 from tokenmill.platform.protocol import Platform
 from tokenmill.quantization.packed import UNQUANTIZED
@@ -164,10 +165,3 @@ def table(choices: Sequence[Form], architecture: Architecture, free: int, bandwi
 def _count_text(count: float) -> str:
     """Rounded down, since it is a promise; a part of a request is none."""
     return f"{int(count):,}" if count >= 1 else "-"
-
-
-def size_text(num_bytes: float) -> str:
-    """A number of bytes as people read it."""
-    units = ("B", "KiB", "MiB", "GiB", "TiB")
-    power = min(max(0, int(num_bytes).bit_length() - 1) // 10, len(units) - 1)
-    return f"{num_bytes / 1024**power:,.1f} {units[power]}"

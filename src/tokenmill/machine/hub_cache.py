@@ -7,11 +7,13 @@ folder of links for each revision. A download that is not finished is a blob tha
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.core.errors import InvalidConfig, TokenMillError
+from tokenmill.machine.sizes import size_text
 
 _PREFIX = "models--"
 
@@ -47,6 +49,18 @@ def cached_models(cache: Path) -> list[CachedModel]:
     """All of a cache by name; none where there is no such folder."""
     found = [_describe(folder) for folder in cache.glob(f"{_PREFIX}*") if folder.is_dir() and not folder.is_symlink()]
     return sorted(found, key=lambda model: model.id)
+
+
+def listing(cache: Path) -> str:
+    """A line for each model, and one for all."""
+    models = cached_models(cache)
+    width = max((len(model.id) for model in models), default=0)
+    lines = []
+    for model in models:
+        state = "unfinished, pull it again" if model.is_unfinished else f"{model.num_revisions} revision(s)"
+        used = time.strftime("%Y-%m-%d", time.localtime(model.last_used))
+        lines.append(f"{model.id:<{width}}  {size_text(model.num_bytes):>11}  used {used}  {state}")
+    return "\n".join([*lines, f"{size_text(sum(one.num_bytes for one in models))} in {len(models)} models of {cache}"])
 
 
 def remove(cache: Path, ids: Sequence[str]) -> int:
