@@ -168,3 +168,10 @@ def test_the_same_seed_gives_the_same_requests_and_each_repeat_others(seed):
     prefixes = {tuple(prompt.token_ids[:4]) for prompt in workload.draw(50)}
     assert len(prefixes) == 1
     assert workload.longest == 4 + 9 + 30
+
+
+def test_a_kind_that_is_not_there_is_answered_with_the_one_that_was_meant(capsys):
+    assert main(["bench", "throughptu"]) == 2
+    assert "there is no 'throughptu'; did you mean throughput?" in capsys.readouterr().err
+    assert main(["bench"]) == 2
+    assert "there is no" not in capsys.readouterr().err

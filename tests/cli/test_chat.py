@@ -1,4 +1,7 @@
 import io
+import json
+import os
+import re
 
 import pytest
 
@@ -98,3 +101,43 @@ def test_a_refused_message_is_reported_and_forgotten(capsys):
 def test_an_answer_cannot_steer_the_terminal(stream, expected):
     write_delta(stream, "a\x1b]0;evil\x07\x1b[31m\n\tb\x9b é")
     assert stream.getvalue() == expected
+
+
+def at_a_terminal(monkeypatch, *lines: str, columns: int = 20) -> str:
+    typed = iter(lines)
+
+    def read(prompt: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    model, output = Script(), Terminal()
+    Chat(model, {}, None, (Terminal(), output)).talk()
+    return output.getvalue()
+
+
+def test_an_answer_at_a_terminal_is_broken_between_words_in_a_colour_of_its_own(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    shown = at_a_terminal(monkeypatch, "a sentence of several words\x1b[5m")
+    assert re.sub("\x1b\\[(32|0)m", "", shown) == "you said a sentence\nof several words[5m\n"
+    assert shown.count("\x1b[32m") == shown.count("\x1b[0m") > 0
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert at_a_terminal(monkeypatch, "one") == "you said one\n"
+
+
+def test_a_conversation_is_saved_as_markdown_or_json_and_overwrites_nothing(tmp_path):
+    markdown, messages = tmp_path / "talk.md", tmp_path / "talk.json"
+    _, _, output = talk(f"one\n/save {markdown}\n/save {messages}\n/save {markdown}\n/save\n", system="be brief")
+    assert markdown.read_text() == "## system\n\nbe brief\n\n## user\n\none\n\n## assistant\n\nyou said one\n"
+    assert json.loads(messages.read_text())[1:] == [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "you said one"},
+    ]
+    lines = output.splitlines()
+    assert lines[1:3] == [f"3 messages in {markdown}", f"3 messages in {messages}"]
+    assert lines[3] == f"cannot write {markdown}: File exists"
+    assert lines[4].startswith("cannot write a file without a name")

@@ -33,3 +33,15 @@ def test_what_is_no_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "log").write_text("hello")
     assert main(["replay", str(tmp_path / "log")]) == 1
     assert "is not a step log" in capsys.readouterr().err
+
+
+def test_other_policies_are_put_beside_the_recorded_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_traffic(tmp_path / "log", depth=1)
+    flags = ["--policy", "priority", "--policy", "fair", "--admission", "reserve"]
+    assert main(["replay", str(tmp_path / "log"), *flags]) == 0
+    rows = {line[:22].strip(): line[22:].split() for line in capsys.readouterr().out.splitlines()}
+    assert rows["policy"] == ["fcfs", "priority", "fair"]
+    assert rows["admission"] == ["whole-prompt", "reserve", "reserve"]
+    assert len(rows["preemptions"]) == len(rows["s to first token, p99"]) == 3
+    assert all(int(steps.replace(",", "")) > 10 for steps in rows["steps"])
+    assert main(["replay", str(tmp_path / "log"), "--policy", "nothing"]) == 2

@@ -11,8 +11,8 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig, TokenMillError
-from tokenmill.engine.device import THREADS_PER_CORE
 from tokenmill.engine.setup import build_engine
+from tokenmill.machine.device import THREADS_PER_CORE
 from tokenmill.model_files import default_sampling
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.gguf.file import open_gguf

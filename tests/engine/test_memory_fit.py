@@ -16,12 +16,12 @@ from tests.checkpoints import FAMILIES, make_checkpoint
 from tokenmill.attention.kv_cache import HeadMajorKV
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import OutOfMemory
-from tokenmill.engine.device import DTYPES
-from tokenmill.engine.memory import size_text
 from tokenmill.engine.setup import build_engine
 from tokenmill.kernels.measuring import MeasuringKernels
 from tokenmill.kernels.select import select_kernels
 from tokenmill.kernels.torch_kernels import TorchKernels
+from tokenmill.machine.device import DTYPES
+from tokenmill.machine.sizes import size_text
 from tokenmill.models.decoder import Decoder
 from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.quantization.packed import QUANTIZATIONS

@@ -7,6 +7,7 @@ import http.server
 import json
 import re
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,10 @@ class Hub(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories = repositories
         self.downloads: list[str] = []
+        self.num_bytes: Counter[str] = Counter()
+        self.starts: defaultdict[str, list[int]] = defaultdict(list)
+        # So many bytes of each answer with weights come, then the connection ends.
+        self.cut_after: int | None = None
 
     @property
     def url(self) -> str:
@@ -86,7 +91,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             {"type": "file", "oid": _etag(path), "size": path.stat().st_size, "path": str(path.relative_to(folder))}
             for path in files
         ]
-        siblings = [{"rfilename": entry["path"]} for entry in entries]
+        siblings = [_sibling(folder, path) for path in files]
         about = {"id": name, "modelId": name, "sha": COMMIT, "private": False, "tags": [], "siblings": siblings}
         self._send(200, json.dumps(entries if verb == "tree" else about).encode(), {"Content-Type": "application/json"})
 
@@ -94,22 +99,44 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not path.is_file():
             self._error(404, "EntryNotFound")
             return
+        content, headers = path.read_bytes(), {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": COMMIT}
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if wanted is not None:
+            start, end = int(wanted[1]), min(int(wanted[2] or len(content)), len(content) - 1)
+            headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
+            content = content[start : end + 1]
         if self.command == "GET":
             self.server.downloads.append(path.name)
-        self._send(200, path.read_bytes(), {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": COMMIT})
+            self.server.num_bytes[path.name] += len(content)
+            self.server.starts[path.name].append(int(wanted[1]) if wanted else 0)
+        self._send(200 if wanted is None else 206, content, headers, self.server.cut_after if _is_large(path) else None)
 
     def _error(self, status: int, code: str) -> None:
         self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": f"stand-in: {code}"})
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def _send(self, status: int, body: bytes, headers: dict[str, str], cut_after: int | None = None) -> None:
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body)
+            self.wfile.write(body[:cut_after])
+            self.close_connection = cut_after is not None
+
+
+def _sibling(folder: Path, path: Path) -> dict[str, object]:
+    """A file as a model's description lists it; large ones are known by their digest."""
+    size = path.stat().st_size
+    large = {"lfs": {"sha256": _etag(path), "size": size, "pointerSize": 130}} if _is_large(path) else {}
+    return {"rfilename": str(path.relative_to(folder)), "size": size, **large}
+
+
+def _is_large(path: Path) -> bool:
+    return path.suffix == ".safetensors"
 
 
 def _etag(path: Path) -> str:
-    return hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
+    digest = hashlib.sha256() if _is_large(path) else hashlib.sha1(usedforsecurity=False)
+    digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import re
+import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from tokenmill.cli.model_access import add_access_flags, open_access, write_delta
+from tokenmill.cli.model_access import add_access_flags, harmless, open_access, write_delta
 from tokenmill.cli.model_protocol import Messages, ModelAccess
 from tokenmill.cli.parser import Parser, did_you_mean
 from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
 from tokenmill.core.errors import TokenMillError
 
+# Colours of a prompt are marked for readline, which must not count them as characters.
+PROMPT = "\001\033[1;36m\002you> \001\033[0m\002"
+ANSWER, PLAIN = "\033[32m", "\033[0m"
 _COMMAND = re.compile(r"/[a-z]+")
 _COMMANDS = {
     "/reset": "forget the conversation, keep the system message",
     "/system": "set the system message: /system You answer in one word.",
+    "/save": "write the conversation to a file: /save talk.md, or talk.json for its messages",
     "/help": "this list",
     "/exit": "end (also Ctrl-D); Ctrl-C stops an answer",
 }
@@ -29,14 +36,19 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         TokenMillError: the local model cannot be loaded.
     """
+    namespace = make_parser().parse(arguments)
+    chat = Chat(open_access(namespace), sampling_fields(namespace), namespace.system)
+    chat.talk()
+    return int(chat.failed)
+
+
+def make_parser() -> Parser:
+    """The parser of `chat`."""
     parser = Parser("chat", "Talk to a running server, or with --local to a model in this process.")
     add_access_flags(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message")
     add_sampling_flags(parser)
-    namespace = parser.parse(arguments)
-    chat = Chat(open_access(namespace), sampling_fields(namespace), namespace.system)
-    chat.talk()
-    return int(chat.failed)
+    return parser
 
 
 class Chat:
@@ -57,6 +69,7 @@ class Chat:
         self._output: IO[str] = streams[1] if streams else sys.stdout
         self._said: Messages = []
         self._interactive = self._input.isatty() and self._output.isatty()
+        self._has_colours = self._interactive and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         self.failed = False
 
     @property
@@ -82,7 +95,7 @@ class Chat:
     def _lines(self) -> Iterator[str]:
         while True:
             try:
-                line = input("> ") if self._interactive else self._input.readline()
+                line = input(PROMPT if self._has_colours else "> ") if self._interactive else self._input.readline()
             except EOFError:
                 print()
                 return
@@ -103,33 +116,68 @@ class Chat:
                 self._said.clear()
             case "/system":
                 self._system = rest.strip() or None
+            case "/save":
+                self._save(rest.strip())
             case "/help":
                 for name, purpose in _COMMANDS.items():
                     self._say(f"{name:<9}{purpose}\n")
             case _:
                 self._say(f"there is no {command} (/help lists the commands){did_you_mean(command, _COMMANDS)}\n")
 
+    def _save(self, name: str) -> None:
+        if name.endswith(".json"):
+            text = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
+        else:
+            text = "\n".join(f"## {message['role']}\n\n{message['content']}\n" for message in self.messages)
+        try:
+            # Opened so that a file that is there already stays as it is.
+            with open(name, "x", encoding="utf-8") as file:
+                file.write(text)
+            self._say(f"{len(self.messages)} messages in {name}\n")
+        except OSError as error:
+            self._say(f"cannot write {name or 'a file without a name'}: {error.strerror}\n")
+
     def _answer(self, line: str) -> None:
         self._said.append({"role": "user", "content": line})
-        text, reason = "", None
+        text, reason, show = "", None, self._shown()
         try:
             # Closed at once when Ctrl-C ends the loop: the close is what stops the generation.
             with contextlib.closing(self._model.chat(self.messages, self._fields)) as deltas:
                 for delta in deltas:
                     text += delta.text
                     reason = delta.finish_reason or reason
-                    self._say(delta.text)
+                    show(delta.text)
         except KeyboardInterrupt:
             reason = "stopped"
         except TokenMillError as error:
             self.failed = True
             self._said.pop()
+            show(None)
             print(f"{'' if text == '' else chr(10)}tokenmill: {error}", file=sys.stderr)
             return
+        show(None)
         self._say("\n")
         if self._interactive and reason in ("stopped", "length"):
             self._say("(stopped)\n" if reason == "stopped" else "(the answer reached its length limit)\n")
         self._said.append({"role": "assistant", "content": text})
+
+    def _shown(self) -> Callable[[str | None], None]:
+        """What shows an answer piece by piece, None at its end: in colour, and with lines broken between words."""
+        if not self._interactive:
+            return lambda text: self._say(text or "")
+        from tokenmill.cli.word_wrap import WordWrap
+
+        wrap = WordWrap(shutil.get_terminal_size().columns)
+        before, after = (ANSWER, PLAIN) if self._has_colours else ("", "")
+
+        def show(text: str | None) -> None:
+            piece = wrap.flush() if text is None else wrap.feed(harmless(text))
+            if piece:
+                # Each piece by itself, so that nothing that ends the program leaves the terminal coloured.
+                self._output.write(before + piece + after)
+                self._output.flush()
+
+        return show
 
     def _say(self, text: str) -> None:
         write_delta(self._output, text)

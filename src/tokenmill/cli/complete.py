@@ -16,12 +16,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         TokenMillError: the server refuses, or the local model cannot be loaded.
     """
-    parser = Parser("complete", "Continue a text, streamed to stdout.", "PROMPT")
-    parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads it from stdin")
-    parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")
-    add_access_flags(parser)
-    add_sampling_flags(parser)
-    namespace = parser.parse(arguments)
+    namespace = make_parser().parse(arguments)
     prompt = sys.stdin.read() if namespace.prompt == "-" else namespace.prompt
     model = open_access(namespace)
     if namespace.echo:
@@ -30,3 +25,13 @@ def run(arguments: Sequence[str]) -> int:
         write_delta(sys.stdout, delta.text)
     print()
     return 0
+
+
+def make_parser() -> Parser:
+    """The parser of `complete`."""
+    parser = Parser("complete", "Continue a text, streamed to stdout.", "PROMPT")
+    parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads it from stdin")
+    parser.add_argument("--echo", action="store_true", help="print the prompt before its continuation")
+    add_access_flags(parser)
+    add_sampling_flags(parser)
+    return parser

@@ -16,7 +16,15 @@ VERBS = {
     "complete": "complete one prompt",
     "generate": "run a JSONL file of prompts offline",
     "bench": "measure throughput, latency, or a server under load",
-    "replay": "check a recorded schedule against the scheduler",
+    "top": "watch a running server: requests, pages, tokens per second",
+    "estimate": "what a model would take on this machine, before it is loaded",
+    "doctor": "what this machine has, what will be used of it, and what to mend",
+    "pull": "download a model of the hub, with a bar; goes on where it was stopped",
+    "list": "the models of the hub that are in the cache",
+    "rm": "take models out of the cache",
+    "replay": "check a recorded schedule, or what other policies would have done",
+    "steps": "print or export a step log",
+    "completion": "completion of verbs and flags for bash, zsh and fish",
     "version": "print the versions of what is installed",
 }
 EXIT_INTERRUPTED = 130
@@ -70,7 +78,7 @@ def _help() -> str:
         "",
         "usage: tokenmill VERB ...",
         "",
-        *(f"  {verb:<10}{purpose}" for verb, purpose in VERBS.items()),
+        *(f"  {verb:<12}{purpose}" for verb, purpose in VERBS.items()),
         "",
         "tokenmill VERB --help lists a verb's flags. tokenmill serve, without a model, serves the bundled demo model.",
     ]

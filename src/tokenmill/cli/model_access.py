@@ -14,10 +14,8 @@ from tokenmill.config import DEFAULT_PORT
 
 def add_access_flags(parser: Parser) -> None:
     """Add the flags that choose a server or a model in this process."""
+    add_server_flags(parser)
     group = parser.add_argument_group("which model")
-    url = os.environ.get("TOKENMILL_URL", f"http://127.0.0.1:{DEFAULT_PORT}")
-    group.add_argument("--url", default=url, help="server to talk to, also as TOKENMILL_URL (default: %(default)s)")
-    group.add_argument("--api-key", default=None, help="its key, also as TOKENMILL_API_KEY")
     group.add_argument("--model", default=None, help="name of the model at the server (default: the one it serves)")
     group.add_argument(
         "--local",
@@ -26,6 +24,19 @@ def add_access_flags(parser: Parser) -> None:
         metavar="MODEL",
         help="run a model in this process instead: a folder or hub id (none: the bundled demo model)",
     )
+
+
+def add_server_flags(parser: Parser) -> None:
+    """Add the flags that choose a server."""
+    group = parser.add_argument_group("server")
+    url = os.environ.get("TOKENMILL_URL", f"http://127.0.0.1:{DEFAULT_PORT}")
+    group.add_argument("--url", default=url, help="server to talk to, also as TOKENMILL_URL (default: %(default)s)")
+    group.add_argument("--api-key", default=None, help="its key, also as TOKENMILL_API_KEY")
+
+
+def key_of(namespace: argparse.Namespace) -> str | None:
+    """The key to show to the server: a server takes several from the same variable; any of them will do."""
+    return namespace.api_key or os.environ.get("TOKENMILL_API_KEY", "").split(",")[0] or None
 
 
 def open_access(namespace: argparse.Namespace) -> ModelAccess:
@@ -40,14 +51,15 @@ def open_access(namespace: argparse.Namespace) -> ModelAccess:
         return LocalModel(namespace.local)
     from tokenmill.cli.remote import RemoteModel
 
-    # A server takes several keys from the same variable; any of them will do.
-    key = namespace.api_key or os.environ.get("TOKENMILL_API_KEY", "").split(",")[0] or None
-    return RemoteModel(namespace.url, key, namespace.model)
+    return RemoteModel(namespace.url, key_of(namespace), namespace.model)
 
 
 def write_delta(stream: IO[str], text: str) -> None:
     """Write a piece of an answer at once; to a terminal without the control characters that could steer it."""
-    if stream.isatty():
-        text = "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")
-    stream.write(text)
+    stream.write(harmless(text) if stream.isatty() else text)
     stream.flush()
+
+
+def harmless(text: str) -> str:
+    """The text without the control characters that could steer a terminal."""
+    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")

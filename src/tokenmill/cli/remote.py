@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -46,8 +47,20 @@ class RemoteModel:
         for choice in self._stream("/v1/completions", {"prompt": prompt, **fields}):
             yield Delta(choice.get("text") or "", choice.get("finish_reason"))
 
+    def read(self, path: str) -> str:
+        """What the server answers to a GET.
+
+        Raises:
+            ServerRefused: one sentence to show.
+        """
+        with self._connection_errors():
+            response = self._client.get(self._url + path, timeout=CONNECT_SECONDS)
+        if response.status_code != httpx.codes.OK:
+            raise ServerRefused(_error_text(response))
+        return response.text
+
     def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        try:
+        with self._connection_errors():
             body = {"model": self._model_name(), **body, "stream": True}
             with self._client.stream("POST", self._url + path, json=body) as response:
                 if response.status_code != httpx.codes.OK:
@@ -57,6 +70,11 @@ class RemoteModel:
                     if "error" in event:
                         raise ServerRefused(f"the server ended the answer: {event['error'].get('message')}")
                     yield from event.get("choices", [])
+
+    @contextmanager
+    def _connection_errors(self) -> Iterator[None]:
+        try:
+            yield
         except httpx.ConnectError:
             raise ServerRefused(f"no server answers at {self._url}; start one with: tokenmill serve") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -64,10 +82,7 @@ class RemoteModel:
 
     def _model_name(self) -> str:
         if self._model is None:
-            response = self._client.get(self._url + "/v1/models")
-            if response.status_code != httpx.codes.OK:
-                raise ServerRefused(_error_text(response))
-            self._model = str(response.json()["data"][0]["id"])
+            self._model = str(json.loads(self.read("/v1/models"))["data"][0]["id"])
         return self._model
 
 

@@ -1,27 +1,59 @@
-"""`tokenmill replay FILE`: drives the real scheduler from a step log and checks that it decides the same again."""
+"""`tokenmill replay FILE`: drives the real scheduler from a step log and checks that it decides the same again, or with
+`--policy` and `--admission` tells what others would have decided."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tokenmill.cli.parser import Parser
 
+# Flag and field of the scheduler's config.
+POLICIES = {"--policy": "policy", "--batch-policy": "batch_policy", "--admission": "admission"}
+
 
 def run(arguments: Sequence[str]) -> int:
-    """Replay a log; 0 when every plan is identical, 1 with the first difference otherwise.
+    """Replay a log; 0 when every plan is identical, 1 with the first difference otherwise; 0 after a comparison.
 
     Raises:
-        TokenMillError: the file is no step log.
+        TokenMillError: the file is no step log, or there is no such policy.
     """
-    parser = Parser("replay", "Drive the scheduler from a step log (serve --step-log FILE), without a model.")
-    parser.add_argument("file", type=Path, metavar="FILE", help="a step log")
-    path = parser.parse(arguments).file
+    namespace = make_parser().parse(arguments)
+    if others := list(_others(namespace)):
+        from tokenmill.simulate.policies import compare
+        from tokenmill.simulate.report import table
+
+        print(table(compare(namespace.file, others)))
+        return 0
     from tokenmill.engine.replay import replay
 
-    outcome = replay(path)
+    outcome = replay(namespace.file)
     if outcome.difference is not None:
         print(f"after {outcome.num_plans} identical plans: {outcome.difference}")
         return 1
     print(f"{outcome.num_plans} plans, all identical")
     return 0
+
+
+def make_parser() -> Parser:
+    """The parser of `replay`."""
+    parser = Parser("replay", "Drive the scheduler from a step log (serve --step-log FILE), without a model.", "FILE")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a step log")
+    group = parser.add_argument_group("what others would have done; repeat a flag for several")
+    for flag, field in POLICIES.items():
+        group.add_argument(flag, dest=field, action="append", metavar="NAME", help=f"as serve --{_serve_flag(flag)}")
+    return parser
+
+
+def _serve_flag(flag: str) -> str:
+    return "scheduling-policy" if flag == "--policy" else flag.removeprefix("--")
+
+
+def _others(namespace: argparse.Namespace) -> Iterator[dict[str, str]]:
+    """Every combination of the policies that are named."""
+    given = {field: getattr(namespace, field) for field in POLICIES.values() if getattr(namespace, field)}
+    if given:
+        for names in itertools.product(*given.values()):
+            yield dict(zip(given, names, strict=True))

@@ -14,10 +14,15 @@ PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "fastapi", "uvicorn",
 
 def run(arguments: Sequence[str]) -> int:
     """Print one `name version` pair per line."""
-    Parser("version", "Print the versions of what is installed.").parse(arguments)
+    make_parser().parse(arguments)
     for name, version in versions().items():
         print(f"{name:<12} {version}")
     return 0
+
+
+def make_parser() -> Parser:
+    """The parser of `version`."""
+    return Parser("version", "Print the versions of what is installed.")
 
 
 def versions() -> dict[str, str]:

@@ -94,7 +94,7 @@ def replay(path: Path) -> Replay:
     num_plans = 0
     for record in records:
         for arrived in record.inputs:
-            _apply(engine, arrived)
+            apply_input(engine, arrived)
         executor.launched = None
         drafter.follow(record.plan)
         engine.step()
@@ -112,7 +112,12 @@ def _engine(header: LogHeader, executor: RecordedExecutor, drafter: RecordedDraf
     return Engine(header.make_scheduler(drafter=drafter), executor, limits, header.depth)
 
 
-def _apply(engine: Engine, arrived: RecordedInput) -> None:
+def apply_input(engine: Engine, arrived: RecordedInput) -> None:
+    """Let an engine have what came once before.
+
+    Raises:
+        InvalidRequest: it continues a session that this engine does not have.
+    """
     match arrived:
         case Added(message, status):
             engine.add(message, RequestStatus(status))

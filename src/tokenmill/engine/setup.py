@@ -16,23 +16,15 @@ from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
 from tokenmill.core.messages import AddRequest, EngineReady
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.device import DTYPES, check, choose_kernels, choose_threads
 from tokenmill.engine.engine import Engine, ModelLimits
-from tokenmill.engine.memory import (
-    MIB,
-    KVSize,
-    StepMemory,
-    allocate,
-    check_fit,
-    check_parameters,
-    choose_backend,
-    take_memory,
-    wanted_context,
-)
+from tokenmill.engine.memory import StepMemory, allocate, take_memory
 from tokenmill.engine.observer import Observer
 from tokenmill.engine.step_log import LogHeader, StepLog, check_writable
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.kv.events import KVEventLog
+from tokenmill.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
+from tokenmill.machine.fit import check_fit, check_parameters
+from tokenmill.machine.kv_size import MIB, KVSize, wanted_context
 from tokenmill.model_files import eos_token_ids
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder

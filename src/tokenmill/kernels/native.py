@@ -28,3 +28,12 @@ def load_kernels(threads: int, isa: str = "") -> Kernels | None:
     if not native.available_isas():
         return None
     return native.Kernels(isa, threads)
+
+
+def available_levels() -> list[str] | None:
+    """The levels of instructions that both this machine and this build have, best last; None: none were built."""
+    try:
+        native = importlib.import_module(MODULE)
+    except ImportError:
+        return None
+    return list(native.available_isas())

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.core.errors import InvalidCheckpoint, TokenMillError
 from tokenmill.weights.gguf.folder import unpack
 
 Progress = Callable[[int, int], None]
@@ -45,34 +46,32 @@ def fetch(model: str, revision: str | None, download_dir: str | None, progress: 
         raise InvalidCheckpoint(
             f"{model} is a file; a checkpoint is a folder with config.json and safetensors, or a .gguf file"
         )
-    if model.startswith(("/", "./", "../", "~")) or not HUB_ID.fullmatch(model):
+    if not is_hub_id(model):
         raise InvalidCheckpoint(f"there is no folder {model}, and it is not a hub id such as owner/name")
     return _download(model, revision, download_dir, progress or (lambda done, total: None))
 
 
-def _download(model: str, revision: str | None, download_dir: str | None, progress: Progress) -> Path:
+def is_hub_id(model: str) -> bool:
+    """Whether a name can be one of the hub's."""
+    return not model.startswith(("/", "./", "../", "~")) and HUB_ID.fullmatch(model) is not None
+
+
+@contextmanager
+def hub_errors(model: str, revision: str | None) -> Iterator[None]:
+    """Turns what goes wrong between here and the hub into one sentence.
+
+    Raises:
+        InvalidCheckpoint: no such repository, no access, no connection.
+    """
     # Imported here: a second of work that a local folder does not need.
     import httpx
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import errors
 
     at = f" at revision {revision}" if revision else ""
-    # huggingface-hub counts in threads of its own; what `progress` uses, a socket perhaps, may belong to this one.
-    counts: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
     try:
-        with ThreadPoolExecutor(1) as pool:
-            snapshot = pool.submit(
-                snapshot_download,
-                model,
-                revision=revision,
-                cache_dir=download_dir,
-                allow_patterns=WANTED,
-                ignore_patterns=UNWANTED,
-                tqdm_class=_byte_counter(lambda done, total: counts.put((done, total))),
-            )
-            snapshot.add_done_callback(lambda _: counts.put(None))
-            while (count := counts.get()) is not None:
-                progress(*count)
-        return Path(snapshot.result())
+        yield
+    except TokenMillError:
+        raise
     except errors.GatedRepoError as error:
         raise InvalidCheckpoint(
             f"the hub's {model} is gated: accept its terms on the hub, then set HF_TOKEN to a token of that account"
@@ -88,9 +87,31 @@ def _download(model: str, revision: str | None, download_dir: str | None, progre
             f"cannot reach the hub for {model}{at}, and there is no complete copy in the cache; "
             f"check the connection, HF_ENDPOINT and HF_HUB_OFFLINE, or give a folder"
         ) from error
-    except (errors.HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:
+        # Whatever library carries the bytes has errors of its own; here they are all the same: it did not come.
         reason = str(error).strip().partition("\n")[0]
         raise InvalidCheckpoint(f"cannot download {model}{at} from the hub: {reason}") from error
+
+
+def _download(model: str, revision: str | None, download_dir: str | None, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+
+    # huggingface-hub counts in threads of its own; what `progress` uses, a socket perhaps, may belong to this one.
+    counts: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+    with hub_errors(model, revision), ThreadPoolExecutor(1) as pool:
+        snapshot = pool.submit(
+            snapshot_download,
+            model,
+            revision=revision,
+            cache_dir=download_dir,
+            allow_patterns=WANTED,
+            ignore_patterns=UNWANTED,
+            tqdm_class=_byte_counter(lambda done, total: counts.put((done, total))),
+        )
+        snapshot.add_done_callback(lambda _: counts.put(None))
+        while (count := counts.get()) is not None:
+            progress(*count)
+        return Path(snapshot.result())
 
 
 def _byte_counter(progress: Progress) -> type[Any]:

@@ -6,6 +6,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from tokenmill.cli.parser import did_you_mean
+
 KINDS = {
     "throughput": "tokens per second of an offline batch",
     "latency": "seconds of a prefill and of a decode step, by batch size and context",
@@ -25,7 +27,8 @@ def run(arguments: Sequence[str]) -> int:
         print("tokenmill bench KIND --help lists the flags of one.")
         return 0
     if kind not in KINDS:
-        print("tokenmill bench: say what to measure:", *_list(), sep="\n", file=sys.stderr)
+        meant = f"there is no {kind!r}{did_you_mean(kind, KINDS)}; " if kind else ""
+        print(f"tokenmill bench: {meant}say what to measure:", *_list(), sep="\n", file=sys.stderr)
         return 2
     return int(importlib.import_module(f"tokenmill.cli.bench.{kind}").run(arguments[1:]))
 

@@ -53,12 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         TokenMillError: a flag is out of range, or the model cannot be loaded.
     """
-    parser = Parser("bench throughput", "Measure the tokens per second of an offline batch; the last line is JSON.")
-    add_workload_flags(parser, num_prompts=256, lengths="6:64")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs; the median counts (default: 3)")
-    add_plot_flag(parser)
-    add_engine_flags(parser)
-    namespace = parser.parse(arguments)
+    namespace = make_parser().parse(arguments)
     at_least("--repeats", namespace.repeats, 1)
     check_plot(namespace.plot)
     config = engine_config(namespace)
@@ -72,6 +67,16 @@ def run(arguments: Sequence[str]) -> int:
     draw(namespace.plot, [_panel(traces)])
     print_document(document)
     return 0
+
+
+def make_parser() -> Parser:
+    """The parser of `bench throughput`."""
+    parser = Parser("bench throughput", "Measure the tokens per second of an offline batch; the last line is JSON.")
+    add_workload_flags(parser, num_prompts=256, lengths="6:64")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs; the median counts (default: 3)")
+    add_plot_flag(parser)
+    add_engine_flags(parser)
+    return parser
 
 
 def measure(llm: LLM, workload: Workload, repeats: int) -> tuple[dict[str, Any], list[Trace]]:

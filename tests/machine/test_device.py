@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine.device import ONE_THREAD_BYTES, choose_threads
+from tokenmill.machine.device import ONE_THREAD_BYTES, choose_threads
 from tokenmill.platform.cpu import CpuPlatform
 
 LARGE = 2 * ONE_THREAD_BYTES

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from tokenmill.attention.protocol import AttentionSpec
+from tokenmill.attention.registry import AttentionChoice, AttentionConfig, choose_attention
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.kernels.protocol import Kernels
@@ -84,6 +86,25 @@ def choose_kernels(config: EngineConfig, platform: Platform, folder: Path, num_t
     if wanted is not None and kernels.name != "native":
         raise InvalidConfig(f"--quantization {wanted} needs the native kernels: {reason}")
     return kernels, reason
+
+
+def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec, kernels: Kernels) -> AttentionChoice:
+    """The attention that will serve; what cannot is refused, before any weights are read.
+
+    Raises:
+        InvalidConfig: see `choose_attention`.
+    """
+    kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else None
+    wanted = AttentionConfig(
+        spec,
+        config.page_size,
+        DTYPES[config.dtype],
+        platform,
+        kv_dtype,
+        native=getattr(kernels, "native", None),
+        is_invariant=config.batch_invariant,
+    )
+    return choose_attention(config.attention_backend, wanted)
 
 
 def gpu_kernels(config: EngineConfig, platform: Platform, dtype: torch.dtype) -> tuple[Kernels, str]:

@@ -6,7 +6,7 @@ import pytest
 
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.engine.memory import KVSize, decide_kv_size
+from tokenmill.machine.kv_size import KVSize, decide_kv_size
 
 PAGE = 1000  # bytes
 

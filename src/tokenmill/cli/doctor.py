@@ -1,0 +1,24 @@
+"""`tokenmill doctor`: what this machine has, what will be used of it and why, and what to mend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenmill.cli.parser import Parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the findings; 0 if all is well, 1 with the mend if something is wrong."""
+    make_parser().parse(arguments)
+    from tokenmill.machine.doctor import doctor
+
+    if doctor(print):
+        print("all is well")
+        return 0
+    print("something is wrong: see the lines `mend`")
+    return 1
+
+
+def make_parser() -> Parser:
+    """The parser of `doctor`."""
+    return Parser("doctor", "What this machine has, what will be used of it and why; exit code 1 if it needs mending.")

@@ -1,0 +1,24 @@
+"""`tokenmill list`: the models of the hub that are in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenmill.cli.parser import Parser
+from tokenmill.cli.pull import add_cache_flag
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print a line for each; returns 0."""
+    namespace = make_parser().parse(arguments)
+    from tokenmill.machine.hub_cache import cache_folder, listing
+
+    print(listing(cache_folder(namespace.download_dir)))
+    return 0
+
+
+def make_parser() -> Parser:
+    """The parser of `list`."""
+    parser = Parser("list", "The models of the hub that are in the cache.")
+    add_cache_flag(parser)
+    return parser

@@ -1,0 +1,30 @@
+"""`tokenmill rm MODEL`: takes models of the hub out of the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenmill.cli.parser import Parser
+from tokenmill.cli.pull import add_cache_flag
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Delete them and print how much that frees; returns 0.
+
+    Raises:
+        TokenMillError: a model is not in the cache, then nothing is deleted, or a file cannot be.
+    """
+    namespace = make_parser().parse(arguments)
+    from tokenmill.machine.hub_cache import cache_folder, remove
+    from tokenmill.machine.sizes import size_text
+
+    print(f"{size_text(remove(cache_folder(namespace.download_dir), namespace.models))} freed")
+    return 0
+
+
+def make_parser() -> Parser:
+    """The parser of `rm`."""
+    parser = Parser("rm", "Take models of the hub out of the cache, with all of their revisions.", "MODEL ...")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="as `tokenmill list` shows them")
+    add_cache_flag(parser)
+    return parser

@@ -1,0 +1,162 @@
+"""`tokenmill top`: what a running server does, moment by moment, by its own /metrics."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tokenmill.cli.model_access import add_server_flags, key_of
+from tokenmill.cli.parser import Parser
+from tokenmill.core.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from rich.panel import Panel
+
+PREFIX = "tokenmill:"
+BAR_WIDTH = 30
+HISTORY = 60
+SPARKS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The numbers of one scrape, summed over engines: by name, and by name and label where there is one that counts."""
+
+    seconds: float
+    values: dict[tuple[str, str], float]
+
+    def get(self, name: str, label: str = "") -> float:
+        """One number; 0 where the server does not have it."""
+        return self.values.get((name, label), 0.0)
+
+    def labels(self, name: str) -> dict[str, float]:
+        """The numbers of a name by label."""
+        return {label: value for (own, label), value in self.values.items() if own == name}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Show frames until Ctrl-C, or one; returns 0.
+
+    Raises:
+        TokenMillError: no server answers, or it refuses.
+    """
+    namespace = make_parser().parse(arguments)
+    if namespace.interval <= 0:
+        raise InvalidConfig(f"--interval must be above 0 seconds, got {namespace.interval}")
+    from rich.console import Console
+    from rich.live import Live
+
+    from tokenmill.cli.remote import RemoteModel, ServerRefused
+
+    server, console = RemoteModel(namespace.url, key_of(namespace)), Console()
+    first = read_sample(server.read("/metrics"))
+    if not first.values:
+        raise ServerRefused(f"{namespace.url}/metrics tells nothing of a TokenMill server")
+    view = View(namespace.url, first)
+    if namespace.once or not console.is_terminal:
+        time.sleep(namespace.interval)
+        console.print(view.frame(read_sample(server.read("/metrics"))))
+        return 0
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(namespace.interval)
+            try:
+                live.update(view.frame(read_sample(server.read("/metrics"))), refresh=True)
+            except ServerRefused as error:
+                live.update(f"{error}\n(asked again every {namespace.interval:g} s; Ctrl-C ends)", refresh=True)
+
+
+def make_parser() -> Parser:
+    """The parser of `top`."""
+    parser = Parser("top", "Watch a running server: requests, pages, tokens per second, cache hits. Ctrl-C ends.")
+    add_server_flags(parser)
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
+    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    return parser
+
+
+def read_sample(exposition: str) -> Sample:
+    """A scrape of now, of which only the engines' and the clients' own sums are kept."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    values: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            if sample.name.startswith(PREFIX) and "le" not in sample.labels:
+                labels = [
+                    sample.labels[name] for name in ("reason", "part", "finished_reason") if name in sample.labels
+                ]
+                key = sample.name.removeprefix(PREFIX), "".join(labels)
+                values[key] = values.get(key, 0.0) + sample.value
+    return Sample(time.monotonic(), values)
+
+
+@dataclass(slots=True)
+class View:
+    """Frames of one server; rates are between a frame and the one before it."""
+
+    url: str
+    last: Sample
+    speeds: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
+
+    def frame(self, now: Sample) -> Panel:
+        """What is to be seen now."""
+        from rich.panel import Panel
+        from rich.table import Table
+
+        before, self.last = self.last, now
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", justify="right")
+        table.add_column()
+        for label, text in self._lines(before, now):
+            table.add_row(label, text)
+        return Panel(table, title=f"TokenMill at {self.url}", title_align="left")
+
+    def _lines(self, before: Sample, now: Sample) -> list[tuple[str, str]]:
+        seconds = max(now.seconds - before.seconds, 1e-9)
+
+        def grown(name: str, label: str = "") -> float:
+            return now.get(name, label) - before.get(name, label)
+
+        def mean_ms(name: str, label: str = "") -> str:
+            count = grown(f"{name}_count", label)
+            return f"{grown(f'{name}_sum', label) / count * 1e3:,.1f} ms" if count else "-"
+
+        self.speeds.append(grown("generation_tokens_total") / seconds)
+        pages, pinned = now.get("num_pages"), now.get("num_pages_pinned")
+        cached = now.get("num_pages_evictable")
+        queries, hits = now.get("prefix_cache_queries_total"), now.get("prefix_cache_hits_total")
+        reasons = {name: count for name, count in now.labels("num_requests_waiting_by_reason").items() if count}
+        waiting = ", ".join(f"{count:.0f} for {name.replace('_', ' ')}" for name, count in reasons.items())
+        ended = now.labels("request_success_total").items()
+        steps = grown("engine_steps_total")
+        tokens = grown("iteration_tokens_total_sum") / steps if steps else 0.0
+        parts = ", ".join(f"{part} {mean_ms('step_seconds', part)}" for part in ("schedule", "run", "commit"))
+        return [
+            ("running", f"{now.get('num_requests_running'):,.0f} requests, {now.get('num_rows_used'):,.0f} rows"),
+            ("waiting", f"{now.get('num_requests_waiting'):,.0f}" + (f": {waiting}" if waiting else "")),
+            ("pages", f"{bar(pinned, cached, pages)} {pinned:,.0f} used, {cached:,.0f} cached, of {pages:,.0f}"),
+            ("tokens/s", f"{self.speeds[-1]:,.1f} generated, {grown('prompt_tokens_total') / seconds:,.1f} of prompts"),
+            ("", sparks(self.speeds)),
+            ("cache hits", f"{hits / queries:.0%} of {queries:,.0f} prompt tokens" if queries else "no prompts yet"),
+            ("steps", f"{steps / seconds:,.1f} a second, {tokens:,.1f} tokens each: {parts}"),
+            ("first token", f"{mean_ms('time_to_first_token_seconds')}, then {mean_ms('inter_token_latency_seconds')}"),
+            ("ended", ", ".join(f"{count:,.0f} {reason}" for reason, count in ended)),
+            ("preempted", f"{now.get('num_preemptions_total'):,.0f}"),
+        ]
+
+
+def bar(used: float, cached: float, total: float) -> str:
+    """Pages as a bar: used, kept by the cache, free."""
+    first = round(BAR_WIDTH * used / total) if total else 0
+    second = min(round(BAR_WIDTH * cached / total) if total else 0, BAR_WIDTH - first)
+    return "█" * first + "▒" * second + "░" * (BAR_WIDTH - first - second)
+
+
+def sparks(values: Sequence[float]) -> str:
+    """Values as a row of bars, the highest of them full."""
+    highest = max(values, default=0.0) or 1.0
+    return "".join(SPARKS[round(value / highest * (len(SPARKS) - 1))] for value in values)

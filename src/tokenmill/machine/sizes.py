@@ -1,0 +1,10 @@
+"""Numbers of bytes as text."""
+
+from __future__ import annotations
+
+
+def size_text(num_bytes: float) -> str:
+    """A number of bytes as people read it."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(max(0, int(num_bytes).bit_length() - 1) // 10, len(units) - 1)
+    return f"{num_bytes / 1024**power:,.1f} {units[power]}"
