@@ -16,7 +16,11 @@ import msgspec
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sampling_params import MAX_LOGPROBS
 
-DTYPES = ("auto", "bfloat16", "float16", "float32")
+DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
+# What they stand for, where that is not the same word.
+_DTYPE_NAMES = {"auto": "bfloat16", "half": "float16", "float": "float32"}
+# Formats that checkpoints are stored in: naming one is a check, not a wish.
+STORED_FORMATS = ("awq", "gptq", "compressed-tensors", "gguf")
 DEFAULT_PORT = 8000
 TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic")
 # Entry points of policies that are not ours; `scheduler/policies.py` finds them.
@@ -97,7 +101,9 @@ class EngineConfig:
         "auto: by the files; dummy: random weights",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
-    dtype: str = flag("auto", "type of weights and activations; auto: bfloat16", choices=DTYPES)
+    dtype: str = flag(
+        "auto", "type of weights and activations (auto: bfloat16; half: float16; float: float32)", choices=DTYPES
+    )
     device: str = flag("auto", "where the model runs: auto (a GPU if there is one), cpu, cuda, or cuda:1 and so on")
     max_model_len: int | None = flag(
         None,
@@ -150,9 +156,10 @@ class EngineConfig:
     )
     quantization: str = flag(
         "none",
-        "make the weights smaller at load: int8 or int4 (CPUs, native kernels), fp8 (GPUs)",
+        "make the weights smaller at load: int8 or int4 (CPUs, native kernels), fp8 (GPUs); others only say how the "
+        "checkpoint is stored",
         aliases=("-q",),
-        choices=("none", "int8", "int4", "fp8"),
+        choices=("none", "int8", "int4", "fp8", *STORED_FORMATS),
     )
     kv_cache_dtype: str = flag(
         "auto", "type of the KV cache; auto: the model's; int8: CPUs, native attention", choices=("auto", "int8")
@@ -198,7 +205,7 @@ class EngineConfig:
         self.kv_events()
         return dataclasses.replace(
             self,
-            dtype="bfloat16" if self.dtype == "auto" else self.dtype,
+            dtype=_DTYPE_NAMES.get(self.dtype, self.dtype),
             gpu_memory_utilization=utilization,
             async_scheduling=overlap,
             max_num_batched_tokens=budget,
@@ -247,14 +254,16 @@ class ServerConfig:
     port: int = flag(DEFAULT_PORT, "port to listen on")
     uds: str | None = flag(None, "listen on this unix socket instead")
     api_key: tuple[str, ...] = flag((), "require this key; may be repeated", repeat=True)
-    served_model_name: str | None = flag(None, "name of the model in the API")
+    served_model_name: tuple[str, ...] = flag(
+        (), "names of the model in the API, of which replies bear the first; may be repeated", repeat=True
+    )
     root_path: str = flag("", "path prefix when behind a proxy")
     allowed_origins: tuple[str, ...] = flag((), "CORS origins that browsers may call from", repeat=True)
     allowed_hosts: tuple[str, ...] = flag(
         (), "names that clients may call the server by, besides those of the loopback, where no key is set", repeat=True
     )
     tokenizer_workers: int = flag(1, "processes for tokenizing and detokenizing; 0: inside the API process")
-    chat_template: str | None = flag(None, "file with a chat template")
+    chat_template: str | None = flag(None, "file with a chat template, or the template itself")
     tool_call_parser: str | None = flag(None, "how the model writes calls of tools", choices=TOOL_CALL_PARSERS)
     enable_auto_tool_choice: bool | None = flag(None, "let the model decide whether to call tools (auto: demo model)")
     reasoning_parser: str | None = flag(None, "how the model marks its thinking", choices=REASONING_PARSERS)

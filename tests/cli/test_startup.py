@@ -34,7 +34,7 @@ READY = EngineReady(
     threads_reason="all cores that this process may use",
     seconds={},
 )
-SERVER = ServerConfig(served_model_name="tiny", port=8001)
+SERVER = ServerConfig(served_model_name=("tiny",), port=8001)
 
 
 class Terminal(io.StringIO):
@@ -112,7 +112,7 @@ def test_the_curl_command_is_one_line_and_survives_a_shell():
 
 
 def test_the_key_is_never_shown():
-    server = ServerConfig(api_key=("secret-key",), served_model_name="tiny")
+    server = ServerConfig(api_key=("secret-key",), served_model_name=("tiny",))
     text = start(io.StringIO(), server)
     assert "secret-key" not in text
     assert '"Authorization: Bearer $TOKENMILL_API_KEY"' in text
@@ -170,7 +170,7 @@ def test_room_is_counted_in_whole_tenths_and_never_rounded_up(num_pages, text):
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_as_json_every_line_of_a_start_is_an_object(stream):
-    server = ServerConfig(served_model_name="tiny", port=8001, log_format="json")
+    server = ServerConfig(served_model_name=("tiny",), port=8001, log_format="json")
     lines = [json.loads(line) for line in start(stream(), server).splitlines()]
     assert [(line["event"], line["message"]) for line in lines if line["event"] != "ready"] == [
         ("start", "loading torch"),

@@ -43,7 +43,7 @@ def open_to_all(server: ServerConfig) -> str | None:
 
 def model_name(ready: EngineReady, server: ServerConfig) -> str:
     """The model's id in the API."""
-    return server.served_model_name or ready.model
+    return server.served_model_name[0] if server.served_model_name else ready.model
 
 
 def base_url(server: ServerConfig) -> str:
