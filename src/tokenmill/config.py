@@ -169,6 +169,11 @@ class EngineConfig:
     num_threads: int | None = flag(None, "CPU threads of a step (auto: the cores this process may use)")
     kv_events_config: str | None = flag(None, "JSON: publish what the prefix cache stores and evicts, as vLLM does")
     structured_outputs_config: str | None = flag(None, "JSON: limits of the grammars that outputs must match")
+    max_string_length: int | None = flag(
+        None,
+        "characters of a string in JSON answers whose schema does not say how many; 0: any number (auto: 0; of the "
+        "demo model 80)",
+    )
     step_log: str | None = flag(None, "write every step to this file; `tokenmill replay` reads it")
     seed: int = flag(0, "seed of requests that bring none")
 
@@ -197,8 +202,9 @@ class EngineConfig:
             budget = max(self.max_num_seqs, 2048 if is_gpu or not self.enable_chunked_prefill else 512)
         if utilization is not None and not 0.0 < utilization <= 1.0:
             raise InvalidConfig(f"--gpu-memory-utilization must be in (0, 1], got {utilization}")
-        if self.long_prefill_token_threshold < 0:
-            raise InvalidConfig("--long-prefill-token-threshold must be 0 (off) or more")
+        for name in ("long_prefill_token_threshold", "max_string_length"):
+            if (getattr(self, name) or 0) < 0:
+                raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 (off) or more")
         for name in ("max_model_len", "num_pages", "kv_cache_memory_bytes", "num_threads", "max_num_batched_tokens"):
             if getattr(self, name) is not None:
                 _check_positive(self, name)
@@ -254,6 +260,7 @@ class ServerConfig:
     port: int = flag(DEFAULT_PORT, "port to listen on")
     uds: str | None = flag(None, "listen on this unix socket instead")
     api_key: tuple[str, ...] = flag((), "require this key; may be repeated", repeat=True)
+    metrics_open: bool = flag(False, "answer /metrics without a key, for scrapers that have none")
     served_model_name: tuple[str, ...] = flag(
         (), "names of the model in the API, of which replies bear the first; may be repeated", repeat=True
     )

@@ -45,26 +45,20 @@ class ForeignFlag:
         Raises:
             InvalidConfig: it asks for what there is not.
         """
+        ours = self.here if self.here.startswith("-") else ""
         if not self.takes:
-            return self._switch(values, is_negated)
+            given = values[0].lower() if values else "true"
+            if given not in _OFF | _ON:
+                raise InvalidConfig(f"{self.name} is a switch and takes no value")
+            if (given in _ON) != is_negated:
+                return ours.split(), "" if ours else self._without_effect(self.name)
+            # Who does not ask for a thing changes nothing; the other way round only a plain switch has a meaning.
+            return [_negated(ours)] if ours and " " not in ours else [], ""
         if not values or is_negated:
             raise InvalidConfig(f"{self.name} needs a value")
         if all(self._changes_nothing(value) for value in values):
             return [], ""
-        if self.here.startswith("-"):
-            return [self.here, *values], ""
-        return [], self._without_effect(f"{self.name} {' '.join(values)}")
-
-    def _switch(self, values: list[str], is_negated: bool) -> tuple[list[str], str]:
-        given = values[0].lower() if values else "true"
-        if given not in _OFF | _ON:
-            raise InvalidConfig(f"{self.name} is a switch and takes no value")
-        if (given in _ON) != is_negated:
-            return (self.here.split(), "") if self.here.startswith("-") else ([], self._without_effect(self.name))
-        if self.here.startswith(NEGATION):
-            return ["--" + self.here.removeprefix(NEGATION)], ""
-        # The other way round only a plain switch has a meaning; what asks for nothing changes nothing.
-        return ([NEGATION + self.here[2:]], "") if self.here[:1] == "-" and " " not in self.here else ([], "")
+        return ([ours, *values], "") if ours else ([], self._without_effect(f"{self.name} {' '.join(values)}"))
 
     def _without_effect(self, given: str) -> str:
         if self.here != "refused":
@@ -75,9 +69,8 @@ class ForeignFlag:
         )
 
     def _changes_nothing(self, value: str) -> bool:
-        if value.lower() in _UNSET or value in self.neutral:
-            return True
-        return "{}" in self.neutral and not _says_something(value)
+        is_known = value.lower() in _UNSET or value in self.neutral
+        return is_known or ("{}" in self.neutral and not _says_something(value))
 
 
 def foreign_flags() -> dict[str, ForeignFlag]:
@@ -101,6 +94,10 @@ def find(name: str, table: dict[str, ForeignFlag]) -> tuple[ForeignFlag | None, 
     if name in table:
         return table[name], False
     return (table.get("--" + name.removeprefix(NEGATION)), True) if name.startswith(NEGATION) else (None, False)
+
+
+def _negated(switch: str) -> str:
+    return "--" + switch.removeprefix(NEGATION) if switch.startswith(NEGATION) else NEGATION + switch[2:]
 
 
 def _says_something(value: str) -> bool:

@@ -136,7 +136,15 @@ def test_url_is_one_that_this_machine_can_reach(how, url):
 
 def test_a_unix_socket_is_named_in_the_command():
     assert "--unix-socket /run/x" in curl_command("tiny", ServerConfig(uds="/run/x"))
-    assert chat_command(ServerConfig(uds="/run/x")) is None
+    assert chat_command(ServerConfig(uds="/run/x")) == "tokenmill chat --url unix:/run/x"
+    tls = ServerConfig(ssl_certfile="a cert.pem", ssl_keyfile="k", port=8002)
+    assert chat_command(tls) == "tokenmill chat --url https://127.0.0.1:8002 --cacert 'a cert.pem'"
+
+
+def test_who_sets_a_key_is_told_that_metrics_need_it():
+    assert "metrics" not in dict(facts(READY, ServerConfig()))
+    assert "--metrics-open" in dict(facts(READY, ServerConfig(api_key=("k",))))["metrics"]
+    assert "open to all" in dict(facts(READY, ServerConfig(api_key=("k",), metrics_open=True)))["metrics"]
 
 
 def test_a_server_that_is_open_to_all_says_so():

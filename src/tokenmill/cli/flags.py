@@ -21,7 +21,7 @@ from tokenmill.core.errors import InvalidConfig
 
 ENV_PREFIX = "TOKENMILL_"
 # Variables of the same prefix that are not config fields: the clients read them, or they name the file itself.
-OTHER_VARIABLES = frozenset({"CONFIG", "URL", "API_KEY"})
+OTHER_VARIABLES = frozenset({"CONFIG", "URL", "API_KEY", "CACERT"})
 C = TypeVar("C")
 
 

@@ -16,8 +16,11 @@ def add_access_flags(parser: Parser) -> None:
     """Add the flags that choose a server or a model in this process."""
     group = parser.add_argument_group("which model")
     url = os.environ.get("TOKENMILL_URL", f"http://127.0.0.1:{DEFAULT_PORT}")
-    group.add_argument("--url", default=url, help="server to talk to, also as TOKENMILL_URL (default: %(default)s)")
+    where = "server to talk to, or unix:PATH, also as TOKENMILL_URL (default: %(default)s)"
+    group.add_argument("--url", default=url, help=where)
     group.add_argument("--api-key", default=None, help="its key, also as TOKENMILL_API_KEY")
+    cacert, trust = os.environ.get("TOKENMILL_CACERT"), "certificates to trust (PEM), also as TOKENMILL_CACERT"
+    group.add_argument("--cacert", default=cacert, metavar="FILE", help=trust)
     group.add_argument("--model", default=None, help="name of the model at the server (default: the one it serves)")
     group.add_argument(
         "--local",
@@ -42,7 +45,7 @@ def open_access(namespace: argparse.Namespace) -> ModelAccess:
 
     # A server takes several keys from the same variable; any of them will do.
     key = namespace.api_key or os.environ.get("TOKENMILL_API_KEY", "").split(",")[0] or None
-    return RemoteModel(namespace.url, key, namespace.model)
+    return RemoteModel(namespace.url, key, namespace.model, namespace.cacert)
 
 
 def write_delta(stream: IO[str], text: str) -> None:

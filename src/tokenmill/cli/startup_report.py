@@ -30,6 +30,9 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         ("API", f"{url}/v1"),
         ("reference", f"{url}/docs"),
     ]
+    if server.api_key:
+        how = "open to all" if server.metrics_open else "needs the key; --metrics-open lets scrapers in without"
+        lines.append(("metrics", f"{url}/metrics {how}"))
     warning = open_to_all(server)
     return lines if warning is None else [*lines, ("open to all", warning)]
 
@@ -72,12 +75,13 @@ def curl_command(model: str, server: ServerConfig) -> str:
     return command
 
 
-def chat_command(server: ServerConfig) -> str | None:
-    """The `tokenmill chat` that reaches the server; None: it cannot, the server listens on a unix socket."""
-    if server.uds is not None:
-        return None
-    url = base_url(server)
-    return "tokenmill chat" if url == f"http://127.0.0.1:{DEFAULT_PORT}" else f"tokenmill chat --url {url}"
+def chat_command(server: ServerConfig) -> str:
+    """The `tokenmill chat` that reaches the server."""
+    url = base_url(server) if server.uds is None else f"unix:{server.uds}"
+    words = [] if url == f"http://127.0.0.1:{DEFAULT_PORT}" else ["--url", url]
+    if server.ssl_certfile is not None:
+        words += ["--cacert", server.ssl_certfile]
+    return shlex.join(["tokenmill", "chat", *words])
 
 
 def _amount(requests: float) -> str:

@@ -42,6 +42,7 @@ class ServerContext:
         settings: the flags, as far as operators may see them over HTTP: no keys, no paths.
         started: Unix time of the start.
         trouble: why the server is not healthy now; None when it is.
+        tokenizer_info: what /tokenizer_info says; it reads files.
         log: where a line about each request goes; None: nowhere.
         bodies: the memory that bodies on their way may take.
     """
@@ -60,6 +61,7 @@ class ServerContext:
     trouble: Callable[[], str | None]
     log: EventLog | None = None
     model_names: tuple[str, ...] = ()
+    tokenizer_info: Callable[[], dict[str, Any]] = dict
     bodies: BodyBudget = field(default_factory=BodyBudget)
 
     @property
