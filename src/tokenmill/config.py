@@ -16,7 +16,11 @@ import msgspec
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sampling_params import MAX_LOGPROBS
 
-DTYPES = ("auto", "bfloat16", "float16", "float32")
+DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
+# What they stand for, where that is not the same word.
+_DTYPE_NAMES = {"auto": "bfloat16", "half": "float16", "float": "float32"}
+# Formats that checkpoints are stored in: naming one is a check, not a wish.
+STORED_FORMATS = ("awq", "gptq", "compressed-tensors", "gguf")
 DEFAULT_PORT = 8000
 TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic")
 # Entry points of policies that are not ours; `scheduler/policies.py` finds them.
@@ -97,7 +101,9 @@ class EngineConfig:
         "auto: by the files; dummy: random weights",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
-    dtype: str = flag("auto", "type of weights and activations; auto: bfloat16", choices=DTYPES)
+    dtype: str = flag(
+        "auto", "type of weights and activations (auto: bfloat16; half: float16; float: float32)", choices=DTYPES
+    )
     device: str = flag("auto", "where the model runs: auto (a GPU if there is one), cpu, cuda, or cuda:1 and so on")
     max_model_len: int | None = flag(
         None,
@@ -150,9 +156,10 @@ class EngineConfig:
     )
     quantization: str = flag(
         "none",
-        "make the weights smaller at load: int8 or int4 (CPUs, native kernels), fp8 (GPUs)",
+        "make the weights smaller at load: int8 or int4 (CPUs, native kernels), fp8 (GPUs); others only say how the "
+        "checkpoint is stored",
         aliases=("-q",),
-        choices=("none", "int8", "int4", "fp8"),
+        choices=("none", "int8", "int4", "fp8", *STORED_FORMATS),
     )
     kv_cache_dtype: str = flag(
         "auto", "type of the KV cache; auto: the model's; int8: CPUs, native attention", choices=("auto", "int8")
@@ -162,6 +169,11 @@ class EngineConfig:
     num_threads: int | None = flag(None, "CPU threads of a step (auto: the cores this process may use)")
     kv_events_config: str | None = flag(None, "JSON: publish what the prefix cache stores and evicts, as vLLM does")
     structured_outputs_config: str | None = flag(None, "JSON: limits of the grammars that outputs must match")
+    max_string_length: int | None = flag(
+        None,
+        "characters of a string in JSON answers whose schema does not say how many; 0: any number (auto: 0; of the "
+        "demo model 80)",
+    )
     step_log: str | None = flag(None, "write every step to this file; `tokenmill replay` reads it")
     seed: int = flag(0, "seed of requests that bring none")
 
@@ -190,15 +202,16 @@ class EngineConfig:
             budget = max(self.max_num_seqs, 2048 if is_gpu or not self.enable_chunked_prefill else 512)
         if utilization is not None and not 0.0 < utilization <= 1.0:
             raise InvalidConfig(f"--gpu-memory-utilization must be in (0, 1], got {utilization}")
-        if self.long_prefill_token_threshold < 0:
-            raise InvalidConfig("--long-prefill-token-threshold must be 0 (off) or more")
+        for name in ("long_prefill_token_threshold", "max_string_length"):
+            if (getattr(self, name) or 0) < 0:
+                raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 (off) or more")
         for name in ("max_model_len", "num_pages", "kv_cache_memory_bytes", "num_threads", "max_num_batched_tokens"):
             if getattr(self, name) is not None:
                 _check_positive(self, name)
         self.kv_events()
         return dataclasses.replace(
             self,
-            dtype="bfloat16" if self.dtype == "auto" else self.dtype,
+            dtype=_DTYPE_NAMES.get(self.dtype, self.dtype),
             gpu_memory_utilization=utilization,
             async_scheduling=overlap,
             max_num_batched_tokens=budget,
@@ -247,14 +260,17 @@ class ServerConfig:
     port: int = flag(DEFAULT_PORT, "port to listen on")
     uds: str | None = flag(None, "listen on this unix socket instead")
     api_key: tuple[str, ...] = flag((), "require this key; may be repeated", repeat=True)
-    served_model_name: str | None = flag(None, "name of the model in the API")
+    metrics_open: bool = flag(False, "answer /metrics without a key, for scrapers that have none")
+    served_model_name: tuple[str, ...] = flag(
+        (), "names of the model in the API, of which replies bear the first; may be repeated", repeat=True
+    )
     root_path: str = flag("", "path prefix when behind a proxy")
     allowed_origins: tuple[str, ...] = flag((), "CORS origins that browsers may call from", repeat=True)
     allowed_hosts: tuple[str, ...] = flag(
         (), "names that clients may call the server by, besides those of the loopback, where no key is set", repeat=True
     )
     tokenizer_workers: int = flag(1, "processes for tokenizing and detokenizing; 0: inside the API process")
-    chat_template: str | None = flag(None, "file with a chat template")
+    chat_template: str | None = flag(None, "file with a chat template, or the template itself")
     tool_call_parser: str | None = flag(None, "how the model writes calls of tools", choices=TOOL_CALL_PARSERS)
     enable_auto_tool_choice: bool | None = flag(None, "let the model decide whether to call tools (auto: demo model)")
     reasoning_parser: str | None = flag(None, "how the model marks its thinking", choices=REASONING_PARSERS)

@@ -7,7 +7,6 @@ import pytest
 
 from tokenmill.cli.flags import Given, build, check_names
 from tokenmill.cli.parse import settings
-from tokenmill.cli.parser import KNOWN_ELSEWHERE
 from tokenmill.cli.serve import make_parser, read_configs
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import InvalidConfig
@@ -86,6 +85,32 @@ def test_repeatable_flag_collects(capsys):
     assert build(ServerConfig, given).api_key == ("a,b", "c")
 
 
+def test_several_values_may_follow_one_flag(capsys):
+    arguments = ["somewhere", "--served-model-name", "a", "org/b", "--api-key", "k", "l", "--served-model-name=c"]
+    _, server = read_configs(arguments, {})
+    assert (server.served_model_name, server.api_key) == (("a", "org/b", "c"), ("k", "l"))
+    assert capsys.readouterr().err == ""
+
+
+def test_the_model_after_such_a_flag_stays_the_model(tmp_path, capsys):
+    for model in (str(tmp_path), "org/model"):
+        engine, server = read_configs(["--api-key", "secret", "secret-too", model], {})
+        assert (engine.model, server.api_key) == (model, ("secret", "secret-too"))
+    assert capsys.readouterr().err == ""
+    engine, server = read_configs(["--api-key", "secret", "word"], {})
+    assert (engine.model, server.api_key) == ("", ("secret", "word"))
+    assert capsys.readouterr().err == "tokenmill serve: --api-key takes 2 values, and no MODEL is given\n"
+
+
+def test_a_suggestion_never_says_the_opposite(capsys):
+    known = make_parser()._option_string_actions
+    for flag in [name for name in known if name.startswith("--no-")] + ["--disable-prefix-caching", "--no-log-stats"]:
+        message = refusal(capsys, flag + "s")
+        meant = re.search(r"did you mean (\S+)\?", message)
+        assert meant is None or meant[1].startswith(("--no-", "--disable-")), message
+    assert refusal(capsys, "--enable-log-stats").endswith("did you mean --no-disable-log-stats?")
+
+
 def test_unknown_flag_is_answered_with_the_one_that_was_meant(capsys):
     assert refusal(capsys, "--max-model-length", "5") == (
         "tokenmill serve: unknown flag --max-model-length; did you mean --max-model-len?"
@@ -96,12 +121,6 @@ def test_unknown_flag_is_answered_with_the_one_that_was_meant(capsys):
 
 def test_abbreviations_are_refused(capsys):
     assert "did you mean --max-num-seqs?" in refusal(capsys, "--max-num-seq", "5")
-
-
-@pytest.mark.parametrize("flag", sorted(KNOWN_ELSEWHERE))
-def test_a_flag_known_from_elsewhere_exists_or_is_refused_as_not_supported_yet(flag, capsys):
-    if flag not in make_parser()._option_string_actions:
-        assert refusal(capsys, flag, "2") == f"tokenmill serve: {flag} is not supported yet"
 
 
 def test_wrong_values_name_the_flag(capsys):

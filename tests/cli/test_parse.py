@@ -46,7 +46,7 @@ def test_auto_leaves_the_decision_open_for_numbers_and_switches_but_not_for_text
     assert BY_NAME["max_model_len"].read("auto") is None
     assert BY_NAME["async_scheduling"].read("Auto") is None
     assert BY_NAME["dtype"].read("auto") == "auto"
-    assert BY_NAME["served_model_name"].read("auto") == "auto"
+    assert BY_NAME["root_path"].read("auto") == "auto"
     with pytest.raises(InvalidConfig, match="'auto' is not an integer"):
         BY_NAME["port"].read("auto")
 
@@ -72,7 +72,8 @@ def test_switches(text, value):
         ("gpu_memory_utilization", 0.5, 0.5),
         ("gpu_memory_utilization", 1, 1.0),
         ("api_key", ["a", "b,c"], ("a", "b,c")),
-        ("served_model_name", 7, "7"),
+        ("root_path", 7, "7"),
+        ("served_model_name", 7, ("7",)),
     ],
 )
 def test_typed_values_of_a_file(name, value, expected):

@@ -1,5 +1,9 @@
 import json
 import random
+import shutil
+import socket
+import ssl
+import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -121,3 +125,73 @@ def test_no_server_is_one_sentence(url):
     with pytest.raises(ServerRefused) as error:
         ask(RemoteModel(url), "hi")
     assert url in str(error.value)
+
+
+def run_in_background(server) -> None:
+    server.seen = []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command to make a certificate with")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test"
+    extension = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command.split(), *extension, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.fixture
+def tls_server(certificate):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Stub)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificate)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    run_in_background(server)
+    yield server
+    server.shutdown()
+
+
+def answer(url: str, **how) -> str:
+    return "".join(delta.text for delta in RemoteModel(url, **how).chat([{"role": "user", "content": "hi"}], {}))
+
+
+def test_a_certificate_that_is_not_trusted_is_not_called_a_missing_server(tls_server, certificate, server):
+    url = f"https://127.0.0.1:{tls_server.server_port}"
+    with pytest.raises(ServerRefused, match=rf"certificate of {url} is not trusted .*--cacert"):
+        answer(url)
+    assert answer(url, cacert=str(certificate[0])) == "".join(TEXTS)
+    with pytest.raises(ServerRefused, match="does not speak TLS"):
+        answer(f"https://127.0.0.1:{server.server_port}", cacert=str(certificate[0]))
+    with pytest.raises(ServerRefused, match=r"--cacert missing\.pem: No such file"):
+        answer(url, cacert="missing.pem")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(ServerRefused, match=f"no server answers at https://127.0.0.1:{port}; start one"):
+        answer(f"https://127.0.0.1:{port}")
+
+
+class UnixServer(ThreadingHTTPServer):
+    address_family = socket.AF_UNIX
+
+    def server_bind(self):
+        self.socket.bind(self.server_address)
+
+    def get_request(self):
+        connection, _ = self.socket.accept()
+        return connection, ("unix", 0)
+
+
+@pytest.mark.parametrize("form", ["unix:{}", "unix://{}", "http+unix://{}"])
+def test_a_server_on_a_unix_socket_is_reached(form, tmp_path):
+    path = str(tmp_path / "s")
+    server = UnixServer(path, Stub)
+    run_in_background(server)
+    assert answer(form.format(path), model="m", api_key="k") == "".join(TEXTS)
+    assert [(at, key) for at, _, key in server.seen] == [("/v1/chat/completions", "Bearer k")]
+    server.shutdown()
+    with pytest.raises(ServerRefused, match="no server answers at unix:/nowhere"):
+        answer("unix:/nowhere")

@@ -36,7 +36,7 @@ READY = EngineReady(
     threads_reason="all cores that this process may use",
     seconds={},
 )
-SERVER = ServerConfig(served_model_name="tiny", port=8001)
+SERVER = ServerConfig(served_model_name=("tiny",), port=8001)
 
 
 class Terminal(io.StringIO):
@@ -114,7 +114,7 @@ def test_the_curl_command_is_one_line_and_survives_a_shell():
 
 
 def test_the_key_is_never_shown():
-    server = ServerConfig(api_key=("secret-key",), served_model_name="tiny")
+    server = ServerConfig(api_key=("secret-key",), served_model_name=("tiny",))
     text = start(io.StringIO(), server)
     assert "secret-key" not in text
     assert '"Authorization: Bearer $TOKENMILL_API_KEY"' in text
@@ -136,9 +136,18 @@ def test_url_is_one_that_this_machine_can_reach(how, url):
     assert base_url(ServerConfig(**how)) == url
 
 
-def test_a_unix_socket_is_named_in_the_command():
+def test_a_unix_socket_is_named_in_the_command(monkeypatch):
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     assert "--unix-socket /run/x" in curl_command("tiny", ServerConfig(uds="/run/x"))
-    assert chat_command(ServerConfig(uds="/run/x")) is None
+    assert chat_command(ServerConfig(uds="/run/x")) == "tokenmill chat --url unix:/run/x"
+    tls = ServerConfig(ssl_certfile="a cert.pem", ssl_keyfile="k", port=8002)
+    assert chat_command(tls) == "tokenmill chat --url https://127.0.0.1:8002 --cacert 'a cert.pem'"
+
+
+def test_who_sets_a_key_is_told_that_metrics_need_it():
+    assert "metrics" not in dict(facts(READY, ServerConfig()))
+    assert "--metrics-open" in dict(facts(READY, ServerConfig(api_key=("k",))))["metrics"]
+    assert "open to all" in dict(facts(READY, ServerConfig(api_key=("k",), metrics_open=True)))["metrics"]
 
 
 def test_the_chat_command_runs_in_a_terminal_without_our_environment(monkeypatch):
@@ -183,7 +192,7 @@ def test_room_is_counted_in_whole_tenths_and_never_rounded_up(num_pages, text):
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_as_json_every_line_of_a_start_is_an_object(stream):
-    server = ServerConfig(served_model_name="tiny", port=8001, log_format="json")
+    server = ServerConfig(served_model_name=("tiny",), port=8001, log_format="json")
     lines = [json.loads(line) for line in start(stream(), server).splitlines()]
     assert [(line["event"], line["message"]) for line in lines if line["event"] != "ready"] == [
         ("start", "loading torch"),

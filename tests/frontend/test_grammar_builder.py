@@ -13,6 +13,7 @@ from tokenmill.core.structured_outputs import MAX_CHARACTERS, StructuredOutputs
 from tokenmill.demo import demo_model_path
 from tokenmill.frontend.grammar_builder import GrammarBuilder, Thinking
 from tokenmill.frontend.tokenizer import Tokenizer
+from tokenmill.structured.compiler import GrammarCompiler, GrammarTokenizer
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 
@@ -122,3 +123,83 @@ def test_a_deep_schema_is_refused(tokenizer: Tokenizer) -> None:
     deep = json.loads('{"items":' * 100 + "{}" + "}" * 100)
     with pytest.raises(InvalidRequest, match="nested"):
         build(GrammarBuilder(tokenizer), json=deep)
+
+
+ARITHMETIC = r"""
+root   ::= term ([-+*/] term)*   # a comment
+term   ::= number | "(" root ")"
+number ::= "-"? [0-9]{1,3} ("\u00b2" | "\x21")?
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [("1", True), ("(1+22)*-333", True), ("7\u00b2", True), ("7!", True), ("1234", False), ("(1", False), ("", False)],
+)
+def test_a_grammar_in_gbnf_is_translated(backend: LLTokenizer, tokenizer: Tokenizer, text: str, is_right: bool) -> None:
+    assert accepts(backend, tokenizer, build(GrammarBuilder(tokenizer), grammar=ARITHMETIC), text) is is_right
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("root ::= missing", "Rule 'missing' not found"),
+        ('begin ::= "a"', "No 'root' rule found"),
+        ('root ::= ("a"', "Expected"),
+        ("root ::= " + "(" * 5000, "GBNF"),
+        ("".join(f"r{i} ::= r{i + 1}\n" for i in range(6000)), "too large"),
+    ],
+)
+def test_a_grammar_in_gbnf_that_cannot_be_translated_is_refused_by_that_name(
+    tokenizer: Tokenizer, text: str, why: str
+) -> None:
+    with pytest.raises(InvalidRequest, match="the GBNF grammar .*" + why.replace("GBNF", "")):
+        build(GrammarBuilder(tokenizer), grammar=text)
+
+
+def test_larks_notation_is_not_taken_for_gbnf(backend: LLTokenizer, tokenizer: Tokenizer) -> None:
+    assert accepts(backend, tokenizer, build(GrammarBuilder(tokenizer), grammar='start: "::=" "x"'), "::=x")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "name"),
+    [
+        ({"grammar": "start: ("}, "the Lark grammar cannot be used"),
+        ({"grammar": 'root ::= "\\u0000" [z-a]'}, "the GBNF grammar cannot be used"),
+        ({"regex": "(a"}, "the regular expression cannot be used"),
+        ({"json": {"type": "strange"}}, "the JSON schema cannot be used"),
+    ],
+)
+def test_what_cannot_be_compiled_is_called_what_it_is(tokenizer: Tokenizer, outputs: Any, name: str) -> None:
+    folder = demo_model_path()
+    config = json.loads((folder / "config.json").read_text())
+    known = GrammarTokenizer(str(folder / "tokenizer.json"), config["vocab_size"], (config["eos_token_id"],))
+    with pytest.raises(InvalidRequest, match=name):
+        GrammarCompiler(known).compile(build(GrammarBuilder(tokenizer), **outputs))
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_strict", "text", "is_right"),
+    [
+        ({}, False, '{"a":1}', True),
+        ({}, False, '{"a":1,"b":2}', False),
+        ({"additionalProperties": True}, False, '{"a":1,"b":2}', True),
+        ({"additionalProperties": True}, True, '{"a":1,"b":2}', False),
+        ({"additionalProperties": True}, True, '{"a":1}', True),
+    ],
+)
+def test_arguments_are_a_closed_object(
+    backend: LLTokenizer, tokenizer: Tokenizer, changes: Any, is_strict: bool, text: str, is_right: bool
+) -> None:
+    parameters = {"properties": {"a": {"type": "integer"}}, "required": ["a"]} | changes
+    builder = GrammarBuilder(tokenizer)
+    grammar = builder.grammar([builder.arguments(parameters, is_strict)], "tools").text
+    assert accepts(backend, tokenizer, grammar, text) is is_right
+
+
+@pytest.mark.parametrize(("most", "length", "is_right"), [(5, 5, True), (5, 6, False), (0, 60, True)])
+def test_strings_without_a_length_get_the_servers(
+    backend: LLTokenizer, tokenizer: Tokenizer, most: int, length: int, is_right: bool
+) -> None:
+    grammar = build(GrammarBuilder(tokenizer, max_string_length=most), json={"type": "string"})
+    assert accepts(backend, tokenizer, grammar, json.dumps("x" * length)) is is_right

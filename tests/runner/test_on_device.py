@@ -231,10 +231,18 @@ def test_an_old_gpu_is_told_what_it_lacks(model: Path) -> None:
             pass
 
 
-def test_modes_of_gpus_are_refused_on_a_cpu(model: Path) -> None:
-    for options in ({"enforce_eager": True}, {"batch_invariant": True}, {"quantization": "fp8"}):
+def test_what_needs_a_gpu_is_refused_on_a_cpu(model: Path) -> None:
+    for options in ({"batch_invariant": True}, {"quantization": "fp8"}):
         with pytest.raises(InvalidConfig, match="GPU"), running(model, None, **options):
             pass
+
+
+def test_eager_on_a_cpu_is_accepted_with_one_line(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running(model, None, enforce_eager=True):
+        pass
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "--enforce-eager changes nothing on a CPU"
+    ]
 
 
 @pytest.mark.parametrize(

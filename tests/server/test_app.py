@@ -1,6 +1,7 @@
 """The application without processes: which routes are open, guarded, documented."""
 
 import asyncio
+import dataclasses
 import json
 import re
 
@@ -41,6 +42,26 @@ def make_context(trouble=None, send=lambda message: None, parsers=None):
 
 def make_app(trouble=None, send=lambda message: None, **config):
     return build_app(make_context(trouble, send), ServerConfig(**config))
+
+
+@pytest.mark.parametrize("root_path", ["", "/behind"])
+def test_metrics_can_be_opened_and_nothing_else_is(root_path):
+    app = make_app(api_key=("key",), metrics_open=True, root_path=root_path)
+    assert request(app, "GET", "/metrics").status_code == 200
+    for method, path in all_routes(app):
+        if path not in OPEN | {"/metrics"}:
+            answer = request(app, method, path.replace("{", "").replace("}", ""))
+            assert answer.status_code == 401, path
+    assert request(make_app(api_key=("key",)), "GET", "/metrics").status_code == 401
+
+
+def test_a_model_with_several_names_is_called_by_any():
+    context = dataclasses.replace(make_context(), model_names=("m", "other/m"))
+    app = build_app(context, ServerConfig())
+    assert [card["id"] for card in request(app, "GET", "/v1/models").json()["data"]] == ["m", "other/m"]
+    for name, status in (("m", 200), ("other/m", 200), ("another", 404)):
+        assert request(app, "GET", f"/v1/models/{name}").status_code == status
+    assert request(app, "GET", "/v1/models/other/m").json()["id"] == "other/m"
 
 
 def request(app, method, path, **how) -> httpx.Response:

@@ -58,7 +58,10 @@ UNSUPPORTED = {
     "response_format": {"type": "grammar"},
     "structured_outputs": {"xgrammar": {}},
     "guided_json": {},
-    "store": True,
+    "chat_template": "{{ messages }}",
+    "detokenize": False,
+    "length_penalty": 2.0,
+    "kv_transfer_params": {"do_remote_decode": True},
     "no_such_field": 1,
     "priority": 1,
     "use_beam_search": True,
@@ -134,11 +137,26 @@ def test_a_chat_has_no_echo(echo_server):
 
 def test_fields_that_ask_for_nothing_special_are_accepted(echo_server):
     harmless = {
-        "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "echo": False, "best_of": 1,
+        "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "echo": False, "best_of": 1,
         "response_format": {"type": "text"}, "logit_bias": {"5": 1000}, "stop": None, "seed": None, "top_k": -1,
+        "verbosity": "low", "use_beam_search": False, "detokenize": True, "length_penalty": 1.0, "documents": None,
     }  # fmt: skip
     for route, good in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
         assert echo_server.post(route, good | harmless).status_code == 200
+
+
+def test_harmless_fields_of_other_apis_are_accepted(echo_server):
+    claude = {"model": "echo", "max_tokens": 3, "messages": MESSAGES}
+    harmless = {
+        "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}, "container": None, "mcp_servers": [],
+        "output_config": {"effort": "high"}, "metadata": {"user_id": "u"},
+    }  # fmt: skip
+    assert echo_server.post("/v1/messages", claude | harmless).status_code == 200
+    for field, value in {"container": "c", "mcp_servers": [{"url": "https://x"}], "output_config": {"x": 1}}.items():
+        assert field in echo_server.post("/v1/messages", claude | {field: value}).json()["error"]["message"]
+    response = {"input": "hello", "max_output_tokens": 3, "context_management": [], "text": {"verbosity": "low"}}
+    assert echo_server.post("/v1/responses", response).status_code == 200
+    assert echo_server.post("/v1/chat/completions", CHAT | {"include_reasoning": True}).status_code == 200
 
 
 def test_bad_chats_are_refused_by_field(echo_server):

@@ -11,7 +11,7 @@ from tokenmill.server.generation.call import GenerationCall, messages_of
 from tokenmill.server.openai.chat import ChatBody, chat_call
 from tokenmill.server.openai.completions import TextBody, text_call
 from tokenmill.server.openai.responses_body import ResponsesBody, response_call
-from tokenmill.server.sglang.generate import NativeBody, native_call
+from tokenmill.server.sglang.generate import NativeBody, native_calls
 
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
 FUNCTION = {"name": "look", "description": "Look.", "parameters": SCHEMA}
@@ -21,6 +21,11 @@ CONTEXT = make_context(parsers=ToolParsers("hermes", True, "qwen3"))
 def message(read, kind, **fields):
     (message,) = messages_of(read(msgspec.convert(fields, kind)), CONTEXT)
     return message
+
+
+def a_native_call(body):
+    (call,) = native_calls(body)
+    return call
 
 
 @pytest.mark.parametrize("is_named", [False, True])
@@ -69,7 +74,7 @@ def test_two_apis_ask_the_same_of_a_text():
     text = message(text_call, TextBody, prompt=[1, 2], max_tokens=5, min_tokens=2, logprobs=3, seed=4, **given)
     renamed = {"max_new_tokens": 5, "min_new_tokens": 2, "sampling_seed": 4}
     native = message(
-        native_call, NativeBody, input_ids=[1, 2], return_logprob=True, top_logprobs_num=3,
+        a_native_call, NativeBody, input_ids=[1, 2], return_logprob=True, top_logprobs_num=3,
         sampling_params=given | renamed,
     )  # fmt: skip
     assert text.params.logit_bias == {5: 100.0}
@@ -98,7 +103,12 @@ def test_tools_that_may_not_be_called_are_not_shown():
     [
         (chat_call, ChatBody, {"messages": [], "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         (text_call, TextBody, {"prompt": "x", "logprobs": 21}, "logprobs"),
-        (native_call, NativeBody, {"text": "x", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
+        (
+            a_native_call,
+            NativeBody,
+            {"text": "x", "return_logprob": True, "top_logprobs_num": 21},
+            "top_logprobs_num",
+        ),
     ],
 )
 def test_each_api_names_its_own_field(read, kind, fields, named):

@@ -3,7 +3,11 @@
 import itertools
 import json
 
+import msgspec
 import pytest
+
+from tokenmill.core.structured_outputs import StructuredOutputs
+from tokenmill.server.sglang.generate import NativeBody, native_calls
 
 PROMPT = "the quick brown fox"
 
@@ -71,6 +75,45 @@ def test_log_probabilities_have_sglangs_order(echo_server):
     assert meta["output_top_logprobs"][0][1][0] == -9999.0, "JSON has no -inf"
 
 
+def test_each_prompt_may_have_parameters_of_its_own(echo_server):
+    params = [{"max_new_tokens": 3}, {"max_new_tokens": 50, "stop": "brown"}, {"max_new_tokens": 1}]
+    replies = generate(echo_server, text=[PROMPT] * 3, sampling_params=params).json()
+    assert [reply["meta_info"]["finish_reason"]["type"] for reply in replies] == ["length", "stop", "length"]
+    for reply, own in zip(replies, params, strict=True):
+        assert reply["text"] == generate(echo_server, sampling_params=own).json()["text"]
+
+
+@pytest.mark.parametrize(
+    ("field", "constraint", "ours"),
+    [
+        ("json_schema", '{"type": "integer"}', {"json": '{"type": "integer"}'}),
+        ("regex", "[a-c]+", {"regex": "[a-c]+"}),
+        ("ebnf", 'root ::= "a" | "b"', {"grammar": 'root ::= "a" | "b"'}),
+    ],
+)
+def test_what_an_answer_must_match_has_sglangs_names(field, constraint, ours):
+    body = msgspec.convert({"text": "x", "sampling_params": {field: constraint}}, NativeBody)
+    (call,) = native_calls(body)
+    assert call.params["structured_outputs"] == StructuredOutputs(**ours, param="sampling_params")
+
+
+def test_what_sglangs_clients_send_beside_is_accepted(echo_server):
+    harmless = {"lora_path": None, "image_data": None, "logprob_start_len": -1}
+    assert generate(echo_server, sampling_params={"max_new_tokens": 2}, **harmless).status_code == 200
+
+
+def test_its_questions_about_the_server(echo_server):
+    info = echo_server.http.get(echo_server.url + "/get_model_info").json()
+    assert info == echo_server.http.get(echo_server.url + "/model_info").json()
+    assert (info["model_path"], info["is_generation"]) == ("echo", True)
+    server_info = echo_server.http.get(echo_server.url + "/get_server_info").json()
+    own = echo_server.http.get(echo_server.url + "/server_info").json()
+    assert server_info.keys() == own.keys() >= {"version", "settings"}
+    assert server_info["max_total_num_tokens"] > 0
+    assert len(server_info["internal_states"]) == 1
+    assert echo_server.post("/flush_cache").text == "Cache flushed.\n"
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -86,7 +129,11 @@ def test_log_probabilities_have_sglangs_order(echo_server):
         {"text": ["x"] * 200, "sampling_params": {"n": 128}},
         {"text": "x", "sampling_params": {"temperature": -1}},
         {"text": "x", "sampling_params": {"max_tokens": 5}},
-        {"text": "x", "sampling_params": {"json_schema": "{}"}},
+        {"text": "x", "sampling_params": {"json_schema": "{}", "regex": "a"}},
+        {"text": "x", "sampling_params": [{}]},
+        {"text": ["x", "y"], "sampling_params": [{}]},
+        {"text": ["x", "y"], "sampling_params": [{"n": 1}, {"n": 2}]},
+        {"text": ["x"] * 20, "sampling_params": [{"n": 100}] * 20},
         {"text": "x", "sampling_params": {"logit_bias": {"x": 1}}},
         {"text": "x", "return_logprob": True, "top_logprobs_num": 21},
         {"text": "x", "lora_path": "x"},

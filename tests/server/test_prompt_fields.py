@@ -114,6 +114,33 @@ def test_echo_puts_the_prompt_before_the_text_and_its_logprobs(server, oracle):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_scored_without_a_token_after_it(server, stream):
+    """`max_tokens` 0, as evaluation harnesses ask: what is told of the prompt is what an echo of it tells."""
+    fields = {"prompt": [PROMPT, "hello there"], "logprobs": 1, "echo": True, "stop": ["o"]}
+    echoed = complete(server, **fields, max_tokens=1)
+    streaming = {"stream_options": {"include_usage": True}} if stream else {}
+    scored = server.client.completions.create(model="tiny", max_tokens=0, stream=stream, **fields, **streaming)
+    chunks = list(scored) if stream else [scored]
+    choices = {choice.index: choice for chunk in chunks for choice in chunk.choices}
+    for expected in echoed["choices"]:
+        choice, length = choices[expected["index"]], len(expected["logprobs"]["tokens"]) - 1
+        assert choice.text == fields["prompt"][expected["index"]]
+        assert choice.logprobs.tokens == expected["logprobs"]["tokens"][:length]
+        assert choice.logprobs.token_logprobs[0] is None
+        np.testing.assert_allclose(
+            choice.logprobs.token_logprobs[1:], expected["logprobs"]["token_logprobs"][1:length], atol=1e-4
+        )
+        assert (choice.finish_reason, choice.stop_reason) == ("length", None)
+    usage = chunks[-1].usage
+    assert (usage.completion_tokens, usage.prompt_tokens) == (0, echoed["usage"]["prompt_tokens"])
+
+
+def test_nothing_is_nothing_without_an_echo(server):
+    reply = server.post("/v1/completions", {"prompt": "x", "max_tokens": 0})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "max_tokens")
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_echo_and_token_ids_also_in_a_stream(server, stream):
     token_ids = tokens_of(server, "hello there")
     reply = server.client.completions.create(

@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import make_checkpoint
 from tests.weights.quantized_layouts import CASES, Tensors, change_config, compressed, quantize
 from tests.weights.test_checkpoint import parameters
-from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.config import STORED_FORMATS
+from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.weights.checkpoint import read_architecture
-from tokenmill.weights.loader import load_model
+from tokenmill.weights.gguf.folder import LINK_NAME
+from tokenmill.weights.loader import check_stored, load_model
 
 
 def quantized(folder: Path, case: str, rng: np.random.Generator) -> Tensors:
@@ -69,3 +71,20 @@ def test_what_cannot_be_read_is_refused_by_name(config: Any, message: str, tmp_p
     with pytest.raises(InvalidCheckpoint, match=message) as raised:
         load(tmp_path)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors", "gguf", None])
+def test_naming_the_format_of_a_checkpoint_is_a_check(method: str | None, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "qwen3", tokenizer=False)
+    configs = {"awq": {"bits": 4}, "gptq": {"bits": 4}, "compressed-tensors": compressed(4, "pack-quantized")}
+    if method == "gguf":
+        (tmp_path / LINK_NAME).touch()
+    elif method is not None:
+        change_config(tmp_path, {"quant_method": method, **configs[method]})
+    stored = "as floats" if method is None else f"as {method}"
+    for wanted in STORED_FORMATS:
+        if wanted == method:
+            check_stored(tmp_path, wanted)
+        else:
+            with pytest.raises(InvalidConfig, match=f"--quantization {wanted}: .* is stored {stored}; leave the flag"):
+                check_stored(tmp_path, wanted)

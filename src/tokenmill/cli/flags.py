@@ -6,19 +6,22 @@ A flag wins over the environment, the environment over the file, the file over t
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tokenmill.cli.parse import Setting, settings
 from tokenmill.cli.parser import Parser, did_you_mean
+from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import InvalidConfig
 
 ENV_PREFIX = "TOKENMILL_"
 # Variables of the same prefix that are not config fields: the clients read them, or they name the file itself.
-OTHER_VARIABLES = frozenset({"CONFIG", "URL", "API_KEY"})
+OTHER_VARIABLES = frozenset({"CONFIG", "URL", "API_KEY", "CACERT"})
 C = TypeVar("C")
 
 
@@ -42,6 +45,7 @@ class Given:
 def add_flags(parser: Parser, config_class: type, title: str) -> None:
     """Add the flags of a config class as a group of their own; flags that are not given leave no attribute."""
     group = parser.add_argument_group(title)
+    parser.is_engines = True
     for setting in settings(config_class):
         names = (setting.flag, *setting.how.aliases)
         how: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS, "help": _help(setting)}
@@ -51,6 +55,7 @@ def add_flags(parser: Parser, config_class: type, title: str) -> None:
             how |= {"type": _reader(setting), "metavar": _metavar(setting)}
             if setting.how.repeat:
                 how["action"] = "extend"
+                parser.repeatable.update(names)
         group.add_argument(*names, **how)
 
 
@@ -129,7 +134,30 @@ def _read_file(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise InvalidConfig(f"{path} must hold flags as keys (max-model-len: 32k), not a {type(content).__name__}")
-    return content
+    return _in_our_words(path, content)
+
+
+def _in_our_words(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The file with the keys of other engines replaced by ours; unknown ones stay, see `check_names`."""
+    from tokenmill.foreign_flags import NEGATION, find, foreign_flags
+
+    known = {key for config in (EngineConfig, ServerConfig) for setting in settings(config) for key in _keys(setting)}
+    ours = {key: value for key, value in content.items() if key in known}
+    table = foreign_flags() if len(ours) < len(content) else {}
+    for key, value in content.items():
+        flag, is_negated = find(f"--{key}", table)
+        if flag is None or key in known:
+            ours[key] = value
+            continue
+        texts = value if isinstance(value, list) else [value]
+        texts = [text if isinstance(text, str) else json.dumps(text) for text in texts]
+        words, note = _named(f"{path}: {key}", partial(flag.replacement, is_negated=is_negated), texts)
+        if note:
+            print(f"tokenmill: {path}: {note}", file=sys.stderr)
+        if words:
+            name = "--" + words[0].removeprefix(NEGATION).removeprefix("--")
+            ours[name[2:]] = words[1] if len(words) > 1 else not words[0].startswith(NEGATION)
+    return ours
 
 
 def _named(place: str, read: Callable[[Any], Any], value: Any) -> Any:

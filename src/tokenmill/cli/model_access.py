@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import unicodedata
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from tokenmill.cli.model_protocol import ModelAccess
 from tokenmill.cli.parser import Parser
 from tokenmill.config import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from tokenmill.cli.remote import RemoteModel
 
 
 def add_access_flags(parser: Parser) -> None:
@@ -30,13 +33,24 @@ def add_server_flags(parser: Parser) -> None:
     """Add the flags that choose a server."""
     group = parser.add_argument_group("server")
     url = os.environ.get("TOKENMILL_URL", f"http://127.0.0.1:{DEFAULT_PORT}")
-    group.add_argument("--url", default=url, help="server to talk to, also as TOKENMILL_URL (default: %(default)s)")
+    where = "server to talk to, or unix:PATH, also as TOKENMILL_URL (default: %(default)s)"
+    group.add_argument("--url", default=url, help=where)
     group.add_argument("--api-key", default=None, help="its key, also as TOKENMILL_API_KEY")
+    cacert, trust = os.environ.get("TOKENMILL_CACERT"), "certificates to trust (PEM), also as TOKENMILL_CACERT"
+    group.add_argument("--cacert", default=cacert, metavar="FILE", help=trust)
 
 
-def key_of(namespace: argparse.Namespace) -> str | None:
-    """The key to show to the server: a server takes several from the same variable; any of them will do."""
-    return namespace.api_key or os.environ.get("TOKENMILL_API_KEY", "").split(",")[0] or None
+def connect(namespace: argparse.Namespace, model: str | None = None) -> RemoteModel:
+    """The server of `add_server_flags`.
+
+    Raises:
+        ServerRefused: the certificates cannot be read.
+    """
+    from tokenmill.cli.remote import RemoteModel
+
+    # A server takes several keys from the same variable; any of them will do.
+    key = namespace.api_key or os.environ.get("TOKENMILL_API_KEY", "").split(",")[0] or None
+    return RemoteModel(namespace.url, key, model, namespace.cacert)
 
 
 def open_access(namespace: argparse.Namespace) -> ModelAccess:
@@ -49,9 +63,7 @@ def open_access(namespace: argparse.Namespace) -> ModelAccess:
         from tokenmill.cli.local import LocalModel
 
         return LocalModel(namespace.local)
-    from tokenmill.cli.remote import RemoteModel
-
-    return RemoteModel(namespace.url, key_of(namespace), namespace.model)
+    return connect(namespace, namespace.model)
 
 
 def write_delta(stream: IO[str], text: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +15,7 @@ from tokenmill.cli.model_protocol import Delta, Deltas, Messages
 from tokenmill.core.errors import TokenMillError
 
 CONNECT_SECONDS = 10.0
+_UNIX = re.compile(r"(?:(https?)\+)?unix:(?://)?(.+)")
 
 
 class ServerRefused(TokenMillError):
@@ -22,12 +25,25 @@ class ServerRefused(TokenMillError):
 class RemoteModel:
     """Talks to one server; the model's name is asked for once if none is given."""
 
-    def __init__(self, url: str, api_key: str | None = None, model: str | None = None) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
+    def __init__(
+        self, url: str, api_key: str | None = None, model: str | None = None, cacert: str | None = None
+    ) -> None:
+        """`url` may be `unix:PATH`, `https+unix:PATH` with TLS; `cacert` is a file of certificates to trust.
+
+        Raises:
+            ServerRefused: that file cannot be read.
+        """
+        self._place = url
         self._model = model
+        socket = _UNIX.fullmatch(url)
+        address = url if socket is None else f"{socket[1] or 'http'}://localhost"
+        self._url = address.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        trust = _trust(cacert)
+        transport = None if socket is None else httpx.HTTPTransport(verify=trust, uds=socket[2])
         # An answer may take as long as it takes; only connecting is timed.
-        self._client = httpx.Client(headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_SECONDS))
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        self._client = httpx.Client(headers=headers, timeout=timeout, verify=trust, transport=transport)
 
     def chat(self, messages: Messages, fields: Mapping[str, Any]) -> Deltas:
         """See `ModelAccess.chat`.
@@ -75,10 +91,10 @@ class RemoteModel:
     def _connection_errors(self) -> Iterator[None]:
         try:
             yield
-        except httpx.ConnectError:
-            raise ServerRefused(f"no server answers at {self._url}; start one with: tokenmill serve") from None
+        except httpx.ConnectError as error:
+            raise ServerRefused(_why_not_connected(error, self._place)) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ServerRefused(f"the connection to {self._url} failed: {error}") from None
+            raise ServerRefused(f"the connection to {self._place} failed: {error}") from None
 
     def _model_name(self) -> str:
         if self._model is None:
@@ -105,6 +121,30 @@ def events(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
                 return
             yield json.loads(data)
     raise ServerRefused("the server ended the answer before it was complete")
+
+
+def _trust(cacert: str | None) -> ssl.SSLContext | bool:
+    """Whom to trust: authorities of the system, or the certificates of a file and nobody else."""
+    if cacert is None:
+        return True
+    try:
+        context = ssl.create_default_context(cafile=cacert)
+    except OSError as error:  # ssl.SSLError is one
+        raise ServerRefused(f"--cacert {cacert}: {error.strerror or error}") from None
+    # A server's own certificate will do, without the authority that signed it.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+def _why_not_connected(error: BaseException, place: str) -> str:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"the certificate of {place} is not trusted ({cause.verify_message}); --cacert FILE trusts it"
+        if isinstance(cause, ssl.SSLError):
+            return f"{place} does not speak TLS: {cause.reason or cause}"
+        cause = cause.__cause__ or cause.__context__
+    return f"no server answers at {place}; start one with: tokenmill serve"
 
 
 def _error_text(response: httpx.Response) -> str:

@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> int:
     from tokenmill.cli.startup import open_screen
     from tokenmill.server.process import launch
 
-    server = dataclasses.replace(server, served_model_name=launch.served_name(engine, server))
+    server = dataclasses.replace(server, served_model_name=launch.served_names(engine, server))
     with open_screen(sys.stderr, server) as screen:
         return launch.run(
             engine,

@@ -162,7 +162,7 @@ class TerminalScreen:
         chat = chat_command(self._server)
         self._console.print(
             f"\n[bold green]ready[/] in {time.monotonic() - self._started:.1f} s; Ctrl-C ends. "
-            f"In another terminal{f' run [bold]{chat}[/] or' if chat else ''} paste:\n"
+            f"In another terminal run [bold]{escape(chat)}[/] or paste:\n"
         )
         # Not wrapped by us: a wrapped command cannot be pasted.
         command = curl_command(model_name(ready, self._server), self._server)

@@ -32,6 +32,9 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         ("API", f"{url}/v1"),
         ("reference", f"{url}/docs"),
     ]
+    if server.api_key:
+        how = "open to all" if server.metrics_open else "needs the key; --metrics-open lets scrapers in without"
+        lines.append(("metrics", f"{url}/metrics {how}"))
     warning = open_to_all(server)
     return lines if warning is None else [*lines, ("open to all", warning)]
 
@@ -45,7 +48,7 @@ def open_to_all(server: ServerConfig) -> str | None:
 
 def model_name(ready: EngineReady, server: ServerConfig) -> str:
     """The model's id in the API."""
-    return server.served_model_name or ready.model
+    return server.served_model_name[0] if server.served_model_name else ready.model
 
 
 def base_url(server: ServerConfig) -> str:
@@ -82,12 +85,13 @@ def own_command() -> str:
     return shlex.join([str(script)] if script.exists() else [sys.executable, "-m", "tokenmill"])
 
 
-def chat_command(server: ServerConfig) -> str | None:
-    """The `tokenmill chat` that reaches the server; None: it cannot, the server listens on a unix socket."""
-    if server.uds is not None:
-        return None
-    url = base_url(server)
-    return f"{own_command()} chat" + ("" if url == f"http://127.0.0.1:{DEFAULT_PORT}" else f" --url {url}")
+def chat_command(server: ServerConfig) -> str:
+    """The `tokenmill chat` that reaches the server."""
+    url = base_url(server) if server.uds is None else f"unix:{server.uds}"
+    words = [] if url == f"http://127.0.0.1:{DEFAULT_PORT}" else ["--url", url]
+    if server.ssl_certfile is not None:
+        words += ["--cacert", server.ssl_certfile]
+    return f"{own_command()} {shlex.join(['chat', *words])}"
 
 
 def _amount(requests: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tokenmill.cli.model_access import add_server_flags, key_of
+from tokenmill.cli.model_access import add_server_flags, connect
 from tokenmill.cli.parser import Parser
 from tokenmill.core.errors import InvalidConfig
 
@@ -49,9 +49,9 @@ def run(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from tokenmill.cli.remote import RemoteModel, ServerRefused
+    from tokenmill.cli.remote import ServerRefused
 
-    server, console = RemoteModel(namespace.url, key_of(namespace)), Console()
+    server, console = connect(namespace), Console()
     first = read_sample(server.read("/metrics"))
     if not first.values:
         raise ServerRefused(f"{namespace.url}/metrics tells nothing of a TokenMill server")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -113,13 +114,16 @@ def load_chat_template(
     """
     if template_file is not None:
         try:
+            if is_inline(template_file):
+                return ChatTemplate(template_file, special_tokens)
             return ChatTemplate(read_regular(Path(template_file)).decode(), special_tokens)
         except OSError as error:
             raise InvalidConfig(f"--chat-template: cannot read {template_file}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise InvalidConfig(f"--chat-template: {template_file} is not UTF-8 text") from error
         except InvalidCheckpoint as error:
-            raise InvalidConfig(f"--chat-template {template_file}: {error}") from error
+            where = "" if is_inline(template_file) else f" {template_file}"
+            raise InvalidConfig(f"--chat-template{where}: {error}") from error
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
@@ -134,6 +138,11 @@ def load_chat_template(
         if "default" in named:
             return ChatTemplate(named["default"], special_tokens, tool_source=named.get("tool_use"))
     return None
+
+
+def is_inline(template: str) -> bool:
+    """Whether `--chat-template` holds the template itself, as in vLLM: it has these characters and names no file."""
+    return any(character in template for character in "{}\n") and not os.path.isfile(template)
 
 
 class _GenerationTag(Extension):

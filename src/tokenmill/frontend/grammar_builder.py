@@ -19,6 +19,8 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.sampling_params import Grammar
 from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.frontend.chat_messages import check_depth
+from tokenmill.frontend.gbnf import is_gbnf, to_lark
+from tokenmill.frontend.json_schema import closed, with_string_lengths
 
 # Between the parts of a JSON text: nothing, a space, or a new line with an indent. Unlimited space would be legal JSON,
 # and a model that has lost its way would fill its context with it.
@@ -47,8 +49,10 @@ class Thinking(msgspec.Struct, frozen=True):
 class GrammarBuilder:
     """Collects the grammars that an answer is made of, each under a name of its own."""
 
-    def __init__(self, vocabulary: Vocabulary, any_whitespace: bool = True) -> None:
+    def __init__(self, vocabulary: Vocabulary, any_whitespace: bool = True, max_string_length: int = 0) -> None:
+        """`max_string_length`: characters of a string whose schema does not say how many; 0: any number."""
         self._vocabulary = vocabulary
+        self._max_string_length = max_string_length
         self._any_whitespace = any_whitespace
         self._parts: list[dict[str, Any]] = []
 
@@ -74,17 +78,20 @@ class GrammarBuilder:
         check_depth(schema, param)
         return self._schema(schema, is_lenient)
 
-    def arguments(self, parameters: dict[str, Any]) -> str:
-        """The rule for the arguments of a function; what its schema has that is not supported is left out."""
-        return self.value({"type": "object", **parameters})
+    def arguments(self, parameters: dict[str, Any], is_strict: bool = False) -> str:
+        """The rule for the arguments of a function: a closed object, unless its schema opens it and is not strict.
+
+        What the schema has that is not supported is left out.
+        """
+        return self.value(closed({"type": "object", **parameters}, is_strict))
 
     def value(self, schema: dict[str, Any]) -> str:
         """The rule for a JSON value; what the schema has that is not supported is left out."""
         return self._schema(schema, is_lenient=True)
 
-    def lark(self, text: str) -> str:
+    def lark(self, text: str, notation: str = "part") -> str:
         """The rule for a grammar with a rule `start`."""
-        return self._part({"lark_grammar": text})
+        return self._part({"lark_grammar": text}, notation)
 
     def answer(self, outputs: StructuredOutputs) -> str:
         """The rule for an answer.
@@ -93,11 +100,13 @@ class GrammarBuilder:
             InvalidRequest: the JSON schema is none.
         """
         if outputs.regex is not None:
-            return self.lark(f"start: /{_escaped_regex(outputs.regex)}/")
+            return self.lark(f"start: /{_escaped_regex(outputs.regex)}/", "regular_expression")
         if outputs.choice is not None:
             return self.lark("start: " + " | ".join(map(literal, outputs.choice)))
+        if outputs.grammar is not None and is_gbnf(outputs.grammar):
+            return self.lark(to_lark(outputs.grammar, outputs.param), "GBNF_grammar")
         if outputs.grammar is not None:
-            return self.lark(outputs.grammar)
+            return self.lark(outputs.grammar, "Lark_grammar")
         return self.schema(outputs.schema_text(), outputs.param, outputs.is_lenient)
 
     def thinking(self, thinking: Thinking) -> str:
@@ -117,10 +126,13 @@ class GrammarBuilder:
 
     def _schema(self, schema: dict[str, Any], is_lenient: bool) -> str:
         spacing = {"whitespace_pattern": _WHITESPACE} if self._any_whitespace else {"whitespace_flexible": False}
-        return self._part({"json_schema": {**schema, "x-guidance": {**spacing, "lenient": is_lenient}}})
+        if self._max_string_length:
+            schema = with_string_lengths(schema, self._max_string_length)
+        return self._part({"json_schema": {**schema, "x-guidance": {**spacing, "lenient": is_lenient}}}, "JSON_schema")
 
-    def _part(self, grammar: dict[str, Any]) -> str:
-        name = f"part{len(self._parts)}"
+    def _part(self, grammar: dict[str, Any], notation: str) -> str:
+        # The compiler tells by the name what a grammar was written in.
+        name = f"{notation}{len(self._parts)}"
         self._parts.append({"name": name, **grammar})
         return f"@{name}"
 

@@ -59,10 +59,13 @@ Prepared = PreparedPrompt | Encoded | Decoded | RequestRejected
 class PromptProcessor:
     """Brings what clients ask to the form that the engine takes, for one model."""
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, any_whitespace: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, any_whitespace: bool, max_string_length: int
+    ) -> None:
         self._tokenizer = tokenizer
         self._prompts = PromptEncoder(tokenizer, chat_template)
         self._any_whitespace = any_whitespace
+        self._max_string_length = max_string_length
 
     def engine_ready(self, ready: EngineReady) -> None:
         """Take in the limits of the engine."""
@@ -104,7 +107,7 @@ class PromptProcessor:
             return params
         if calls is not None and NOTATIONS[calls.parser].needs_special_tokens:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
-        builder = GrammarBuilder(self._tokenizer, self._any_whitespace)
+        builder = GrammarBuilder(self._tokenizer, self._any_whitespace, self._max_string_length)
         grammar = answer_grammar(builder, params.structured_outputs, calls, message.tools, thinking)
         return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
 
@@ -146,7 +149,7 @@ def answer_grammar(
 def _read_tool(tool: dict[str, Any]) -> Tool:
     """A tool of OpenAI's form, which the edge has checked."""
     function = tool["function"]
-    return Tool(function["name"], function.get("parameters") or {})
+    return Tool(function["name"], function.get("parameters") or {}, function.get("strict") is True)
 
 
 def ids_of(message: Question) -> list[str]:

@@ -35,6 +35,7 @@ from tokenmill.core.messages import (
 )
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.demo import demo_model_path
 from tokenmill.frontend.answer_parser import AnswerParser
 from tokenmill.frontend.chat_template import ChatTemplate, load_chat_template
 from tokenmill.frontend.detokenizer import IncrementalDetokenizer
@@ -46,6 +47,9 @@ from tokenmill.frontend.stop_strings import StopStrings
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.frontend.tool_parsers.select import NOTATIONS
 from tokenmill.model_files import eos_token_ids
+
+# The demo model is too small to end every text that it begins.
+DEMO_STRING_LENGTH = 80
 
 
 @dataclass(slots=True)
@@ -80,13 +84,14 @@ class TextProcessor:
         *,
         eos_token_ids: frozenset[int] = frozenset(),
         any_whitespace: bool = True,
+        max_string_length: int = 0,
     ) -> None:
         """`eos_token_ids` are the model's own: ending on one of them is a plain stop, with no `stop_reason`.
 
-        `any_whitespace`: structured JSON may have white space between its parts.
+        `any_whitespace`, `max_string_length`: see `GrammarBuilder`.
         """
         self.tokenizer = tokenizer
-        self._prompts = PromptProcessor(tokenizer, chat_template, any_whitespace)
+        self._prompts = PromptProcessor(tokenizer, chat_template, any_whitespace, max_string_length)
         self._worker_index = worker_index
         self._eos_token_ids = eos_token_ids
         self._open: dict[str, _OpenRequest] = {}
@@ -263,7 +268,15 @@ def load_text_processor(
         worker_index,
         eos_token_ids=eos_token_ids(folder),
         any_whitespace=not config.structured_outputs().disable_any_whitespace,
+        max_string_length=_max_string_length(folder, config),
     )
+
+
+def _max_string_length(folder: Path, config: EngineConfig) -> int:
+    """As told; where nothing is, the demo model needs a bound and others do not."""
+    if config.max_string_length is not None:
+        return config.max_string_length
+    return DEMO_STRING_LENGTH if folder == demo_model_path() else 0
 
 
 def _params_of_continuation(params: SamplingParams, index: int) -> SamplingParams:

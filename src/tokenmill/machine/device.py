@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +12,16 @@ import torch
 
 from tokenmill.attention.protocol import AttentionSpec
 from tokenmill.attention.registry import AttentionChoice, AttentionConfig, choose_attention
-from tokenmill.config import EngineConfig
+from tokenmill.config import STORED_FORMATS, EngineConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.kernels.select import select_kernels
 from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.platform.memory import huge_pages
 from tokenmill.platform.protocol import Platform
-from tokenmill.weights.loader import choose_formats
+from tokenmill.weights.loader import check_stored, choose_formats
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # Generations of NVIDIA's GPUs: the first with bfloat16, and the first whose products take a scale per row.
@@ -40,12 +43,13 @@ def check(config: EngineConfig, platform: Platform, dtype: torch.dtype) -> None:
     obstacles = _gpu_obstacles(config, platform, dtype) if platform.is_accelerator else _cpu_obstacles(config)
     for obstacle in obstacles:
         raise InvalidConfig(obstacle)
+    if config.enforce_eager and not platform.is_accelerator:
+        logger.warning("--enforce-eager changes nothing on a CPU")
 
 
 def _cpu_obstacles(config: EngineConfig) -> Iterator[str]:
-    for name in ("enforce_eager", "batch_invariant"):
-        if getattr(config, name):
-            yield f"--{name.replace('_', '-')} is for GPUs; a CPU needs no such mode"
+    if config.batch_invariant:
+        yield "--batch-invariant is for GPUs; a CPU needs no such mode"
     if config.quantization == "fp8":
         yield "--quantization fp8 needs a GPU; a CPU has int8 and int4"
 
@@ -78,9 +82,11 @@ def choose_kernels(config: EngineConfig, platform: Platform, folder: Path, num_t
     Raises:
         InvalidConfig: these weights cannot be multiplied here in the form that is asked for.
     """
+    if is_stored := config.quantization in STORED_FORMATS:
+        check_stored(folder, config.quantization)
     if platform.is_accelerator:
         return gpu_kernels(config, platform, DTYPES[config.dtype])
-    wanted = None if config.quantization == "none" else config.quantization
+    wanted = None if is_stored or config.quantization == "none" else config.quantization
     formats = choose_formats(folder, wanted)
     kernels, reason = select_kernels(config.kernels, "cpu", DTYPES[config.dtype], num_threads, formats)
     if wanted is not None and kernels.name != "native":

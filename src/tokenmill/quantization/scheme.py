@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenmill.core.errors import InvalidCheckpoint
@@ -18,10 +18,12 @@ class QuantizationScheme:
 
     Attributes:
         formats: these keep the integers as they are: none is rounded a second time.
+        method: its name in config.json, "none" for floats.
     """
 
     layout: WeightLayout
     formats: PackedFormats = UNQUANTIZED
+    method: str = "none"
 
 
 def read_scheme(config: dict[str, Any], source: str) -> QuantizationScheme:
@@ -39,7 +41,7 @@ def read_scheme(config: dict[str, Any], source: str) -> QuantizationScheme:
     reader = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq}.get(str(method))
     if reader is None:
         raise _unsupported(source, f"quantization_config ({method})")
-    return reader(fields, source)
+    return replace(reader(fields, source), method=str(method))
 
 
 def _gptq(fields: dict[str, Any], source: str) -> QuantizationScheme:

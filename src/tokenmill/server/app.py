@@ -5,6 +5,8 @@ Bodies are read and checked by msgspec inside the routes; FastAPI routes, and de
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -31,6 +33,7 @@ from tokenmill.server.openai.responses_body import ResponsesBody
 from tokenmill.server.operators.admin import AbortBody, AdminRoutes, PauseQuery, ResetQuery
 from tokenmill.server.operators.info import InfoRoutes
 from tokenmill.server.sglang.generate import NativeBody, NativeRoute
+from tokenmill.server.sglang.info import SglangRoutes
 
 _BODIES = (
     ChatBody,
@@ -61,7 +64,12 @@ def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = 
     app.add_exception_handler(tokenmill.core.errors.TokenMillError, handle_error)
     # The last one added is the outermost: CORS preflights carry no key, so CORS surrounds the key check.
     if config.api_key:
-        app.add_middleware(ApiKeyMiddleware, api_keys=config.api_key, root_path=config.root_path)
+        guard: dict[str, Any] = {
+            "api_keys": config.api_key,
+            "root_path": config.root_path,
+            "metrics_open": config.metrics_open,
+        }
+        app.add_middleware(ApiKeyMiddleware, **guard)
     else:
         app.add_middleware(
             BrowserGuard,
@@ -81,6 +89,7 @@ def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = 
 def _add_routes(app: FastAPI, context: ServerContext) -> None:
     chat, text, tokens, info = ChatRoute(context), TextRoute(context), TokenRoutes(context), InfoRoutes(context)
     messages, responses = MessagesRoutes(context), ResponsesRoutes(context)
+    sglang = SglangRoutes(context)
     native, admin, embeddings = NativeRoute(context), AdminRoutes(context), EmbeddingRoute(context)
     for path, post, body in (
         ("/v1/chat/completions", chat.post, ChatBody),
@@ -99,6 +108,7 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/pause", admin.pause, PauseQuery),
         ("/resume", admin.resume, None),
         ("/reset_prefix_cache", admin.reset_prefix_cache, ResetQuery),
+        ("/flush_cache", sglang.flush_cache, None),
         ("/v1/responses/{response_id}/cancel", responses.cancel, None),
     ):
         described = None if query is None else query_of(query)
@@ -114,6 +124,10 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/version", info.version),
         ("/load", admin.load),
         ("/server_info", admin.server_info),
+        ("/get_server_info", admin.server_info),
+        ("/model_info", sglang.model_info),
+        ("/get_model_info", sglang.model_info),
+        ("/tokenizer_info", tokens.info),
         ("/metrics", info.metrics),
     ):
         app.add_api_route(path, get, methods=["GET"], response_model=None)

@@ -34,13 +34,15 @@ class ServerContext:
     Attributes:
         engines: the way to ask the engines themselves.
         ready: what the engine said of itself when it became ready; of several, the one with the shortest context.
-        model_name: the model's id in the API.
+        model_name: the model's id in the API, which replies bear.
+        model_names: see `names`; none: `model_name` alone.
         default_sampling: sampling parameters where a request gives none.
         parsers: how the text of chat answers is taken apart.
         takes_priority: requests may bring a priority; else it would be ignored.
         settings: the flags, as far as operators may see them over HTTP: no keys, no paths.
         started: Unix time of the start.
         trouble: why the server is not healthy now; None when it is.
+        tokenizer_info: what /tokenizer_info says; it reads files.
         log: where a line about each request goes; None: nowhere.
         bodies: the memory that bodies on their way may take.
     """
@@ -58,7 +60,14 @@ class ServerContext:
     started: int
     trouble: Callable[[], str | None]
     log: EventLog | None = None
+    model_names: tuple[str, ...] = ()
+    tokenizer_info: Callable[[], dict[str, Any]] = dict
     bodies: BodyBudget = field(default_factory=BodyBudget)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All the ids that requests may call the model by."""
+        return self.model_names or (self.model_name,)
 
     @property
     def fingerprint(self) -> str:
@@ -99,5 +108,5 @@ class ServerContext:
         Raises:
             ModelNotFound: naming the model.
         """
-        if name is not None and name != self.model_name:
+        if name is not None and name not in self.names:
             raise ModelNotFound(f"the model `{name}` does not exist; this server has `{self.model_name}`", "model")

@@ -7,6 +7,7 @@ the same compiler runs first in a process that can be killed.
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ _LIMITS: dict[str, Any] = {
 }
 _MAX_ERROR_CHARACTERS = 300
 _NUM_FIRST_STEPS = 3
+_NAME = re.compile(r'"name": "((?:JSON|regular|Lark|GBNF)_[a-z]+)\d')
 
 
 class GrammarTokenizer(msgspec.Struct, frozen=True):
@@ -73,7 +75,7 @@ class GrammarCompiler:
         matcher = llguidance.LLMatcher(self._backend, text, log_level=0, limits=limits)
         probe = matcher if matcher.is_error() else _first_steps(matcher.deep_copy())
         if probe.is_error():
-            raise InvalidRequest(f"the grammar cannot be used: {explain(probe)}")
+            raise InvalidRequest(f"the {_written_in(text)} cannot be used: {explain(probe)}")
         return matcher
 
     @functools.cached_property
@@ -87,6 +89,12 @@ class GrammarCompiler:
             return llguidance.LLTokenizer(raw, n_vocab=size, eos_token=ids or None, slices=_SLICES)
         except (ValueError, OSError) as error:
             raise InvalidRequest("structured output is not possible with this model's tokenizer") from error
+
+
+def _written_in(text: str) -> str:
+    """What the client's part of a grammar was written in, by the name that `GrammarBuilder` gave it."""
+    name = _NAME.search(text)
+    return "grammar" if name is None else name[1].replace("_", " ")
 
 
 def _first_steps(matcher: Any) -> Any:

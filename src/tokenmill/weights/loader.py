@@ -86,13 +86,29 @@ def choose_formats(folder: Path, quantization: str | None) -> PackedFormats:
         InvalidCheckpoint: the folder's config.json or GGUF file cannot be read.
         InvalidConfig: the checkpoint is quantized, and something else is asked for.
     """
-    link = folder / LINK_NAME
-    stored = packed_formats(open_gguf(link)) if link.exists() else stored_scheme(folder).formats
+    stored = packed_formats(open_gguf(folder / LINK_NAME)) if _is_gguf(folder) else stored_scheme(folder).formats
     if quantization is None:
         return stored
     if stored != UNQUANTIZED:
         raise InvalidConfig(f"--quantization {quantization}: {folder} is quantized already; leave the flag out")
     return QUANTIZATIONS[quantization]
+
+
+def check_stored(folder: Path, wanted: str) -> None:
+    """See that a folder's weights are stored in a format that the user has named.
+
+    Raises:
+        InvalidCheckpoint: the folder's config.json cannot be read.
+        InvalidConfig: they are stored in another.
+    """
+    stored = "gguf" if _is_gguf(folder) else stored_scheme(folder).method
+    if stored != wanted:
+        kept = "as floats" if stored == "none" else f"as {stored}"
+        raise InvalidConfig(f"--quantization {wanted}: {folder} is stored {kept}; leave the flag out")
+
+
+def _is_gguf(folder: Path) -> bool:
+    return (folder / LINK_NAME).exists()
 
 
 def plan_model(folder: Path, architecture: Architecture, kernels: Kernels, load_format: str = "auto") -> ModelPlan:

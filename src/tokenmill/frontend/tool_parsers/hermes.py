@@ -30,7 +30,7 @@ class HermesNotation:
 def json_call(builder: GrammarBuilder, tool: Tool, arguments_key: str) -> str:
     """The rule of a call as a JSON object."""
     head = literal('{"name": ' + literal(tool.name) + f', "{arguments_key}": ')
-    return f'({head} {builder.arguments(tool.parameters)} "}}")'
+    return f'({head} {builder.arguments(tool.parameters, tool.is_strict)} "}}")'
 
 
 class HermesParser:

@@ -35,10 +35,11 @@ Event = Content | CallBegins | CallArguments
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that may be called, with the JSON schema of its arguments."""
+    """A function that may be called, with the JSON schema of its arguments; see `GrammarBuilder.arguments`."""
 
     name: str
     parameters: dict[str, Any]
+    is_strict: bool = False
 
 
 class ToolParser(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenmill.frontend.grammar_builder import GrammarBuilder, literal
+from tokenmill.frontend.json_schema import closed
 from tokenmill.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
 from tokenmill.frontend.tool_parsers.scanners import whole_characters
 
@@ -42,11 +43,12 @@ class PythonicNotation:
 
 def _call_rule(builder: GrammarBuilder, tool: Tool) -> str:
     """Required arguments first, then the others, each in the order of the schema, any of them left out."""
-    properties: dict[str, Any] = tool.parameters.get("properties") or {}
-    demanded = tool.parameters.get("required")
+    parameters = closed(tool.parameters, tool.is_strict)
+    properties: dict[str, Any] = parameters.get("properties") or {}
+    demanded = parameters.get("required")
     required = [name for name in properties if isinstance(demanded, list) and name in demanded]
     optional = [name for name in properties if name not in required]
-    definitions: dict[str, Any] = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
+    definitions: dict[str, Any] = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
     rules = {
         name: f"{literal(name + '=')} {builder.value({**definitions, **(schema if isinstance(schema, dict) else {})})}"
         for name, schema in properties.items()

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.frontend.chat_messages import check_depth
 from tokenmill.server.generation.call import GenerationCall, template_kwargs
 from tokenmill.server.generation.fields import Int32, PositiveInt, given_params
@@ -32,6 +33,21 @@ class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     disable_parallel_tool_use: bool | None = None
 
 
+class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """`output_config.format`."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """`output_config`; how much effort the model makes is up to it."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+    task_budget: dict[str, Any] | None = None
+
+
 class PromptBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The fields that make the prompt: the body of /v1/messages/count_tokens."""
 
@@ -41,6 +57,12 @@ class PromptBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    # Without effect: nothing is cut out of a conversation here.
+    context_management: dict[str, Any] | None = None
+    # Refused unless they ask for nothing.
+    container: Any = None
+    mcp_servers: Any = None
 
 
 class MessagesBody(PromptBody, forbid_unknown_fields=True, kw_only=True):
@@ -64,6 +86,9 @@ def message_call(body: PromptBody) -> GenerationCall:
     Raises:
         InvalidRequest: naming the message or the block at fault.
     """
+    for name in ("container", "mcp_servers"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} is not supported by this server", name)
     for name in ("messages", "system", "tools"):
         check_depth(getattr(body, name), name)
     messages = [message for i, one in enumerate(body.messages) for message in _messages(one, f"messages[{i}]")]
@@ -77,6 +102,8 @@ def message_call(body: PromptBody) -> GenerationCall:
     params = given_params(body)
     if isinstance(body, MessagesBody) and body.stop_sequences is not None:
         params["stop"] = body.stop_sequences
+    if body.output_config is not None and body.output_config.format is not None:
+        params["structured_outputs"] = StructuredOutputs(json=body.output_config.format.schema, param="output_config")
     return GenerationCall(
         params=params,
         messages=messages,
@@ -148,6 +175,8 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where}: tools that the server runs are not supported", "tools")
     schema = _field(tool, "input_schema", dict, where, "tools")
     function = {"name": _field(tool, "name", str, where, "tools"), "parameters": schema}
+    if tool.get("strict") is True:
+        function["strict"] = True
     if isinstance(tool.get("description"), str):
         function["description"] = tool["description"]
     return {"type": "function", "function": function}

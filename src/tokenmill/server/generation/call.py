@@ -32,6 +32,7 @@ class GenerationCall:
         default_max_tokens: where neither the client nor the model says how many.
         logprobs_field: what the client calls `params["logprobs"]`.
         wants_prompt: the reply tells of the prompt's tokens.
+        is_score: only the prompt is told of: a token is sampled, and left out of the reply.
         pooling: "mean" or "last": wanted is a vector for each prompt.
         timeout: seconds until the call is given up.
     """
@@ -49,6 +50,7 @@ class GenerationCall:
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
     wants_prompt: bool = False
+    is_score: bool = False
     pooling: str = ""
     stream: bool | None = None
     include_usage: bool = False

@@ -10,7 +10,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -108,9 +110,7 @@ class GenerationReply(Response):
     async def _whole(self, generation: Generation, send: Send) -> None:
         outputs: dict[int, list[TextOutput]] = {}
         async for index, output in generation:
-            check_output(output)
-            self._usage.add(index, output)
-            outputs.setdefault(index, []).append(output)
+            outputs.setdefault(index, []).append(self._take(index, output))
         body = self._writer.document({index: merge(parts) for index, parts in outputs.items()}, self._usage)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self._start(send, headers)
@@ -119,14 +119,22 @@ class GenerationReply(Response):
     async def _stream(self, generation: Generation, send: Send, send_body: Send) -> None:
         # The headers leave with the first delta: until then a refusal can still have its proper status.
         async for index, output in generation:
-            check_output(output)
-            self._usage.add(index, output)
-            events = self._writer.events(index, output, self._usage)
+            events = self._writer.events(index, self._take(index, output), self._usage)
             if events:
                 if not self._started:
                     await self._start(send, _STREAM_HEADERS)
                 await send_body({"type": "http.response.body", "body": events, "more_body": True})
         await _end_stream(send, self._writer.end(self._usage))
+
+    def _take(self, index: int, output: TextOutput) -> TextOutput:
+        """Check and count an output; returns it as the client gets it: after a prompt that is scored comes nothing."""
+        check_output(output)
+        if self._call.is_score:
+            reason = FinishReason.LENGTH if output.finish_reason is FinishReason.STOP else output.finish_reason
+            shown: dict[str, Any] = {"text": "", "token_ids": [], "finish_reason": reason, "stop_reason": None}
+            output = msgspec.structs.replace(output, **shown, logprobs=None if output.logprobs is None else [])
+        self._usage.add(index, output)
+        return output
 
     async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         if not self._started:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,8 @@ from starlette.responses import Response
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import EncodeText
 from tokenmill.frontend.chat_messages import check_depth, normalize_messages
+from tokenmill.frontend.chat_template import load_chat_template
+from tokenmill.model_files import read_json
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.call import template_kwargs
 from tokenmill.server.generation.fields import TokenId
@@ -70,11 +73,33 @@ class TokenRoutes:
         max_model_len = self._context.ready.max_model_len
         return json_response(Tokens(len(encoded.token_ids), max_model_len, encoded.token_ids, strings))
 
+    async def info(self, _request: Request) -> Response:
+        """What tokenizer_config.json says, with the chat template in use."""
+        return json_response(self._context.tokenizer_info())
+
     async def detokenize(self, request: Request) -> Response:
         """Token ids to text."""
         body = await read_body(request, DetokenizeBody, self._context.bodies)
         self._context.check_model(body.model)
         return json_response(Text(await self._context.client.decode(body.tokens)))
+
+
+def tokenizer_info(folder: Path, template_file: str | None) -> dict[str, Any]:
+    """What clients that render chats themselves need: special tokens as texts, the chat template; no paths.
+
+    Raises:
+        InvalidCheckpoint: a file of the folder cannot be read.
+    """
+    config = {name: _text_of(value) for name, value in read_json(folder, "tokenizer_config.json").items()}
+    template = load_chat_template(folder, {}, template_file)
+    shown = {name: value for name, value in config.items() if not name.endswith(("_file", "_path"))}
+    own = {"tokenizer_class": "PreTrainedTokenizerFast", **shown}
+    return own if template is None else own | {"chat_template": template.source}
+
+
+def _text_of(value: Any) -> Any:
+    """A special token is a text, or an object that has it as its content."""
+    return value["content"] if isinstance(value, dict) and "content" in value else value
 
 
 def _encode_message(body: TokenizeBody) -> EncodeText:

@@ -21,6 +21,8 @@ SEND_BODY = "send_body"
 TENANT = "tenant"
 NOTE_SURPLUS = "note_surplus"
 OPEN_ROUTES = frozenset({"/health", "/ping", "/version"})
+# Open where the server was started so.
+METRICS_ROUTE = "/metrics"
 
 
 class RequestIdMiddleware:
@@ -89,11 +91,11 @@ class ApiKeyMiddleware:
     Where there is more than one key, a request's `state` holds which one it brought: see `tenant_of`.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], root_path: str) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], root_path: str, metrics_open: bool = False) -> None:
         """Keys are kept and compared as hashes of equal length, in constant time."""
         self._app = app
         self._hashes = [_hash(key) for key in api_keys]
-        self._open = open_paths(root_path)
+        self._open = open_paths(root_path, OPEN_ROUTES | {METRICS_ROUTE} if metrics_open else OPEN_ROUTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -126,9 +128,9 @@ def _head_error(scope: Scope) -> InvalidRequest | None:
     return None
 
 
-def open_paths(root_path: str) -> frozenset[str]:
-    """The paths of `OPEN_ROUTES`, as they come with and without a proxy's prefix."""
-    return OPEN_ROUTES | {root_path.rstrip("/") + route for route in OPEN_ROUTES}
+def open_paths(root_path: str, routes: frozenset[str] = OPEN_ROUTES) -> frozenset[str]:
+    """The paths of routes, as they come with and without a proxy's prefix."""
+    return routes | {root_path.rstrip("/") + route for route in routes}
 
 
 def _hash(key: str) -> bytes:

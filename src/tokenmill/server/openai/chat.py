@@ -35,6 +35,7 @@ class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     echo: bool | None = None
+    include_reasoning: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
 
 
@@ -58,7 +59,9 @@ class ChatRoute:
             model=context.model_name,
             system_fingerprint=context.fingerprint,
         )
-        choices = ChatChoices(context.parsers.notation, bool(body.return_token_ids))
+        choices = ChatChoices(
+            context.parsers.notation, bool(body.return_token_ids), body.include_reasoning is not False
+        )
         writer = ChoiceWriter(head, choices, call, PromptShown.of(body).fields)
         return GenerationReply(context, call, prompts, writer, head.id)
 

@@ -119,14 +119,16 @@ class ChatChunkChoice(msgspec.Struct, kw_only=True):
 class ChatChoices:
     """The choices of one call."""
 
-    def __init__(self, notation: str = "", return_token_ids: bool = False) -> None:
+    def __init__(self, notation: str = "", return_token_ids: bool = False, shows_reasoning: bool = True) -> None:
         """`notation`: in which the model writes calls."""
+        self._shows_reasoning = shows_reasoning
         self._notation = notation
         self._return_token_ids = return_token_ids
         self._num_calls: dict[int, int] = {}
 
     def chunk_choices(self, index: int, output: TextOutput) -> list[ChatChunkChoice]:
         """See `ChoiceEncoder`. The first chunk of a choice brings its role."""
+        output = self._shown(output)
         is_first = index not in self._num_calls
         if is_first:
             self._num_calls[index] = 0
@@ -146,6 +148,7 @@ class ChatChoices:
 
     def choice(self, index: int, output: TextOutput) -> ChatChoice:
         """See `ChoiceEncoder`."""
+        output = self._shown(output)
         content, reasoning, pieces = _parts(output)
         calls = [ToolCall(self._call_id(), FunctionCall(piece.name or "", piece.text)) for piece in pieces]
         if not content and (calls or reasoning):
@@ -158,6 +161,12 @@ class ChatChoices:
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self._return_token_ids else UNSET,
         )
+
+    def _shown(self, output: TextOutput) -> TextOutput:
+        if self._shows_reasoning or not output.answer:
+            return output
+        answer = [piece for piece in output.answer if piece.kind is not PieceKind.REASONING]
+        return msgspec.structs.replace(output, answer=answer)
 
     def _delta(self, index: int, output: TextOutput, is_first: bool) -> ChatDelta:
         content, reasoning, pieces = _parts(output)

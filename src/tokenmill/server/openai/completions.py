@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import TextOutput
 from tokenmill.core.plan import TokenLogprobs
 from tokenmill.server.context import ServerContext
@@ -65,6 +66,10 @@ def text_call(body: TextBody) -> GenerationCall:
         InvalidRequest: naming the field at fault.
     """
     call = call_of(body)
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens must be at least 1, or 0 with echo", "max_tokens")
+    if body.max_tokens == 0:
+        call.params["max_tokens"] = 1  # whose logits are those of the prompt's end; nobody sees it
     if body.logprobs is not None:
         call.params["logprobs"] = body.logprobs
         if body.echo:  # the prompt's come before those of the text
@@ -74,6 +79,7 @@ def text_call(body: TextBody) -> GenerationCall:
         prompts=split_prompts(body.prompt, "prompt"),
         default_max_tokens=DEFAULT_MAX_TOKENS,
         wants_prompt=bool(body.echo) or call.wants_prompt,
+        is_score=body.max_tokens == 0,
     )
 
 

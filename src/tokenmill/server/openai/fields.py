@@ -7,7 +7,8 @@ holds the value that asks for nothing special. Unknown fields are refused by nam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -20,23 +21,13 @@ from tokenmill.server.openai.response_format import ResponseFormat, StructuredOu
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
-# Known fields that are not supported, each with the values that ask for nothing special.
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "modalities": (["text"],),
-    "prediction": (),
-    "store": (False,),
-    "suffix": ("",),
-    "verbosity": (),
-    "web_search_options": (),
-}
+
+# Compared by identity: `typing` keeps one of two annotations that are equal, and 1 equals True.
+@dataclass(frozen=True, slots=True, eq=False)
+class Refused:
+    """Marks a known field that is not supported; `neutral` are the values that ask for nothing special."""
+
+    neutral: tuple[Any, ...] = ()
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,29 +61,46 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     structured_outputs: StructuredOutputsField | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
 
-    # Accepted without effect: they concern OpenAI's own bookkeeping.
+    # Accepted without effect: they concern OpenAI's own bookkeeping, or what models are trained to heed.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    verbosity: str | None = None
+    metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
-    # Refused by name, see UNSUPPORTED.
-    audio: Any = None
-    best_of: Any = None
-    function_call: Any = None
-    functions: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    modalities: Any = None
-    prediction: Any = None
-    store: Any = None
-    suffix: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    # Refused by name.
+    audio: Annotated[Any, Refused()] = None
+    best_of: Annotated[Any, Refused((1,))] = None
+    chat_template: Annotated[Any, Refused()] = None
+    detokenize: Annotated[Any, Refused((True,))] = None
+    documents: Annotated[Any, Refused(([],))] = None
+    function_call: Annotated[Any, Refused(("none",))] = None
+    functions: Annotated[Any, Refused(([],))] = None
+    guided_choice: Annotated[Any, Refused()] = None
+    guided_grammar: Annotated[Any, Refused()] = None
+    guided_json: Annotated[Any, Refused()] = None
+    guided_regex: Annotated[Any, Refused()] = None
+    kv_transfer_params: Annotated[Any, Refused(({},))] = None
+    length_penalty: Annotated[Any, Refused((1, 1.0))] = None
+    mm_processor_kwargs: Annotated[Any, Refused(({},))] = None
+    modalities: Annotated[Any, Refused((["text"],))] = None
+    prediction: Annotated[Any, Refused()] = None
+    return_tokens_as_token_ids: Annotated[Any, Refused((False,))] = None
+    suffix: Annotated[Any, Refused(("",))] = None
+    use_beam_search: Annotated[Any, Refused((False,))] = None
+    vllm_xargs: Annotated[Any, Refused(({},))] = None
+    web_search_options: Annotated[Any, Refused()] = None
+
+
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    name: mark.neutral
+    for name, hint in get_type_hints(GenerationFields, include_extras=True).items()
+    for mark in getattr(hint, "__metadata__", ())
+    if isinstance(mark, Refused)
+}
 
 
 def refuse_unsupported(body: GenerationFields) -> None:

@@ -33,7 +33,7 @@ class TextField(msgspec.Struct, forbid_unknown_fields=True):
     """`text`."""
 
     format: TextFormat | None = None
-    verbosity: None = None
+    verbosity: str | None = None
 
 
 class ReasoningField(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     background: bool | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
     priority: Int32 | None = None
     cache_salt: Label | None = None
@@ -73,7 +73,8 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # Accepted without effect: agents ask for it in every request, and the thinking is shown as it is.
     include: list[Literal["reasoning.encrypted_content"]] | None = None
 
-    # Accepted without effect: they concern OpenAI's own bookkeeping.
+    # Accepted without effect: they concern OpenAI's own bookkeeping, and no context is shortened here.
+    context_management: list[dict[str, Any]] | None = None
     user: str | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None

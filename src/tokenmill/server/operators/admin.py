@@ -126,7 +126,15 @@ class AdminRoutes:
             for engine in self._context.engines
             if engine.ready is not None
         ]
-        info = {"engine": self._described(self._context.ready), "engines": engines, "settings": self._context.settings}
+        ready = self._context.ready
+        info: dict[str, Any] = {
+            "engine": self._described(ready),
+            "engines": engines,
+            "settings": self._context.settings,
+        }
+        # As SGLang's clients look for them.
+        sizes: dict[str, Any] = {"max_total_num_tokens": ready.num_pages * ready.page_size}
+        info |= sizes | {"internal_states": [{} for _ in engines]}
         return json_response({"version": tokenmill.__version__} | info)
 
     async def load(self, _request: Request) -> Response:

@@ -39,12 +39,13 @@ class InfoRoutes:
 
     async def models(self, _request: Request) -> Response:
         """The models that this server has."""
-        return json_response(ModelList([self._card()]))
+        return json_response(ModelList([self._card(name) for name in self._context.names]))
 
     async def model(self, request: Request) -> Response:
         """One model."""
-        self._context.check_model(request.path_params["model"])
-        return json_response(self._card())
+        name = request.path_params["model"]
+        self._context.check_model(name)
+        return json_response(self._card(name))
 
     async def health(self, _request: Request) -> Response:
         """200 while all engines make progress, else 503."""
@@ -63,5 +64,5 @@ class InfoRoutes:
         """Metrics in Prometheus' text format."""
         return Response(self._context.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
-    def _card(self) -> ModelCard:
-        return ModelCard(self._context.model_name, self._context.started, self._context.ready.max_model_len)
+    def _card(self, name: str) -> ModelCard:
+        return ModelCard(name, self._context.started, self._context.ready.max_model_len)

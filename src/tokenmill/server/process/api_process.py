@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tokenmill.core.errors import EngineDead, InvalidCheckpoint, InvalidRequest, TokenMillError
@@ -27,6 +28,7 @@ from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.supervisor import Owner, Supervisor
 from tokenmill.server.app import build_app
 from tokenmill.server.context import ServerContext, ToolParsers
+from tokenmill.server.generation.tokens import tokenizer_info
 from tokenmill.server.http.body_budget import BodyBudget
 from tokenmill.server.http.errors import ServerStopping
 from tokenmill.server.http.listener import is_on_loopback
@@ -85,7 +87,7 @@ class ApiProcess:
             line=events.line,
         )
         self._parts = Supervisor(folder, launch, engine_module, run_worker, owner)
-        name = server.served_model_name or ""
+        name = server.served_model_name[0] if server.served_model_name else ""
         endpoint = server.otlp_traces_endpoint
         self._traces = None if endpoint is None else TraceExporter(endpoint, name)
         self._metrics = Metrics(self._parts.engines, self._parts.num_dropped, server.metrics_prefix, name, self._traces)
@@ -128,13 +130,15 @@ class ApiProcess:
 
     async def _listen(self, ready: EngineReady) -> None:
         config = self._server
-        assert config.served_model_name is not None, "launch gives it a name"
+        assert config.served_model_name, "launch gives it a name"
         context = ServerContext(
             client=self._client,
             engines=self._parts.engines,
             ready=ready,
             metrics=self._metrics,
-            model_name=config.served_model_name,
+            model_name=config.served_model_name[0],
+            model_names=config.served_model_name,
+            tokenizer_info=partial(tokenizer_info, Path(self._engine.tokenizer or ready.model), config.chat_template),
             default_sampling=_checked_defaults(Path(ready.model)),
             max_logprobs=config.max_logprobs,
             takes_priority=self._engine.scheduling_policy not in ("fair", "fcfs"),

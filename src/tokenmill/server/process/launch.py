@@ -111,19 +111,19 @@ def _private_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def served_name(engine: EngineConfig, server: ServerConfig) -> str:
-    """The model's id in the API: as told, else the folder's name, else the hub id."""
-    if server.served_model_name is not None:
+def served_names(engine: EngineConfig, server: ServerConfig) -> tuple[str, ...]:
+    """The model's ids in the API: as told, else the folder's name, else the hub id."""
+    if server.served_model_name:
         return server.served_model_name
     if engine.model in ("", str(_demo_model())):
-        return "tokenmill-demo"
+        return ("tokenmill-demo",)
     folder = Path(engine.model)
-    return folder.resolve().name if folder.is_dir() else engine.model
+    return (folder.resolve().name if folder.is_dir() else engine.model,)
 
 
 def _with_names(engine: EngineConfig, server: ServerConfig) -> tuple[EngineConfig, ServerConfig]:
     """Fill in the demo model where none is given, and the name under which the model is served."""
-    server = replace(server, served_model_name=served_name(engine, server))
+    server = replace(server, served_model_name=served_names(engine, server))
     if engine.model in ("", str(_demo_model())):
         server = _knowing_demo_model(server)
     return (engine if engine.model else replace(engine, model=str(_demo_model()))), server

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -13,8 +13,9 @@ from starlette.responses import Response
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import TextOutput
 from tokenmill.core.request import FinishReason
+from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.server.context import ServerContext
-from tokenmill.server.generation.call import GenerationCall, messages_of, split_prompts
+from tokenmill.server.generation.call import MAX_CHOICES, GenerationCall, messages_of, split_prompts
 from tokenmill.server.generation.fields import Int32, Int64, SamplingFields, TokenId, given_params
 from tokenmill.server.generation.reply import GenerationReply
 from tokenmill.server.generation.writer import DONE, UsageCounter, finite, positions, token_bytes
@@ -34,8 +35,12 @@ _RENAMED = {
 
 
 class NativeSampling(SamplingFields, forbid_unknown_fields=True, kw_only=True):
-    """`sampling_params`, with SGLang's names."""
+    """`sampling_params`, with SGLang's names; `json_schema` is the text of one there."""
 
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    spaces_between_special_tokens: bool | None = None
     max_new_tokens: Int32 | None = None
     min_new_tokens: Int32 | None = None
     sampling_seed: Int64 | None = None
@@ -47,7 +52,11 @@ class NativeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     text: str | list[str] | None = None
     input_ids: list[TokenId | list[TokenId]] | None = None
-    sampling_params: NativeSampling = msgspec.field(default_factory=NativeSampling)
+    sampling_params: NativeSampling | list[NativeSampling] = msgspec.field(default_factory=NativeSampling)
+    # Refused unless they ask for nothing.
+    lora_path: None = None
+    image_data: None = None
+    logprob_start_len: Literal[-1] | None = None
     return_logprob: bool = False
     top_logprobs_num: Int32 = 0
     return_text_in_logprobs: bool = False
@@ -66,31 +75,45 @@ class NativeRoute:
         """Complete one prompt or several."""
         context = self._context
         body = await read_body(request, NativeBody, context.bodies)
-        call = native_call(body)
-        prompts = messages_of(call, context)
+        calls = native_calls(body)
+        prompts = [prompt for call in calls for prompt in messages_of(call, context)]
+        counts = [prompt.params.n for prompt in prompts]
+        if len(set(counts)) > 1 or sum(counts) > MAX_CHOICES:
+            raise InvalidRequest(f"n must be the same everywhere, for at most {MAX_CHOICES} choices", "n")
         label = body.rid or request.state.request_id
         writer = NativeWriter(label, _is_list(body) or prompts[0].params.n > 1, body)
-        return GenerationReply(context, call, prompts, writer, label)
+        return GenerationReply(context, calls[0], prompts, writer, label)
 
 
-def native_call(body: NativeBody) -> GenerationCall:
-    """The call that a body asks for.
+def native_calls(body: NativeBody) -> list[GenerationCall]:
+    """The calls that a body asks for: one for all prompts, or one for each where each has parameters of its own.
 
     Raises:
         InvalidRequest: naming the field at fault; of sampling parameters by our name where SGLang's differs.
     """
     if (body.text is None) == (body.input_ids is None):
         raise InvalidRequest("give either text or input_ids", "text")
+    name, given = ("input_ids", body.input_ids or []) if body.text is None else ("text", body.text)
+    prompts = split_prompts(given, name)
     own = body.sampling_params
+    if not isinstance(own, list):
+        return [_call(body, prompts, own)]
+    if not _is_list(body) or len(own) != len(prompts):
+        raise InvalidRequest(f"{len(own)} sampling_params for {len(prompts)} prompts", "sampling_params")
+    return [_call(body, [prompt], params) for prompt, params in zip(prompts, own, strict=True)]
+
+
+def _call(body: NativeBody, prompts: Sequence[str | list[int]], own: NativeSampling) -> GenerationCall:
     params = given_params(own)
     params.update((ours, value) for name, ours in _RENAMED.items() if (value := getattr(own, name)) is not None)
     if body.return_logprob:
         params["logprobs"] = body.top_logprobs_num
+    constraints: dict[str, Any] = {"json": own.json_schema, "regex": own.regex, "grammar": own.ebnf}
+    if wanted := {name: value for name, value in constraints.items() if value is not None}:
+        params["structured_outputs"] = StructuredOutputs(**wanted, param="sampling_params")
     return GenerationCall(
         params=params,
-        prompts=split_prompts(body.input_ids or [], "input_ids")
-        if body.text is None
-        else split_prompts(body.text, "text"),
+        prompts=prompts,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs_field="top_logprobs_num",
         priority=body.priority,

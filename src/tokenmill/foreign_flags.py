@@ -1,0 +1,110 @@
+"""Flags of vLLM and SGLang that are not ours, and what becomes of them: the table of `foreign_flags.toml`.
+
+It is read when somebody gives such a flag, and not before.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.core.errors import InvalidConfig
+
+TABLE = Path(__file__).with_suffix(".toml")
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+NEGATION = "--no-"
+# What flags stand at where nobody has given them.
+_UNSET = frozenset({"", "none", "null", "{}", "[]"})
+_OFF, _ON = frozenset({"false", "0", "no", "off"}), frozenset({"true", "1", "yes", "on"})
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFlag:
+    """One flag, as the table has it.
+
+    Attributes:
+        engines: those that have it.
+        takes: "" for a switch, "=" for a value, "+" for several.
+        neutral: values that change nothing.
+        here: "same", "nothing", "refused", or the flag of ours that it stands for, perhaps with a value.
+        because: why it does nothing, or is refused.
+    """
+
+    name: str
+    engines: tuple[str, ...]
+    takes: str
+    neutral: tuple[str, ...]
+    here: str
+    because: str
+
+    def replacement(self, values: list[str], is_negated: bool = False) -> tuple[list[str], str]:
+        """Our flags for this one with these values, and what to tell whoever gave it; "": nothing.
+
+        Raises:
+            InvalidConfig: it asks for what there is not.
+        """
+        ours = self.here if self.here.startswith("-") else ""
+        if not self.takes:
+            given = values[0].lower() if values else "true"
+            if given not in _OFF | _ON:
+                raise InvalidConfig(f"{self.name} is a switch and takes no value")
+            if (given in _ON) != is_negated:
+                return ours.split(), "" if ours else self._without_effect(self.name)
+            # Who does not ask for a thing changes nothing; the other way round only a plain switch has a meaning.
+            return [_negated(ours)] if ours and " " not in ours else [], ""
+        if not values or is_negated:
+            raise InvalidConfig(f"{self.name} needs a value")
+        if all(self._changes_nothing(value) for value in values):
+            return [], ""
+        return ([ours, *values], "") if ours else ([], self._without_effect(f"{self.name} {' '.join(values)}"))
+
+    def _without_effect(self, given: str) -> str:
+        if self.here != "refused":
+            return f"{self.name} does nothing here: {self.because}"
+        accepted = " or ".join(self.neutral)
+        raise InvalidConfig(
+            f"{given} is not supported, because {self.because}" + (f" ({accepted} changes nothing)" if accepted else "")
+        )
+
+    def _changes_nothing(self, value: str) -> bool:
+        is_known = value.lower() in _UNSET or value in self.neutral
+        return is_known or ("{}" in self.neutral and not _says_something(value))
+
+
+def foreign_flags() -> dict[str, ForeignFlag]:
+    """The whole table, by name."""
+    found: dict[str, ForeignFlag] = {}
+    for group in tomllib.loads(TABLE.read_text(encoding="utf-8"))["group"]:
+        for key, engine in ENGINES.items():
+            for word in group.get(key, "").split():
+                name = word.rstrip("+").split("=")[0]
+                neutral = word.partition("=")[2]
+                has_it = (*found[name].engines, engine) if name in found else (engine,)
+                takes = "+" if word.endswith("+") else "=" if "=" in word else ""
+                values = tuple(neutral.split("|")) if neutral else ()
+                found[name] = ForeignFlag(name, has_it, takes, values, group["here"], group.get("because", ""))
+    return found
+
+
+def find(name: str, table: dict[str, ForeignFlag]) -> tuple[ForeignFlag | None, bool]:
+    """The flag of a name as it was given, and whether that is its negation; of `--a.b` it is `--a`."""
+    name = name.split(".", maxsplit=1)[0].replace("_", "-")
+    if name in table:
+        return table[name], False
+    return (table.get("--" + name.removeprefix(NEGATION)), True) if name.startswith(NEGATION) else (None, False)
+
+
+def _negated(switch: str) -> str:
+    return "--" + switch.removeprefix(NEGATION) if switch.startswith(NEGATION) else NEGATION + switch[2:]
+
+
+def _says_something(value: str) -> bool:
+    """Whether a JSON object, or vLLM's older `image=0,video=0`, has anything but zeros, empty values and off."""
+    try:
+        content = json.loads(value)
+    except ValueError:
+        content = dict(pair.partition("=")[::2] for pair in value.split(","))
+        return any(part.strip() not in ("0", "") for part in content.values()) or "=" not in value
+    return any(content.values()) if isinstance(content, dict) else bool(content)

@@ -1,0 +1,65 @@
+"""What is added to a client's JSON schema before a grammar is made of it: lengths of strings, closed objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Schema = dict[str, Any]
+
+# Where schemas stand in a schema: as a value, in a list, or by name. What is under `allOf` or `not` is left as it is:
+# there a keyword more may say something else about the whole.
+_SINGLE = ("items", "additionalProperties", "additionalItems", "contains", "then", "else")
+_LISTS = ("anyOf", "oneOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+# A string with one of these has a form of its own.
+_FORMS = ("maxLength", "enum", "const", "pattern", "format")
+# With one of these an object's properties do not all stand in `properties`.
+_OPENERS = ("$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties", "unevaluatedProperties", "dependentSchemas")
+
+
+def with_string_lengths(schema: Any, most: int) -> Any:
+    """Strings that the schema gives neither a length nor a form have at most `most` characters."""
+
+    def bound(own: Schema) -> Schema:
+        kinds = own.get("type")
+        is_string = kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+        if not is_string or any(name in own for name in _FORMS):
+            return own
+        least = own.get("minLength")
+        return own | {"maxLength": max(most, least) if isinstance(least, int) else most}
+
+    return _changed(schema, bound)
+
+
+def closed(schema: Any, is_strict: bool = False) -> Any:
+    """An object with no other properties than it names, unless it says `additionalProperties` itself.
+
+    Args:
+        is_strict: so are all objects inside, and none says otherwise.
+    """
+
+    def close(own: Schema) -> Schema:
+        is_object = "properties" in own or own.get("type") == "object"
+        if not is_object or any(name in own for name in _OPENERS):
+            return own
+        return own | {"additionalProperties": False} if is_strict else {"additionalProperties": False} | own
+
+    return _changed(schema, close) if is_strict else close(schema)
+
+
+def _changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
+    """The schema with `change` made to every schema in it."""
+    if not isinstance(schema, dict):
+        return schema
+    inner: Schema = {}
+    for name, value in schema.items():
+        if name in _SINGLE:
+            inner[name] = _changed(value, change)
+        elif name in _LISTS and isinstance(value, list):
+            inner[name] = [_changed(one, change) for one in value]
+        elif name in _NAMED and isinstance(value, dict):
+            inner[name] = {key: _changed(one, change) for key, one in value.items()}
+        else:
+            inner[name] = value
+    return change(inner)

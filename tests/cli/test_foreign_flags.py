@@ -1,0 +1,119 @@
+"""Command lines written for vLLM and SGLang: what is taken, what is refused, and what the table says of it."""
+
+import random
+import shlex
+
+import pytest
+
+from tokenmill.cli.serve import make_parser, read_configs
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.foreign_flags import foreign_flags
+
+TABLE = foreign_flags()
+OURS = make_parser()._option_string_actions
+
+
+def refusal(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ending:
+        read_configs(arguments, {})
+    assert ending.value.code == 2
+    return capsys.readouterr().err.strip()
+
+
+def test_the_table_has_the_flags_of_both_and_agrees_with_our_parser():
+    for engine, fewest in (("vLLM", 330), ("SGLang", 530)):
+        assert sum(engine in flag.engines for flag in TABLE.values()) >= fewest
+    for name, flag in TABLE.items():
+        assert (name in OURS) == (flag.here == "same"), name
+        assert flag.here in ("same", "nothing", "refused") or flag.here.split()[0] in OURS, name
+        assert bool(flag.because) == (flag.here in ("nothing", "refused")), name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--tensor-parallel-size 1 -pp 1 -dp 1 --tp 1 --dp=1 --nnodes 1 --node-rank 0",
+        "--kv-transfer-config '{}' --limit-mm-per-prompt '{\"image\": 0}' --speculative-config null --cpu-offload-gb 0",
+        "--limit-mm-per-prompt image=0,video=0 --no-enable-lora --hf-overrides '{}' --tokenizer-mode auto",
+        "--schedule-policy lpm --task generate --disaggregation-mode null --generation-config auto",
+    ],
+)
+def test_values_that_change_nothing_are_taken_in_silence(line, capsys):
+    assert read_configs(shlex.split(line), {}) == read_configs([], {})
+    assert capsys.readouterr().err == ""
+
+
+def test_flags_of_others_set_ours():
+    engine, server = read_configs(
+        shlex.split(
+            "some/model --disable-log-requests --disable-radix-cache --disable-overlap-schedule --schedule-policy fcfs "
+            "--random-seed 7 --fastapi-root-path /x --max-queued-requests=9 --tokenizer-path t --enable-mixed-chunk "
+            "--constrained-json-disable-any-whitespace"
+        ),
+        {},
+    )
+    assert (engine.model, engine.scheduling_policy, engine.seed, engine.tokenizer) == ("some/model", "fcfs", 7, "t")
+    assert (engine.enable_prefix_caching, engine.async_scheduling, engine.batch_policy) == (False, False, "mixed")
+    assert engine.structured_outputs().disable_any_whitespace
+    assert (server.enable_log_requests, server.root_path, server.max_num_queued_reqs) == (False, "/x", 9)
+    assert read_configs(["--no-disable-log-requests"], {})[1].enable_log_requests
+    assert read_configs(["--no-disable-radix-cache"], {})[0].enable_prefix_caching
+
+
+def test_what_is_not_there_is_refused_with_the_reason(capsys):
+    assert refusal(capsys, "--enable-lora") == (
+        "tokenmill serve: --enable-lora is not supported, because adapters (LoRA) are not served"
+    )
+    assert refusal(capsys, "m", "--tp", "2").endswith("(1 changes nothing)")
+    assert "--speculative-config" in refusal(capsys, "--speculative-config", '{"method": "ngram"}')
+    assert "--kv-transfer-config" in refusal(capsys, '--kv-transfer-config={"kv_connector": "X"}')
+    assert refusal(capsys, "--tensor-parallel-size").endswith("needs a value")
+    assert "'random' is not one of" in refusal(capsys, "--schedule-policy", "random")
+
+
+def test_every_flag_of_the_table_is_taken_refused_or_ours(capsys):
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    for flag in draw.sample([flag for flag in TABLE.values() if flag.here in ("nothing", "refused")], 60):
+        words = [flag.name] + ([] if not flag.takes else [f"value-{draw.randrange(10**6)}"])
+        if flag.here == "refused":
+            assert flag.because in refusal(capsys, *words), f"seed {seed}"
+        else:
+            assert read_configs(["m", *words], {})[0].model == "m"
+            assert capsys.readouterr().err == f"tokenmill serve: {flag.name} does nothing here: {flag.because}\n"
+        if not flag.takes and flag.name.startswith("--"):
+            assert read_configs([f"--no-{flag.name[2:]}", f"{flag.name}=false"], {}) == read_configs([], {})
+            assert capsys.readouterr().err == ""
+
+
+def test_a_value_never_becomes_the_model_nor_the_model_a_value(tmp_path, capsys):
+    for line in (f"--swap-space 4 {tmp_path}", f"--cudagraph-capture-sizes 1 2 4 {tmp_path}", f"{tmp_path} --tp 1"):
+        assert read_configs(shlex.split(line), {})[0].model == str(tmp_path)
+    capsys.readouterr()
+
+
+def test_a_config_file_of_vllm_is_read(tmp_path, capsys):
+    path = tmp_path / "vllm.yaml"
+    path.write_text(
+        "model: some/model\ntensor-parallel-size: 1\ndisable-log-requests: true\nenable-lora: false\nswap-space: 4\n"
+        "limit-mm-per-prompt: {image: 0}\nserved-model-name: [a, b]\nschedule_policy: fcfs\n"
+    )
+    engine, server = read_configs(["--config", str(path)], {})
+    assert (engine.model, engine.scheduling_policy, server.served_model_name) == ("some/model", "fcfs", ("a", "b"))
+    assert capsys.readouterr().err.count("\n") == 1
+    path.write_text("tensor-parallel-size: 2\n")
+    with pytest.raises(InvalidConfig, match="tensor-parallel-size 2 is not supported, because"):
+        read_configs(["--config", str(path)], {})
+
+
+@pytest.mark.parametrize(("name", "meant"), [("half", "float16"), ("float", "float32"), ("auto", "bfloat16")])
+def test_types_have_vllms_other_names(name, meant):
+    assert read_configs(["--dtype", name], {})[0].dtype == meant
+
+
+def test_a_verb_without_an_engine_knows_only_its_own_flags(capsys):
+    from tokenmill.cli.complete import run
+
+    with pytest.raises(SystemExit):
+        run(["text", "--tensor-parallel-size", "1"])
+    assert "unknown flag --tensor-parallel-size" in capsys.readouterr().err
