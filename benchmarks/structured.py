@@ -81,7 +81,7 @@ def cost_of(llm: LLM, case: Case, batch: int, params: SamplingParams) -> Cost:
     ]
     chats = [[{"role": "user", "content": text}] for text in texts]
     wall, cpu = time.perf_counter(), time.process_time()
-    outputs = llm.chat(chats, params, use_progress_bar=False)
+    outputs = llm.chat(chats, params, use_tqdm=False)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     return Cost(1e6 * wall / num_tokens, 1e6 * cpu / num_tokens)

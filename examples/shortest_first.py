@@ -25,5 +25,5 @@ if __name__ == "__main__":
     ended: list[int] = []
     while len(ended) < len(outputs):
         llm.step()
-        ended += [number for number, output in enumerate(outputs) if output.is_finished and number not in ended]
+        ended += [number for number, output in enumerate(outputs) if output.finished and number not in ended]
     print("the long prompt came first and ended last:", ended)

@@ -82,8 +82,8 @@ def test_64_greedy_tokens_equal_transformers(
 ) -> None:
     folder, prompts, expected = case
     with LLM(folder, dtype="float32", num_threads=1, **options) as llm:
-        alone = [llm.generate(prompt, GREEDY, use_progress_bar=False)[0] for prompt in prompts]
-        again = llm.generate(prompts, GREEDY, use_progress_bar=False)
+        alone = [llm.generate(prompt, GREEDY, use_tqdm=False)[0] for prompt in prompts]
+        again = llm.generate(prompts, GREEDY, use_tqdm=False)
         preemptions = llm.stats().num_preemptions
     assert [o.outputs[0].token_ids for o in alone] == expected, f"alone, seed {SEED}"
     assert [o.outputs[0].token_ids for o in again] == expected, f"in a batch, from the cache, seed {SEED}"
@@ -96,6 +96,6 @@ def test_64_greedy_tokens_equal_transformers(
 def test_a_cold_batch_equals_transformers_without_a_cache(case: tuple[Path, list, list]) -> None:
     folder, prompts, expected = case
     with LLM(folder, dtype="float32", num_threads=1, enable_prefix_caching=False) as llm:
-        outputs = llm.generate(prompts, GREEDY, use_progress_bar=False)
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [o.outputs[0].token_ids for o in outputs] == expected, f"seed {SEED}"
     assert not any(output.num_cached_tokens for output in outputs)

@@ -17,7 +17,7 @@ def test_the_offline_engine_imports_nothing_of_the_server_or_of_a_gpu() -> None:
     code = (
         "from tokenmill import LLM, SamplingParams\n"
         "with LLM(max_model_len=64, num_pages=16, max_num_seqs=2) as llm:\n"
-        "    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2), use_progress_bar=False)"
+        "    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2), use_tqdm=False)"
     )
     assert imported(code) & (SERVERS | GPUS) == set()
 

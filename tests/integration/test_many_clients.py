@@ -43,7 +43,7 @@ def answer_offline(offline: LLM, bodies: list[dict[str, Any]]) -> list[Answer]:
     for body in bodies:
         params = SamplingParams(temperature=0.0, max_tokens=body["max_tokens"], ignore_eos=body["ignore_eos"])
         results.append(offline.submit(body.get("prompt") or body["messages"], params))
-    while not all(result.is_finished for result in results):
+    while not all(result.finished for result in results):
         offline.step()
     outputs = [result.outputs[0] for result in results]
     return [Answer(output.text, output.token_ids, output.finish_reason) for output in outputs]

@@ -40,7 +40,7 @@ def test_a_missing_tokenizer_is_noticed_before_the_weights_are_read(tmp_path: Pa
 
 def test_results_come_in_order_with_their_own_parameters(llm: LLM) -> None:
     params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (9, 2, 5)]
-    results = llm.generate(["one", [1, 2, 3], "three"], params, use_progress_bar=False)
+    results = llm.generate(["one", [1, 2, 3], "three"], params, use_tqdm=False)
     assert [len(result.outputs[0].token_ids) for result in results] == [9, 2, 5]
     assert results[1].prompt_token_ids == [1, 2, 3]
     assert all(result.outputs[0].finish_reason == "length" for result in results)
@@ -48,15 +48,15 @@ def test_results_come_in_order_with_their_own_parameters(llm: LLM) -> None:
 
 def test_logprobs_stand_beside_their_tokens(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=3, ignore_eos=True)
-    (result,) = llm.generate([5, 6, 7], params, use_progress_bar=False)
+    (result,) = llm.generate([5, 6, 7], params, use_tqdm=False)
     output = result.outputs[0]
-    assert [entry.sampled.token_id for entry in output.logprobs] == output.token_ids
-    assert all(entry.sampled.rank == 1 and len(entry.top) == 3 for entry in output.logprobs)
+    assert [next(iter(at)) for at in output.logprobs] == output.token_ids
+    assert all([one.rank for one in at.values()] == [1, 2, 3] for at in output.logprobs)
 
 
 def test_n_answers_are_different_and_repeat_with_their_seed(llm: LLM) -> None:
     params = SamplingParams(n=3, seed=7, max_tokens=12, ignore_eos=True)
-    first, second = (llm.generate([5, 6, 7], params, use_progress_bar=False)[0] for _ in range(2))
+    first, second = (llm.generate([5, 6, 7], params, use_tqdm=False)[0] for _ in range(2))
     texts = [output.token_ids for output in first.outputs]
     assert texts == [output.token_ids for output in second.outputs]
     assert len({tuple(text) for text in texts}) == 3
@@ -65,21 +65,21 @@ def test_n_answers_are_different_and_repeat_with_their_seed(llm: LLM) -> None:
 def test_a_prompt_that_cannot_run_ends_the_call_and_nothing_else(llm: LLM) -> None:
     waiting = llm.submit([1, 2, 3], GREEDY)
     with pytest.raises(InvalidRequest, match="maximum context length"):
-        llm.generate([[1, 2], [3] * 1000], GREEDY, use_progress_bar=False)
-    with pytest.raises(InvalidRequest, match="2 prompts, but 1 sampling parameters"):
-        llm.generate(["a", "b"], [GREEDY], use_progress_bar=False)
-    while not waiting.is_finished:
+        llm.generate([[1, 2], [3] * 1000], GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequest, match="2 prompts, but 1 sampling_params"):
+        llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
+    while not waiting.finished:
         llm.step()
     assert len(waiting.outputs[0].token_ids) == 20
 
 
 def test_calls_leave_what_others_submitted_alone(llm: LLM) -> None:
-    alone = llm.generate([[1, 2, 3]], GREEDY, use_progress_bar=False)[0].outputs[0].token_ids
+    alone = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     submitted = llm.submit([1, 2, 3], GREEDY)
-    llm.generate([[4, 5]], SamplingParams(max_tokens=2), use_progress_bar=False)
+    llm.generate([[4, 5]], SamplingParams(max_tokens=2), use_tqdm=False)
     ids = {delta.id for delta in llm.stream([6, 7], SamplingParams(max_tokens=3, ignore_eos=True))}
     assert len(ids) == 1, "a stream brings its own deltas only"
-    while not submitted.is_finished:
+    while not submitted.finished:
         llm.step()
     assert submitted.outputs[0].token_ids == alone
 
@@ -108,11 +108,11 @@ def interruptible() -> None:
 
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_falls_between_steps_and_the_engine_goes_on(llm: LLM) -> None:
-    expected = llm.generate([[1, 2, 3]], GREEDY, use_progress_bar=False)[0].outputs[0].token_ids
+    expected = llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     for moment in range(3, 40, 9):
         with pytest.raises(KeyboardInterrupt):
             stream_and_interrupt(llm, moment)
-        assert llm.generate([[1, 2, 3]], GREEDY, use_progress_bar=False)[0].outputs[0].token_ids == expected
+        assert llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids == expected
 
 
 def test_an_extreme_parameter_is_refused_and_harms_no_neighbour(llm: LLM) -> None:

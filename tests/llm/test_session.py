@@ -37,7 +37,7 @@ def test_each_turn_continues_from_all_that_was_said(llm: LLM, folder: Path) -> N
             context = [*context, *turn]
             expected = greedy_continuation(oracle, context, 12)
             assert output.token_ids == expected, f"seed {SEED}"
-            assert output.text == llm._text.tokenizer.decode(expected)
+            assert output.text == llm.get_tokenizer().decode(expected, skip_special_tokens=True)
             context += expected[:-1]  # the last one was never run
     assert llm.stats().prompt_tokens == len(context) - 4 * 11, "only new input counts as prompt"
 
@@ -47,7 +47,7 @@ def test_other_requests_go_on_beside_a_session(llm: LLM) -> None:
     with llm.session() as session:
         session.send([4, 5], GREEDY)
         session.send([6], GREEDY)
-        while not other.is_finished:
+        while not other.finished:
             llm.step()
     alone = llm.generate([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True), False)
     assert other.outputs[0].token_ids == alone[0].outputs[0].token_ids

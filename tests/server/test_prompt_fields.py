@@ -209,12 +209,13 @@ def test_prompt_logprobs_come_with_whole_replies_only(server):
 
 def test_offline_they_are_the_same(tiny_checkpoint, oracle):
     with LLM(tiny_checkpoint, dtype="float32", max_model_len=256) as llm:
-        (result,) = llm.generate(PROMPT[:60], SamplingParams(max_tokens=2, prompt_logprobs=3), use_progress_bar=False)
+        (result,) = llm.generate(PROMPT[:60], SamplingParams(max_tokens=2, prompt_logprobs=3), use_tqdm=False)
         expected = oracle(result.prompt_token_ids)
-        own = [position.sampled.logprob for position in result.prompt_logprobs]
-        ids = [position.sampled.token_id for position in result.prompt_logprobs]
+        assert result.prompt_logprobs[0] is None
+        ids = result.prompt_token_ids[1:]
+        own = [at[token].logprob for token, at in zip(ids, result.prompt_logprobs[1:], strict=True)]
         np.testing.assert_allclose(own, [float(expected[i, token]) for i, token in enumerate(ids)], atol=1e-3)
-        assert all(len(position.top) == 3 for position in result.prompt_logprobs)
+        assert all({1, 2, 3} <= {one.rank for one in at.values()} for at in result.prompt_logprobs[1:])
         for name, value in (("prompt_logprobs", 1), ("bad_words", ("x",))):
             with pytest.raises(InvalidRequest, match=name):
                 llm.session().send("hello", SamplingParams(**{name: value}))

@@ -43,7 +43,7 @@ def test_answers_match_their_schemas(model: Path, overlap: bool) -> None:
     prompts = [[rng.randrange(256) for _ in range(rng.choice([3, 3, 40, 130]))] for _ in schemas]
     with LLM(model, async_scheduling=overlap, **TIGHT) as llm:
         asked = [params(number, json=schema) for number, schema in enumerate(schemas)]
-        outputs = llm.generate(prompts, asked, use_progress_bar=False)
+        outputs = llm.generate(prompts, asked, use_tqdm=False)
         num_preemptions = llm.stats().num_preemptions
     num_complete = 0
     for schema, output in zip(schemas, outputs, strict=True):
@@ -70,7 +70,7 @@ def test_greedy_answers_are_those_of_masks_wherever_rows_draw_first(
 
     def answers() -> list[list[int]]:
         with LLM(model, **TIGHT) as llm:
-            outputs = llm.generate(prompts, asked, use_progress_bar=False)
+            outputs = llm.generate(prompts, asked, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     drawn_first = answers()
@@ -85,7 +85,7 @@ def llm(model: Path) -> Any:
 
 
 def answers(llm: LLM, asked: SamplingParams, count: int = 6) -> list[CompletionOutput]:
-    outputs = llm.generate([[number + 1, 2] for number in range(count)], asked, use_progress_bar=False)
+    outputs = llm.generate([[number + 1, 2] for number in range(count)], asked, use_tqdm=False)
     return [answer for output in outputs for answer in output.outputs]
 
 
@@ -143,9 +143,9 @@ def test_logprobs_bias_and_penalties_go_with_a_grammar(llm: LLM) -> None:
 def test_a_row_keeps_nothing_of_the_grammar_before_it(model: Path) -> None:
     with LLM(model, dtype="float32", max_num_seqs=1, num_pages=100) as llm:
         free = SamplingParams(max_tokens=12, temperature=0.0)
-        before = llm.generate([[1, 2, 3]], free, use_progress_bar=False)[0].outputs[0].token_ids
+        before = llm.generate([[1, 2, 3]], free, use_tqdm=False)[0].outputs[0].token_ids
         assert answers(llm, params(5, choice=("only this",)), 1)[0].text == "only this"
-        after = llm.generate([[1, 2, 3]], free, use_progress_bar=False)[0].outputs[0].token_ids
+        after = llm.generate([[1, 2, 3]], free, use_tqdm=False)[0].outputs[0].token_ids
         assert after == before
         assert answers(llm, params(6, choice=("or that",)), 1)[0].text == "or that"
 

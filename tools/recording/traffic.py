@@ -67,7 +67,7 @@ class Traffic:
         """Each alone: what comes later finds them compiled, whatever that takes."""
         for grammar in wishes.GRAMMARS:
             params = _params({"max_tokens": 40, "temperature": 0.0, "structured_outputs": grammar})
-            self._llm.generate([[1, 2, 3]], params, use_progress_bar=False)
+            self._llm.generate([[1, 2, 3]], params, False)
 
     def _arrive(self) -> None:
         kind = self._rng.random()
@@ -151,7 +151,8 @@ class _MessageFields:
     """While it is entered, messages that `LLM.submit` makes have these fields."""
 
     def __init__(self, llm: LLM, fields: dict[str, Any]) -> None:
-        self._module: Any = sys.modules[type(llm).__module__]
+        # Code before "vLLM's shapes" made them where `LLM` is.
+        self._module: Any = sys.modules.get("tokenmill.llm.arguments") or sys.modules[type(llm).__module__]
         self._fields = fields
 
     def __enter__(self) -> None:
@@ -167,7 +168,8 @@ def _params(wanted: dict[str, Any]) -> SamplingParams:
 
 
 def _is_finished(output: Any) -> bool:
-    return output.is_finished if hasattr(output, "outputs") else output.finish_reason is not None
+    outputs = output.outputs if hasattr(output, "outputs") else [output]
+    return all(each.finish_reason is not None for each in outputs)
 
 
 def _outcome(output: Any, with_logprobs: bool) -> dict[str, Any]:
@@ -198,6 +200,12 @@ def _logprobs(positions: Any) -> list[list[Any]] | None:
     if positions is None:
         return None
     return [
-        [[one.token_id, float(one.logprob).hex(), one.rank] for one in (position.sampled, *position.top)]
-        for position in positions
+        [[token, float(one.logprob).hex(), one.rank] for token, one in _by_token(at).items()] for at in positions if at
     ]
+
+
+def _by_token(position: Any) -> dict[int, Any]:
+    """Code before "vLLM's shapes" gave the sampled token and a list."""
+    if isinstance(position, dict):
+        return position
+    return {one.token_id: one for one in (position.sampled, *position.top)}

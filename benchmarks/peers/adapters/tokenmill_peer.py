@@ -33,7 +33,7 @@ class TokenMill:
         """As one batch."""
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_tokens)
         outputs = [self._llm.submit(prompt, params) for prompt in prompts]
-        while not all(output.is_finished for output in outputs):
+        while not all(output.finished for output in outputs):
             deltas = self._llm.step()
             if deltas:
                 on_step([output.num_output_tokens for output in outputs])

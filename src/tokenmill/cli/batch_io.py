@@ -211,7 +211,6 @@ def _text_output(result: CompletionOutput, finished: RequestOutput) -> TextOutpu
         num_cached_tokens=finished.num_cached_tokens,
         finish_reason=result.finish_reason,
         stop_reason=result.stop_reason,
-        logprobs=result.logprobs,
     )
 
 

@@ -110,8 +110,6 @@ def _answer_all(source: Path, log: OutputLog, config: EngineConfig, fields: dict
 
     with load_llm(config) as llm:
         defaults = {**default_sampling(Path(llm.info.model)), **fields}
-        if "stop" in defaults:
-            defaults["stop"] = tuple(defaults["stop"])
         with Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -178,7 +176,7 @@ class Batch:
     def _write_finished(self) -> None:
         unfinished = []
         for job, output in self._open:
-            if output.is_finished:
+            if output.finished:
                 self._log.append(job.answer(output, Path(self._llm.info.model).name))
             else:
                 unfinished.append((job, output))

@@ -54,8 +54,5 @@ class LocalModel:
         return self._stream(prompt, fields)
 
     def _stream(self, prompt: Any, fields: Mapping[str, Any]) -> Deltas:
-        given = {**self._defaults, **fields}
-        if "stop" in given:
-            given["stop"] = tuple(given["stop"])
-        for delta in self._llm.stream(prompt, SamplingParams(**given)):
+        for delta in self._llm.stream(prompt, SamplingParams(**{**self._defaults, **fields})):
             yield Delta(delta.text, delta.finish_reason)

@@ -7,12 +7,13 @@ context) are made where the prompt is encoded.
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.names import refuse_unknown
 from tokenmill.core.structured_outputs import StructuredOutputs
 
 MAX_N = 128
@@ -30,6 +31,15 @@ MAX_INT = 2**31 - 1
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
+class _NamedFields(msgspec.StructMeta):
+    """Says what may have been meant by a field that does not exist, and drops vLLM's where they ask for nothing."""
+
+    def __call__(self, *values: Any, **fields: Any) -> Any:
+        for name in fields.keys() - set(self.__struct_fields__):
+            refuse_unknown("field", self.__name__, (name, fields.pop(name)), self.__struct_fields__, TypeError)
+        return super().__call__(*values, **fields)
+
+
 class Grammar(msgspec.Struct, frozen=True):
     """What the output of a request must match.
 
@@ -42,8 +52,10 @@ class Grammar(msgspec.Struct, frozen=True):
     param: str
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_only=True, omit_defaults=True):
     """Parameters of one request. Those with a description are flags of the command line, too.
+
+    Where a field is a tuple, a list will do, and for `stop` one string.
 
     Attributes:
         n: how many continuations of the prompt; each becomes a request of its own.
@@ -66,6 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Raises:
         InvalidRequest: a value outside its range; `param` names the field.
+        TypeError: there is no such field; says which one may have been meant.
     """
 
     n: int = 1
@@ -97,6 +110,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
+        self._make_tuples()
         _check_int("n", self.n, 1, MAX_N)
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 1, MAX_INT)
@@ -130,9 +144,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.structured_outputs is not None and self.ignore_eos:
             raise InvalidRequest("ignore_eos: a structured answer ends where it is complete", "ignore_eos")
 
+    def _make_tuples(self) -> None:
+        for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
+            value = [self.stop] if name == "stop" and isinstance(self.stop, str) else getattr(self, name)
+            if isinstance(value, list) or (value is None and name != "allowed_token_ids"):
+                msgspec.structs.force_setattr(self, name, tuple(value or ()))
+            elif not isinstance(value, tuple | None):
+                raise InvalidRequest(f"{name} must be a list, got {type(value).__name__}", name)
+
     def _check_stops(self) -> None:
-        if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
-            raise InvalidRequest("stop must be a sequence of strings", "stop")
+        if not all(isinstance(s, str) for s in self.stop):
+            raise InvalidRequest("stop must be a string or a list of strings", "stop")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop)}", "stop")
         if "" in self.stop:
@@ -150,8 +172,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 )
             for token_id in self.allowed_token_ids:
                 _check_int("allowed_token_ids", token_id, 0)
-        if isinstance(self.bad_words, str) or not all(isinstance(word, str) for word in self.bad_words):
-            raise InvalidRequest("bad_words must be a sequence of strings", "bad_words")
+        if not all(isinstance(word, str) for word in self.bad_words):
+            raise InvalidRequest("bad_words must be a list of strings", "bad_words")
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise InvalidRequest(f"at most {MAX_BAD_WORDS} bad_words, got {len(self.bad_words)}", "bad_words")
         for word in self.bad_words:

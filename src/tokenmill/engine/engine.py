@@ -54,6 +54,7 @@ class Engine:
         is_idle: the last `step` found nothing to do, though `has_work` may be true: what waits, waits for something
             from outside.
         is_paused: no step is launched; those that run are committed.
+        num_arrived: requests so far; draws of those that bring no seed are keyed by it.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Engine:
         self._depth = depth
         self._observer = observer or Observer()
         self._gates = Gates(gates)
-        self._num_arrived = 0
+        self.num_arrived = 0
 
     @property
     def has_work(self) -> bool:
@@ -110,7 +111,7 @@ class Engine:
             self._release([message.id])
             return [_refused(message.id, refusal)]
         self._observer.record(Added(message, status.value))
-        self._num_arrived += 1
+        self.num_arrived += 1
         return []
 
     def _request(self, message: AddRequest, max_tokens: int, status: RequestStatus) -> Request:
@@ -121,7 +122,7 @@ class Engine:
             message.id,
             message.prompt_token_ids,
             message.params,
-            arrival=self._num_arrived,
+            arrival=self.num_arrived,
             max_tokens_total=len(message.prompt_token_ids) + max_tokens,
             stop_token_ids=stop_ids,
             priority=message.priority,

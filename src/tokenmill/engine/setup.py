@@ -76,11 +76,16 @@ class StartupTimer:
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine, the description of it that the other processes get, and what is left to do while nobody waits."""
+    """An engine, the description of it that the other processes get, and what is left to do while nobody waits.
+
+    Attributes:
+        model: what it runs; another engine may be built on it once this one is closed.
+    """
 
     engine: Engine
     ready: EngineReady
     idle_work: Iterator[None]
+    model: LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,10 @@ class LoadedModel:
 
 
 def build_engine(
-    config: EngineConfig, report: Progress = lambda *_: None, platform: Platform | None = None
+    config: EngineConfig,
+    report: Progress = lambda *_: None,
+    platform: Platform | None = None,
+    model: LoadedModel | None = None,
 ) -> BuiltEngine:
     """Load a model and make an engine for it.
 
@@ -107,6 +115,7 @@ def build_engine(
         config: resolved.
         report: called with (phase, done, total) while it goes on.
         platform: where it runs, instead of what the config says.
+        model: what the same config has loaded before, instead of loading it.
 
     Raises:
         InvalidCheckpoint, InvalidConfig, OutOfMemory: what is wrong and what to change, in one sentence.
@@ -116,7 +125,7 @@ def build_engine(
     config = dataclasses.replace(config, device=platform.device).resolve()
     find_policies(config.scheduling_policy, config.batch_policy, config.admission)  # before the weights are read
     try:
-        return _build(config, platform, timer)
+        return _build(config, platform, timer, model)
     except Exception as error:
         if isinstance(error, OutOfMemory) or not platform.is_out_of_memory(error):
             raise
@@ -127,8 +136,8 @@ def build_engine(
         ) from error
 
 
-def _build(config: EngineConfig, platform: Platform, timer: StartupTimer) -> BuiltEngine:
-    model = load(config, platform, timer)
+def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model: LoadedModel | None) -> BuiltEngine:
+    model = model or load(config, platform, timer)
     with timer.phase("allocating KV"):
         memory = allocate(config, platform, model.architecture, model.attention)
     limits = ModelLimits(
@@ -150,7 +159,7 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer) -> Bui
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
     engine = Engine(header.make_scheduler(events), executor, limits, header.depth, Observer(log), [grammars])
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
-    return BuiltEngine(engine, ready, take_memory(config, platform, memory.attention))
+    return BuiltEngine(engine, ready, take_memory(config, platform, memory.attention), model)
 
 
 def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> LoadedModel:

@@ -1,90 +1,72 @@
 """`LLM`: the whole engine in this process, for scripts and batch work. No server, no sockets, no other process.
 
-It sends the same messages that the server's processes exchange, straight from the text processor to the engine and
-back. One of the two places that know both sides (the other is the engine process).
+Methods, arguments and results have vLLM's names; docs/offline.md tells what differs. It sends the same messages that
+the server's processes exchange, straight from the text processor to the engine and back. With the engine process, this
+package is the only place that knows both sides.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from tokenmill.config import EngineConfig
-from tokenmill.core.errors import InvalidConfig, InvalidRequest, TokenMillError
-from tokenmill.core.messages import (
-    AbortRequests,
-    AddRequest,
-    EngineStats,
-    GenerateText,
-    RequestRejected,
-    StepOutputs,
-    TextMessage,
-    TextOutput,
-    TextOutputs,
-    TokenOutput,
-)
-from tokenmill.core.request import FinishReason
+from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.core.messages import EngineReady, EngineStats, TextOutput
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.demo import demo_model_path
-from tokenmill.engine.setup import build_engine
-from tokenmill.frontend.text_processor import Routed, load_text_processor
-from tokenmill.ipc.interrupts import interrupts_deferred
-from tokenmill.llm.outputs import CompletionOutput, RequestOutput
+from tokenmill.frontend.chat_template import load_chat_template
+from tokenmill.llm import arguments
+from tokenmill.llm.arguments import ChatOptions, Chats, Conversation, Priority, Prompt, Prompts
+from tokenmill.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
+from tokenmill.llm.local_engine import LocalEngine
+from tokenmill.llm.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from tokenmill.llm.progress import ProgressBar
 from tokenmill.llm.session import Session
-from tokenmill.model_files import check_tokenizer
+from tokenmill.llm.tokenizer import ChatTokenizer
+from tokenmill.model_files import check_tokenizer, default_sampling
 
-Prompt = str | list[int]
-Conversation = list[dict[str, Any]]
+if TYPE_CHECKING:
+    from tokenmill.llm.metrics import Metric
 
-
-class _Open(NamedTuple):
-    """Where the deltas of a request go: to a continuation of a result, or of the turn that a session is at."""
-
-    output: RequestOutput
-    number: int
-    session: Session | None = None
+AnyPrompt = Prompt | Conversation
+OneParams = SamplingParams | None
+EachParams = OneParams | Sequence[SamplingParams]
 
 
+@arguments.checked_names
 class LLM:
-    """A model, ready to generate.
+    """A model, ready to generate. Methods raise TypeError for an argument that they do not have.
 
     Args:
         model: a checkpoint folder or a hub id; none: the bundled demo model.
-        engine_options: fields of `EngineConfig`, e.g. `max_model_len=4096, dtype="float32"`.
+        options: fields of `EngineConfig`, e.g. `max_model_len=4096, dtype="float32"`, also by vLLM's names for them.
+
+    Attributes:
+        info: what was built, and how large it is.
 
     Raises:
         InvalidCheckpoint, InvalidConfig: the model cannot be served on this machine; says what to change.
     """
 
-    def __init__(self, model: str | Path = "", **engine_options: Any) -> None:
-        known = {field.name for field in dataclasses.fields(EngineConfig)}
-        for name in engine_options.keys() - known:
-            raise InvalidConfig(f"LLM has no option {name!r}; there are: {', '.join(sorted(known))}")
-        config = EngineConfig(model=str(model) or str(demo_model_path()), **engine_options).resolve()
+    def __init__(self, model: str | Path = "", **options: Any) -> None:
+        config = arguments.engine_config(model, options)
         if config.kv_events() is not None:
             raise InvalidConfig("kv_events_config needs a server: LLM opens no sockets")
         check_tokenizer(config.model, config.tokenizer)
-        built = build_engine(config)
-        self.info = built.ready
-        self._engine = built.engine
-        self._text = load_text_processor(Path(built.ready.model), config)
-        self._text.process(built.ready)
-        self._open: dict[str, _Open] = {}
+        self._local = LocalEngine(config)
+        self.info: EngineReady = self._local.info
+        self._config = config
+        self._default_params = SamplingParams(**default_sampling(Path(self.info.model)))
 
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_progress_bar: bool = True,
+        self, prompts: Prompts, sampling_params: EachParams = None, use_tqdm: bool = True, *, priority: Priority = None
     ) -> list[RequestOutput]:
-        """Continue each prompt; texts or lists of token ids.
+        """Continue each prompt: a text, a list of token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`.
 
         Args:
-            params: for all prompts, or one for each.
+            sampling_params: for all prompts, or one for each; None: see `get_default_sampling_params`.
+            use_tqdm: show how far it is.
+            priority: for all prompts, or one for each; lower runs first (`scheduling_policy="priority"`).
 
         Returns:
             One result for each prompt, in their order.
@@ -92,114 +74,168 @@ class LLM:
         Raises:
             InvalidRequest: a prompt that can never run; nothing has been generated then.
         """
-        single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
-        batch: list[Any] = [prompts] if single else list(prompts)
-        return self._run(batch, params, use_progress_bar)
+        return self._run(arguments.split(prompts, int), sampling_params, use_tqdm, priority)
 
     def chat(
-        self,
-        messages: Conversation | Sequence[Conversation],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_progress_bar: bool = True,
-        **template_options: Any,
+        self, messages: Chats, sampling_params: EachParams = None, use_tqdm: bool = True, **options: Unpack[ChatOptions]
     ) -> list[RequestOutput]:
         """Answer each conversation: lists of `{"role": ..., "content": ...}`, rendered by the model's chat template.
 
         Args:
-            template_options: `tools`, and whatever else the template knows.
+            sampling_params, use_tqdm: as for `generate`.
+            options: `tools`, `chat_template_kwargs`, `add_generation_prompt` and `continue_final_message`, see
+                `ChatOptions`; and `priority`.
 
         Raises:
             InvalidRequest: as `generate`, or the template refuses the messages.
         """
-        single = bool(messages) and isinstance(messages[0], dict)
-        batch: list[Any] = [messages] if single else list(messages)
-        return self._run(batch, params, use_progress_bar, template_options)
+        batch = arguments.split(messages, dict)
+        if not all(isinstance(one, list) for one in batch):
+            raise InvalidRequest("messages must be a list of messages, or a list of such lists", "messages")
+        priority, template = options.pop("priority", None), arguments.template_options(options)
+        return self._run(batch, sampling_params, use_tqdm, priority, template_options=template)
 
     def stream(
-        self, prompt: Prompt | Conversation, params: SamplingParams | None = None, **template_options: Any
+        self, prompt: AnyPrompt, sampling_params: OneParams = None, **options: Unpack[ChatOptions]
     ) -> Iterator[TextOutput]:
         """Continue one prompt or conversation, delta by delta. Leaving the loop early aborts the request."""
-        output = self.submit(prompt, params, template_options)
+        (rank,) = arguments.one_each("priority", options.pop("priority", None), 1)
+        output = self.submit(prompt, sampling_params, arguments.template_options(options), priority=rank or 0)
         try:
-            while not output.is_finished:
+            while not output.finished:
                 yield from [delta for delta in self.step() if delta.id in output.request_ids]
         finally:
-            self._abort([output])
+            self._local.abort([output])
 
     def session(self) -> Session:
         """Open a session: turns that append to each other, with nothing computed twice."""
-        return Session(self)
+        return Session(self._local, self._default_params)
+
+    def embed(
+        self, prompts: Prompts, *, use_tqdm: bool = True, pooling: Literal["mean", "last"] = "mean"
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector of length 1 for each prompt.
+
+        Args:
+            pooling: of the last layer's states after the final norm: their mean, or that of the last token.
+
+        Raises:
+            InvalidRequest: as `generate`.
+            TokenMillError: a prompt failed.
+        """
+        if pooling not in ("mean", "last"):
+            raise InvalidRequest(f"pooling must be mean or last, got {pooling!r}", "pooling")
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        found = self._run(arguments.split(prompts, int), params, use_tqdm, pooling=pooling)
+        return [one.answered(one.vector()) for one in found]
+
+    def score(self, prompts: Prompts, text_2: None = None, *, use_tqdm: bool = True) -> list[ScoringRequestOutput]:
+        """How likely the model finds each prompt: the log-likelihood of its tokens but the first.
+
+        Raises:
+            InvalidRequest: as `generate`; two texts are given, whose likeness is for a cross-encoder to say.
+            TokenMillError: a prompt failed.
+        """
+        if text_2 is not None:
+            raise InvalidRequest("score compares no texts: it gives the log-likelihood of each prompt", "text_2")
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        found = self._run(arguments.split(prompts, int), params, use_tqdm)
+        return [one.answered(one.log_likelihood()) for one in found]
+
+    def beam_search(self, prompts: Prompts, params: BeamSearchParams, use_tqdm: bool = False) -> list[BeamSearchOutput]:
+        """The most likely continuations of each prompt, found by keeping the best ones at every length.
+
+        Raises:
+            InvalidRequest: as `generate`.
+            TokenMillError: a prompt failed.
+        """
+        batch, limits = arguments.split(prompts, int), self._local.engine.limits
+        searches = search_beams(batch, params, limits, lambda beams, one: self._run(beams, one, use_tqdm))
+        return [search.output(self._local.tokenizer.decode) for search in searches]
 
     def submit(
         self,
-        prompt: Prompt | Conversation,
-        params: SamplingParams | None = None,
+        prompt: AnyPrompt,
+        sampling_params: OneParams = None,
         template_options: dict[str, Any] | None = None,
+        priority: int = 0,
+        pooling: str = "",
     ) -> RequestOutput:
-        """Add a prompt to those that `step` advances. The result fills up as they go; see `is_finished`.
+        """Add a prompt to those that `step` advances. The result fills up as they go; see `finished`.
+
+        Args:
+            template_options: of a conversation: `tools`, and variables of the chat template.
+            priority, pooling: as for `generate` and `embed`.
 
         Raises:
             InvalidRequest: it can never run.
         """
-        params = params or SamplingParams()
-        options = dict(template_options or {})
-        ids = [uuid.uuid4().hex for _ in range(params.n)]
-        message = GenerateText(
-            ids=ids,
-            params=params,
-            tools=options.pop("tools", None),
-            template_kwargs=options,
-            wants_prompt=params.prompt_logprobs is not None,
-        )
-        _set_prompt(message, prompt)
-        output = RequestOutput([], [CompletionOutput(index) for index in range(params.n)], ids)
-        self._open.update({request_id: _Open(output, index) for index, request_id in enumerate(ids)})
-        try:
-            self._deliver(message)
-        except TokenMillError:
-            for request_id in ids:
-                self._open.pop(request_id, None)
-            raise
+        params = self._default_params if sampling_params is None else sampling_params
+        if priority and self._config.scheduling_policy in ("fair", "fcfs"):
+            raise InvalidRequest('priority needs LLM(scheduling_policy="priority")', "priority")
+        message = arguments.generate_text(prompt, params, template_options or {}, priority)
+        message.pooling = pooling or message.pooling
+        text = prompt.get("prompt") if isinstance(prompt, dict) else message.text
+        continuations = [CompletionOutput(index) for index in range(params.n)]
+        output = RequestOutput(message.ids[0], [], continuations, message.ids, text)
+        self._local.start(message, output)
+        if message.messages is not None:
+            output.prompt = self._local.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
         return output
 
     def step(self) -> list[TextOutput]:
         """Run one step of the engine; returns the deltas it brought to all that is open."""
-        with interrupts_deferred():
-            return self._publish(self._engine.step())
+        return self._local.step()
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of a text."""
-        return self._text.tokenizer.encode(text)
+    def get_tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer and chat template, with the methods that transformers has for them."""
+        folder, tokenizer = Path(self._config.tokenizer or self.info.model), self._local.tokenizer
+        return ChatTokenizer(tokenizer, load_chat_template(folder, tokenizer.special_tokens))
 
-    def add_input(self, session_id: str | None, token_ids: list[int], params: SamplingParams) -> str:
-        """See `SessionHost`."""
-        if session_id is not None:
-            self._engine.extend(session_id, token_ids, params)
-            return session_id
-        message = AddRequest(id=uuid.uuid4().hex, prompt_token_ids=token_ids, params=params, is_resumable=True)
-        for refusal in self._engine.add(message):
-            raise InvalidRequest(refusal.error or "the input cannot be served", "prompt")
-        return message.id
-
-    def follow_turn(self, session: Session, turn: RequestOutput, params: SamplingParams) -> None:
-        """See `SessionHost`."""
-        (session_id,) = turn.request_ids
-        self._text.expect(session_id, params, len(turn.prompt_token_ids))
-        self._open[session_id] = _Open(turn, 0, session)
-
-    def end_session(self, session_id: str) -> None:
-        """See `SessionHost`."""
-        self._open.pop(session_id, None)
-        self._deliver(AbortRequests([session_id]))
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's authors recommend, for calls that bring no parameters."""
+        return self._default_params
 
     def stats(self) -> EngineStats:
-        """Counters since start and what is in use now: rows, pages, cache hits, preemptions."""
-        return self._engine.stats()
+        """Counters since start or `wake_up`, and what is in use now: rows, pages, cache hits, preemptions."""
+        return self._local.engine.stats()
+
+    def get_metrics(self, prefix: str = "tokenmill") -> list[Metric]:
+        """The same as metrics, named as the server names its own; `prefix`: e.g. `vllm`, for code that looks for it."""
+        from tokenmill.llm.metrics import read_metrics
+
+        return list(read_metrics(self.info, self.stats(), prefix))
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes; False, and nothing is forgotten, where requests still run.
+
+        Args:
+            reset_running_requests: send those back to the queue first; they are computed again.
+        """
+        return self._local.engine.reset_prefix_cache(reset_running_requests)
+
+    def sleep(self, level: int = 1) -> None:
+        """Give back memory until `wake_up`: 1, the KV cache (and the weights of a GPU); 2, KV cache and weights.
+
+        Raises:
+            InvalidRequest: requests or sessions are open. So does every call that needs the engine while it sleeps.
+        """
+        self._local.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take the memory again, the same as before; weights that were given back are read again.
+
+        Args:
+            tags: `weights` or `kv_cache`; it wakes up once both were asked for. None: both.
+
+        Raises:
+            OutOfMemory, InvalidConfig, InvalidCheckpoint: as when it was made; it goes on sleeping.
+        """
+        self._local.wake_up(tags)
 
     def close(self) -> None:
         """End what runs and free the engine's thread."""
-        self._abort([entry.output for entry in self._open.values()])
-        self._engine.close()
+        self._local.close()
 
     def __enter__(self) -> Self:
         return self
@@ -208,79 +244,22 @@ class LLM:
         self.close()
 
     def _run(
-        self,
-        batch: list[Any],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        use_progress_bar: bool,
-        template_options: dict[str, Any] | None = None,
+        self, batch: list[Any], params: EachParams, use_tqdm: bool, priority: Priority = None, **wishes: Any
     ) -> list[RequestOutput]:
-        each = [params] * len(batch) if params is None or isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(batch):
-            raise InvalidRequest(f"{len(batch)} prompts, but {len(each)} sampling parameters")
+        own_params = arguments.one_each("sampling_params", params, len(batch))
+        priorities = arguments.one_each("priority", priority, len(batch))
         outputs: list[RequestOutput] = []
         try:
-            for prompt, own in zip(batch, each, strict=True):
-                outputs.append(self.submit(prompt, own, template_options))
+            for prompt, own, rank in zip(batch, own_params, priorities, strict=True):
+                outputs.append(self.submit(prompt, own, priority=rank or 0, **wishes))
             unfinished = outputs
-            with ProgressBar(len(outputs), use_progress_bar) as progress:
+            with ProgressBar(len(outputs), use_tqdm) as progress:
                 while unfinished:
                     deltas = self.step()
                     if any(delta.finish_reason is not None for delta in deltas):
-                        unfinished = [output for output in unfinished if not output.is_finished]
+                        unfinished = [output for output in unfinished if not output.finished]
                     num_tokens = sum(len(delta.token_ids) for delta in deltas)
                     progress.update(len(outputs) - len(unfinished), num_tokens)
         finally:
-            self._abort(outputs)
+            self._local.abort(outputs)
         return outputs
-
-    def _deliver(self, message: TextMessage) -> list[TextOutput]:
-        """Let the text processor handle a message and pass on what it led to; returns the texts."""
-        return self._route(self._text.process(message))
-
-    def _route(self, routed: Routed) -> list[TextOutput]:
-        deltas: list[TextOutput] = []
-        for reply in routed.to_api:
-            if isinstance(reply, RequestRejected):
-                raise InvalidRequest(reply.error, reply.param) if reply.status < 500 else TokenMillError(reply.error)
-            if isinstance(reply, TextOutputs):
-                deltas.extend(self._take(delta) for delta in reply.outputs)
-        for message in routed.to_engine:
-            if isinstance(message, AbortRequests):
-                deltas.extend(self._publish(self._engine.abort(message.ids)))
-            elif isinstance(message, AddRequest):
-                self._open[message.id].output.prompt_token_ids = message.prompt_token_ids
-                deltas.extend(self._publish(self._engine.add(message)))
-        return deltas
-
-    def _publish(self, outputs: list[TokenOutput]) -> list[TextOutput]:
-        return self._deliver(StepOutputs(0, outputs)) if outputs else []
-
-    def _take(self, delta: TextOutput) -> TextOutput:
-        output, index, session = self._open[delta.id]
-        output.add(index, delta)
-        if delta.finish_reason is not None:
-            del self._open[delta.id]
-            if session is not None:
-                session.turn_ended(delta.finish_reason)
-        return delta
-
-    def _abort(self, outputs: Sequence[RequestOutput]) -> None:
-        """End what is still open of these: an exception or an early end of a loop left it, and nobody waits for it."""
-        ids = [request_id for output in outputs for request_id in output.request_ids if request_id in self._open]
-        if not ids:
-            return
-        self._deliver(AbortRequests(ids))
-        for request_id in ids:
-            output, index, _ = self._open.pop(request_id)
-            output.outputs[index].finish_reason = FinishReason.ABORT
-
-
-def _set_prompt(message: GenerateText, prompt: Prompt | Conversation) -> None:
-    if isinstance(prompt, str):
-        message.text = prompt
-    elif prompt and isinstance(prompt[0], dict):
-        message.messages = prompt
-    elif all(isinstance(token_id, int) for token_id in prompt):
-        message.token_ids = list(prompt)  # type: ignore[arg-type]
-    else:
-        raise InvalidRequest("a prompt is a text, a list of token ids, or a list of messages", "prompt")

@@ -1,12 +1,61 @@
-"""What `LLM` gives back for a prompt, and how it is put together from the deltas of its requests."""
+"""What `LLM` gives back for a prompt, in vLLM's shapes, and how it is put together from the deltas of its requests."""
 
 from __future__ import annotations
 
+import array
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
+from tokenmill.core.errors import TokenMillError
 from tokenmill.core.messages import TextOutput
 from tokenmill.core.plan import TokenLogprobs
 from tokenmill.core.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely a token was at its position. `rank` 1 is the most likely one; `decoded_token` is its text alone."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# One position: the token that is there first, then the most likely ones, best first.
+LogprobsAt = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When things happened to a prompt. Seconds: `arrival_time` since 1970, the others of `time.monotonic()`.
+
+    Attributes:
+        scheduled_ts: the first step that it was part of; known once it is finished.
+        first_token_ts, last_token_ts: of all continuations; 0: none yet.
+        num_generation_tokens: of all continuations.
+    """
+
+    arrival_time: float = field(default_factory=time.time)
+    queued_ts: float = field(default_factory=time.monotonic)
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    num_generation_tokens: int = 0
+
+    @property
+    def first_token_latency(self) -> float:
+        """From its arrival to its first token."""
+        return self.first_token_ts - self.queued_ts
+
+    def add(self, delta: TextOutput) -> None:
+        """A step is over."""
+        if delta.token_ids:
+            self.last_token_ts = time.monotonic()
+            self.first_token_ts = self.first_token_ts or self.last_token_ts
+            self.num_generation_tokens += len(delta.token_ids)
+        self.scheduled_ts = self.scheduled_ts or delta.scheduled_at
 
 
 @dataclass(slots=True)
@@ -15,17 +64,19 @@ class CompletionOutput:
 
     Attributes:
         index: 0 to n - 1.
+        cumulative_logprob: the sum over its tokens, if log probabilities were asked for.
+        logprobs: likewise, one entry per token.
         stop_reason: the stop string or token id that ended it, where one did that is not the model's own EOS.
-        logprobs: one entry per token, if they were asked for.
         error: why it failed; `finish_reason` is `error` then.
     """
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[LogprobsAt] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
 
     def add(self, delta: TextOutput) -> None:
@@ -38,7 +89,41 @@ class CompletionOutput:
         if delta.logprobs is not None:
             if self.logprobs is None:
                 self.logprobs = []
-            self.logprobs.extend(delta.logprobs)
+            self.logprobs += _named(delta.logprobs, delta.token_bytes or {})
+            brought = sum(one.sampled.logprob for one in delta.logprobs)
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + brought
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A vector of length 1."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """The natural logarithm of how likely a prompt is, given its first token."""
+
+    score: float
+
+
+What = TypeVar("What")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput(Generic[What]):
+    """What was asked of a prompt instead of continuing it."""
+
+    request_id: str
+    outputs: What
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+
+
+EmbeddingRequestOutput = PoolingRequestOutput[EmbeddingOutput]
+ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
 
 
 @dataclass(slots=True)
@@ -46,24 +131,52 @@ class RequestOutput:
     """A prompt and its n continuations.
 
     Attributes:
-        request_ids: the engine's ids of the continuations.
+        request_id: the engine's id of the first continuation.
+        prompt: its text, of a conversation as the chat template renders it; None where token ids were given.
+        prompt_logprobs: one entry per token of the prompt, None for the first, if they were asked for.
         num_cached_tokens: prompt tokens that the prefix cache supplied (to the first continuation).
-        prompt_logprobs: one entry per token of the prompt but the first, if they were asked for.
+        request_ids: the engine's ids of all continuations.
+        embedding: a vector for the prompt, float32, little-endian, if one was asked for.
     """
 
+    request_id: str
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    request_ids: list[str] = field(default_factory=list)
+    request_ids: list[str]
+    prompt: str | None = None
+    prompt_logprobs: list[LogprobsAt | None] | None = None
     num_cached_tokens: int = 0
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    embedding: bytes | None = None
 
     def add(self, index: int, delta: TextOutput) -> None:
         """Append what a step brought one of the continuations."""
         self.outputs[index].add(delta)
+        self.metrics.add(delta)
         if index == 0:
             self.num_cached_tokens = delta.num_cached_tokens
-            if delta.prompt is not None:
-                self.prompt_logprobs = delta.prompt.logprobs
+            self.embedding = delta.embedding or self.embedding
+            if delta.prompt is not None and delta.prompt.logprobs is not None:
+                self.prompt_logprobs = [None, *_named(delta.prompt.logprobs, delta.token_bytes or {})]
+
+    def vector(self) -> EmbeddingOutput:
+        """The vector that was asked for."""
+        return EmbeddingOutput(array.array("f", self.embedding or b"").tolist())
+
+    def log_likelihood(self) -> ScoringOutput:
+        """Of the prompt, whose log probabilities were asked for."""
+        tokens = zip(self.prompt_token_ids, self.prompt_logprobs or (), strict=False)
+        return ScoringOutput(sum((at[token_id].logprob for token_id, at in tokens if at is not None), 0.0))
+
+    def answered(self, what: What) -> PoolingRequestOutput[What]:
+        """What was asked of the prompt instead of continuing it. Raises TokenMillError if that failed."""
+        self.check()
+        return PoolingRequestOutput(self.request_id, what, self.prompt_token_ids, self.num_cached_tokens)
+
+    def check(self) -> None:
+        """Raise TokenMillError if a continuation failed."""
+        for error in (output.error for output in self.outputs if output.finish_reason is FinishReason.ERROR):
+            raise TokenMillError(error or "the request failed")
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -76,6 +189,15 @@ class RequestOutput:
         return sum(len(output.token_ids) for output in self.outputs)
 
     @property
-    def is_finished(self) -> bool:
+    def finished(self) -> bool:
         """True once every continuation has ended."""
         return all(output.finish_reason is not None for output in self.outputs)
+
+
+def _named(positions: Iterable[TokenLogprobs], spelled: Mapping[int, bytes]) -> list[LogprobsAt]:
+    """Log probabilities by token id, with the tokens' texts."""
+    texts = {token_id: token.decode("utf-8", "replace") for token_id, token in spelled.items()}
+    return [
+        {one.token_id: Logprob(one.logprob, one.rank, texts.get(one.token_id, "")) for one in (at.sampled, *at.top)}
+        for at in positions
+    ]

@@ -1,4 +1,4 @@
-"""The progress bar of `LLM.generate` and `LLM.chat`: prompts that are done, tokens, tokens a second."""
+"""The progress bar of `LLM`: prompts that are done, tokens, tokens a second."""
 
 from __future__ import annotations
 

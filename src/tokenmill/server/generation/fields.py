@@ -20,7 +20,6 @@ Label = Annotated[str, Meta(max_length=256)]
 # What clients cannot give, or do not give under this name in every API.
 _NOT_GIVEN = {"logprobs", "structured_outputs", "grammar", "bad_word_ids"}
 _PARAMS = frozenset(SamplingParams.__struct_fields__) - _NOT_GIVEN
-_LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -54,9 +53,6 @@ def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sa
         InvalidRequest: a value outside its range; `param` names the field.
     """
     fields = dict(given)
-    if isinstance(fields.get("stop"), str):
-        fields["stop"] = (fields["stop"],)
-    fields.update({name: tuple(fields[name]) for name in _LISTS if name in fields})
     if "logit_bias" in fields:
         fields["logit_bias"] = _logit_bias(fields["logit_bias"])
     return SamplingParams(**dict(defaults) | fields)

@@ -1,0 +1,159 @@
+"""What `LLM` is called with: names that do not exist are refused, prompts become the messages that start requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar
+
+from tokenmill.config import EngineConfig
+from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.core.messages import GenerateText
+from tokenmill.core.names import refuse_unknown
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.demo import demo_model_path
+
+_C = TypeVar("_C", bound=type)
+
+
+Conversation = list[dict[str, Any]]
+Chats = Conversation | Sequence[Conversation]
+Prompt = str | list[int] | dict[str, Any]
+Prompts = Prompt | Sequence[Prompt]
+Priority = int | Sequence[int] | None
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation becomes a prompt, in vLLM's words.
+
+    Attributes:
+        tools: functions that the template shows to the model, in OpenAI's form.
+        chat_template_kwargs: further variables of the template, e.g. `{"enable_thinking": False}`.
+        add_generation_prompt: let the answer begin; so it is unless the last message is continued.
+        continue_final_message: leave the last message open, so that the model goes on with it.
+        priority: for all conversations, or one for each.
+    """
+
+    tools: list[dict[str, Any]] | None
+    chat_template_kwargs: dict[str, Any] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    priority: Priority
+
+
+def template_options(options: ChatOptions) -> dict[str, Any]:
+    """Those that are given, beside what else the template gets."""
+    given = {name: value for name, value in options.items() if value is not None}
+    variables: Any = given.pop("chat_template_kwargs", {})
+    return {**variables, **given}
+
+
+def checked_names(cls: _C) -> _C:
+    """Let the methods of a class raise TypeError for an argument that they do not have; see `refuse_unknown`."""
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(cls, name, _checked(method))
+    return cls
+
+
+def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = inspect.signature(method).parameters
+    names = parameters.keys() | (ChatOptions.__annotations__.keys() if "options" in parameters else set())
+
+    @functools.wraps(method)
+    def checked(*args: Any, **given: Any) -> Any:
+        for name in given.keys() - names:
+            refuse_unknown("argument", f"LLM.{method.__name__}", (name, given.pop(name)), names - {"self"}, TypeError)
+        return method(*args, **given)
+
+    return checked
+
+
+def engine_config(model: str | Path, options: Mapping[str, Any]) -> EngineConfig:
+    """The engine's config from fields of it, by their own or vLLM's names; None stands for the default.
+
+    Raises:
+        InvalidConfig: an option that does not exist, with the nearest that does; a value that is none.
+    """
+    spellings = {}
+    for field in dataclasses.fields(EngineConfig):
+        for alias in (field.name, *field.metadata["flag"].aliases):
+            spellings[alias.lstrip("-").replace("-", "_")] = field
+    given: dict[str, Any] = {"model": str(model) or str(demo_model_path())}
+    for name, value in options.items():
+        if name not in spellings:
+            refuse_unknown("option", "LLM", (name, value), spellings, InvalidConfig)
+        elif value is not None:
+            how = spellings[name].metadata["flag"]
+            if how.choices and not how.plugins and value not in how.choices:
+                raise InvalidConfig(f"LLM: {name} must be one of {', '.join(how.choices)}, got {value!r}")
+            given[spellings[name].name] = value
+    return EngineConfig(**given).resolve()
+
+
+def one_each(name: str, given: Any, count: int) -> list[Any]:
+    """What is given for all prompts, or for each, as a list.
+
+    Raises:
+        InvalidRequest: there are more or fewer than prompts.
+    """
+    each = list(given) if isinstance(given, Sequence) else [given] * count
+    if len(each) != count:
+        raise InvalidRequest(f"{count} prompts, but {len(each)} {name}", name)
+    return each
+
+
+def split(given: Any, inner: type) -> list[Any]:
+    """One prompt, which is a list of `inner` or no list at all, or several, as a list."""
+    return [given] if isinstance(given, str | Mapping) or (given and isinstance(given[0], inner)) else list(given)
+
+
+def prompt_fields(prompt: Any) -> dict[str, Any]:
+    """The fields of a `GenerateText` for a prompt or a conversation. Of a text and the ids it came from, the ids count.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    if isinstance(prompt, Mapping) and prompt.keys() <= {"prompt", "prompt_token_ids"}:
+        ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
+        prompt = text if ids is None else ids
+    if isinstance(prompt, str):
+        return {"text": prompt}
+    kinds = {type(part) for part in prompt} if isinstance(prompt, list | tuple) else {None}
+    if kinds == {dict}:
+        return {"messages": list(prompt)}
+    if kinds <= {int}:
+        return {"token_ids": list(prompt)}
+    forms = "a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
+    raise InvalidRequest(f"a prompt is {forms}; conversations are for chat", "prompt")
+
+
+def generate_text(
+    prompt: Prompt | Conversation, params: SamplingParams, template: Mapping[str, Any], priority: int
+) -> GenerateText:
+    """What starts the requests of a prompt.
+
+    Args:
+        template: `tools`, and what else a chat template gets.
+
+    Raises:
+        InvalidRequest: it is none, or an argument would have no effect.
+    """
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequest(f"not SamplingParams, but {type(params).__name__}", "sampling_params")
+    fields = prompt_fields(prompt)
+    if "messages" in fields:
+        variables = dict(template)
+        fields |= {"tools": variables.pop("tools", None), "template_kwargs": variables}
+    elif template:
+        raise InvalidRequest(f"{', '.join(template)}: only conversations are rendered by a template", "prompt")
+    if not isinstance(priority, int):
+        raise InvalidRequest("priority must be an integer", "priority")
+    if priority:
+        fields["priority"] = priority
+    ids = [uuid.uuid4().hex for _ in range(params.n)]
+    return GenerateText(ids=ids, params=params, wants_prompt=params.prompt_logprobs is not None, **fields)

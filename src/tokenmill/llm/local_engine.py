@@ -1,0 +1,201 @@
+"""The engine and the text processor of an `LLM`, joined in one thread without sockets. The engine may sleep."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenmill.config import EngineConfig
+from tokenmill.core import messages
+from tokenmill.core.errors import InvalidRequest, TokenMillError
+from tokenmill.core.request import FinishReason
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.setup import BuiltEngine, LoadedModel, build_engine
+from tokenmill.frontend.text_processor import Routed, load_text_processor
+from tokenmill.ipc.interrupts import interrupts_deferred
+from tokenmill.llm.outputs import RequestOutput
+from tokenmill.llm.session import Session
+from tokenmill.platform.select import select_platform
+
+# What vLLM calls the two parts that wake up.
+TAGS = frozenset({"weights", "kv_cache"})
+
+
+class _Open(NamedTuple):
+    """Where the deltas of a request go: to a continuation of a result, or of the turn that a session is at."""
+
+    output: RequestOutput
+    number: int
+    session: Session | None = None
+
+
+class LocalEngine:
+    """Starts requests and takes in what becomes of them.
+
+    Attributes:
+        info: what was built, and is built again at the same size.
+        tokenizer: the model's.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Raises InvalidCheckpoint and InvalidConfig where the model cannot be served on this machine."""
+        self._platform = select_platform(config.device)
+        built = build_engine(config, platform=self._platform)
+        self.info = built.ready
+        self._config = dataclasses.replace(config, num_pages=self.info.num_pages, max_model_len=self.info.max_model_len)
+        self._text = load_text_processor(Path(self.info.model), config)
+        self._text.process(self.info)
+        self.tokenizer = self._text.tokenizer
+        self._open: dict[str, _Open] = {}
+        # Asleep there is no engine; in the deeper sleep there is no model either.
+        self._built: BuiltEngine | None = built
+        self._model: LoadedModel | None = built.model
+        self._num_arrived = 0
+        self._awaited = TAGS
+
+    @property
+    def engine(self) -> Engine:
+        """The engine.
+
+        Raises:
+            InvalidRequest: it sleeps.
+        """
+        if self._built is None:
+            raise InvalidRequest("the engine is asleep: call wake_up() first")
+        return self._built.engine
+
+    def start(self, message: messages.GenerateText, output: RequestOutput) -> None:
+        """Start the requests of a message; the result fills up as `step` is called.
+
+        Raises:
+            InvalidRequest: they can never run.
+        """
+        self.engine  # noqa: B018 - before anything is open
+        self._open.update({request_id: _Open(output, index) for index, request_id in enumerate(message.ids)})
+        try:
+            self._deliver(message)
+        except TokenMillError:
+            for request_id in message.ids:
+                self._open.pop(request_id, None)
+            raise
+
+    def step(self) -> list[messages.TextOutput]:
+        """Run one step of the engine; returns the deltas it brought to all that is open."""
+        with interrupts_deferred():
+            return self._publish(self.engine.step())
+
+    def abort(self, outputs: Iterable[RequestOutput]) -> None:
+        """End what is still open of these: an exception or an early end of a loop left it, and nobody waits for it."""
+        ids = [request_id for output in outputs for request_id in output.request_ids if request_id in self._open]
+        if not ids:
+            return
+        self._deliver(messages.AbortRequests(ids))
+        for request_id in ids:
+            output, index, _ = self._open.pop(request_id)
+            output.outputs[index].finish_reason = FinishReason.ABORT
+
+    def add_input(self, session_id: str | None, token_ids: list[int], params: SamplingParams) -> str:
+        """Start a session (no id) or give it its next input; returns the session's id.
+
+        Raises:
+            InvalidRequest: the context has no room for it, or too much waits already.
+        """
+        if session_id is not None:
+            self.engine.extend(session_id, token_ids, params)
+            return session_id
+        message = messages.AddRequest(id=uuid.uuid4().hex, prompt_token_ids=token_ids, params=params, is_resumable=True)
+        for refusal in self.engine.add(message):
+            raise InvalidRequest(refusal.error or "the input cannot be served", "prompt")
+        return message.id
+
+    def follow_turn(self, session: Session, turn: RequestOutput, params: SamplingParams) -> None:
+        """Let what comes from now on fill up this turn, and tell the session when it has ended."""
+        (session_id,) = turn.request_ids
+        self._text.expect(session_id, params, len(turn.prompt_token_ids))
+        self._open[session_id] = _Open(turn, 0, session)
+
+    def end_session(self, session_id: str) -> None:
+        """Give up what the session holds."""
+        self._open.pop(session_id, None)
+        if self._built is not None:  # asleep, the session has failed before
+            self._deliver(messages.AbortRequests([session_id]))
+
+    def sleep(self, level: int) -> None:
+        """Give back memory: level 1 that of KV, and of weights where they are in a GPU's; level 2 both everywhere.
+
+        Raises:
+            InvalidRequest: the engine has requests, or a step log, which cannot go on with another engine.
+        """
+        if level not in (1, 2):
+            raise InvalidRequest(f"level must be 1 or 2, got {level}", "level")
+        if self._config.step_log is not None:
+            raise InvalidRequest("an engine with a step_log cannot sleep: its log would begin anew")
+        if self._built is not None:
+            if count := len(self.engine.scheduler.requests):
+                raise InvalidRequest(f"{count} requests or sessions are open: let them end before sleep()")
+            self._num_arrived = self.engine.num_arrived
+            self.engine.close()
+        self._built, self._awaited = None, TAGS
+        if level == 2 or self._platform.is_accelerator:
+            self._model = None
+        gc.collect()
+        self._platform.available_bytes()  # on a GPU this gives back what torch keeps for whoever asks next
+
+    def wake_up(self, tags: Sequence[str] | None) -> None:
+        """Take the memory again, once both parts are to wake up; weights that were given back are read again.
+
+        Raises:
+            InvalidRequest: a tag is unknown.
+            OutOfMemory, InvalidConfig, InvalidCheckpoint: as when it was built; it goes on sleeping.
+        """
+        wanted = TAGS if tags is None else frozenset(tags)
+        if wanted - TAGS:
+            raise InvalidRequest(f"tags are {', '.join(sorted(TAGS))}, got {', '.join(sorted(wanted))}", "tags")
+        self._awaited -= wanted
+        if self._built is None and not self._awaited:
+            # As many pages as there were, whatever others have taken meanwhile.
+            self._built = build_engine(self._config, platform=self._platform, model=self._model)
+            self._built.engine.num_arrived = self._num_arrived
+            self._model = self._built.model
+
+    def close(self) -> None:
+        """End what runs and free the engine's thread."""
+        self.abort([entry.output for entry in self._open.values()])
+        if self._built is not None:
+            self._built.engine.close()
+
+    def _deliver(self, message: messages.TextMessage) -> list[messages.TextOutput]:
+        """Let the text processor handle a message and pass on what it led to; returns the texts."""
+        return self._route(self._text.process(message))
+
+    def _route(self, routed: Routed) -> list[messages.TextOutput]:
+        deltas: list[messages.TextOutput] = []
+        for reply in routed.to_api:
+            if isinstance(reply, messages.RequestRejected):
+                raise InvalidRequest(reply.error, reply.param) if reply.status < 500 else TokenMillError(reply.error)
+            if isinstance(reply, messages.TextOutputs):
+                deltas.extend(self._take(delta) for delta in reply.outputs)
+        for message in routed.to_engine:
+            if isinstance(message, messages.AbortRequests):
+                deltas.extend(self._publish(self.engine.abort(message.ids)))
+            elif isinstance(message, messages.AddRequest):
+                self._open[message.id].output.prompt_token_ids = message.prompt_token_ids
+                deltas.extend(self._publish(self.engine.add(message)))
+        return deltas
+
+    def _publish(self, outputs: list[messages.TokenOutput]) -> list[messages.TextOutput]:
+        return self._deliver(messages.StepOutputs(0, outputs)) if outputs else []
+
+    def _take(self, delta: messages.TextOutput) -> messages.TextOutput:
+        output, index, session = self._open[delta.id]
+        output.add(index, delta)
+        if delta.finish_reason is not None:
+            del self._open[delta.id]
+            if session is not None:
+                session.turn_ended(delta.finish_reason)
+        return delta

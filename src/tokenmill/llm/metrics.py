@@ -1,0 +1,59 @@
+"""The engine's numbers as `LLM.get_metrics` gives them: vLLM's three kinds of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tokenmill.core.messages import EngineReady, EngineStats
+from tokenmill.observe.engine_metrics import engine_metrics
+from tokenmill.replicas.engine_handle import EngineHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A name with labels."""
+
+    name: str
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Counter(Metric):
+    """A number that only grows."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge(Metric):
+    """A number as it is now."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram(Metric):
+    """How many values there were, their sum, and how many were at most each bound (`buckets`, by bound)."""
+
+    count: int
+    sum: float
+    buckets: dict[str, int]
+
+
+def read_metrics(ready: EngineReady, stats: EngineStats, prefix: str) -> Iterator[Metric]:
+    """All of an engine, named as at the server's /metrics, without Prometheus' `_total`."""
+    engine = EngineHandle(0, lambda _: None, ())
+    engine.ready, engine.stats = ready, stats
+    for family in engine_metrics([engine], prefix):
+        buckets: dict[str, int] = {}
+        for sample in family.samples:
+            if family.type == "counter":
+                yield Counter(family.name, sample.labels, int(sample.value))
+            elif family.type != "histogram":
+                yield Gauge(family.name, sample.labels, sample.value)
+            elif sample.name.endswith("_bucket"):
+                buckets[sample.labels["le"]] = int(sample.value)
+            elif sample.name.endswith("_sum"):  # the last one of its labels
+                yield Histogram(family.name, sample.labels, buckets["+Inf"], sample.value, buckets)
+                buckets = {}
