@@ -21,6 +21,8 @@ CORE = ("core/request.py", "core/plan.py", "scheduler", "kv", "engine", "runner"
 MODEL = ("attention", "kernels", "models", "platform", "quantization", "sampling", "structured", "weights")
 USER_SIDE = ("cli", "frontend", "llm", "observe", "server")
 BOTH_SIDES = ("core", "ipc", "demo", "(top)")
+# A room inside another: a capability of its own, which whoever reads the command line may skip.
+INNER_ROOMS = ("cli/bench",)
 ROOM_BUDGET = 1300
 NO_CODE = {
     tokenize.COMMENT,
@@ -56,6 +58,9 @@ def part_of(path: Path) -> str:
     relative = path.relative_to(ROOT)
     if relative.as_posix() in CORE:
         return relative.as_posix()
+    inner = "/".join(relative.parts[:2])
+    if inner in INNER_ROOMS:
+        return inner
     return relative.parts[0] if len(relative.parts) > 1 else "(top)"
 
 
