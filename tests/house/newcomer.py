@@ -20,6 +20,8 @@ from tests.house.documents import Snippet
 from tests.house.source_tree import ROOT
 
 OUTER = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "ARGS", "MODEL", "PORT", "PYTHON", "VENV", "VIRTUAL_ENV")
+# Stands before what each block prints.
+MARK = "<<< block "
 PIP = """import pathlib, sys
 if sys.argv[1:] and "config" not in sys.argv:
     with open(pathlib.Path(sys.prefix, "pip-calls"), "a") as file:
@@ -83,11 +85,11 @@ class Terminal:
         """Run all of them in one shell; `typed` is what the newcomer types where a program asks."""
         lines = ["set -euo pipefail"]
         for snippet in snippets:
-            lines.append(f"echo '--- block {snippet.number}'")
+            lines.append(f"echo '{MARK}{snippet.number}'")
             is_python = snippet.language == "python"
             lines.append(f"python - <<'BLOCK'\n{snippet.text}BLOCK" if is_python else snippet.text.rstrip())
         script = self._folder.with_name(f"{self._folder.name}-{self._name}.sh")
-        script.write_text("\n".join([*lines, "echo '--- end'"]) + "\n")
+        script.write_text("\n".join([*lines, f"echo '{MARK}end'"]) + "\n")
         with self.log.open("w") as output:
             self._process = subprocess.Popen(
                 ["bash", str(script)],

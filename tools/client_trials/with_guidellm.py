@@ -9,21 +9,25 @@ folder = scratch()
 TOKENIZER = os.environ["TOKENMILL_MODEL_FOLDER"]
 
 
-def benchmark(*how: str) -> object:
-    """Whether it writes its report."""
+def benchmark(profile: str) -> object:
+    """The size of the report that it writes."""
     output(
-        "guidellm", "benchmark", "run", "--target", URL, "--model", MODEL, "--processor", TOKENIZER,
-        "--data", "prompt_tokens=32,output_tokens=16", "--max-requests", "4", "--outputs", "json",
-        "--output-path", str(folder / "report.json"), *how, HF_HUB_OFFLINE="1", COLUMNS="120",
+        "guidellm", "run", "--disable-console", "--profile", profile,
+        "--backend", f"kind=openai_http,target={URL},model={MODEL}",
+        "--tokenizer", f"kind=hf_auto,model={TOKENIZER}",
+        "--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=16",
+        "--constraint", "kind=max_requests,count=4",
+        "--output", f"kind=json,path={folder}/report.json",
+        HF_HUB_OFFLINE="1",
     )  # fmt: skip
     return (folder / "report.json").stat().st_size
 
 
 @call("benchmark, one after another")
 def _() -> object:
-    return benchmark("--profile", "synchronous")
+    return benchmark("kind=synchronous")
 
 
 @call("benchmark, four at once")
 def _() -> object:
-    return benchmark("--profile", "concurrent", "--rate", "4")
+    return benchmark("kind=concurrent,streams=4")
