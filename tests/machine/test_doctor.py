@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,11 @@ def test_the_exit_code_tells_whether_all_is_well(
     assert "kernels [for] this" in output
     assert ("turn it round" in output) is bool(mend)
     assert output.splitlines()[-1] == ("all is well" if code == 0 else "something is wrong: see the lines `mend`")
+
+
+def test_a_package_that_cannot_be_imported_is_a_fault_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenmill.machine.doctor", None)
+    assert main(["doctor"]) == 1
+    assert "mend: install TokenMill again" in capsys.readouterr().out

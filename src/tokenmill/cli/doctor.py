@@ -10,8 +10,11 @@ from tokenmill.cli.parser import Parser
 def run(arguments: Sequence[str]) -> int:
     """Print the findings; 0 if all is well, 1 with the mend if something is wrong."""
     make_parser().parse(arguments)
-    from tokenmill.machine.doctor import doctor
-
+    try:
+        from tokenmill.machine.doctor import doctor
+    except ImportError as error:
+        print(f"!! a package cannot be imported: {error}\n   mend: install TokenMill again, with what it needs")
+        return 1
     if doctor(print):
         print("all is well")
         return 0
