@@ -68,7 +68,7 @@ def record(log: Path) -> None:
     with LLM(step_log=str(log), **ENGINE) as llm:
         waiting, step = list(ARRIVALS), 0
         outputs = []
-        while waiting or not all(output.is_finished for output in outputs):
+        while waiting or not all(output.finished for output in outputs):
             while waiting and waiting[0][2] <= step:
                 prompt, max_tokens, _ = waiting.pop(0)
                 params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
