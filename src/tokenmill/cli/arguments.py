@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from tokenmill.cli.suggestions import did_you_mean
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.names import did_you_mean
 
 MODEL_FLAGS = ("--model", "--model-path")
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tokenmill.cli.parse import Setting, settings
-from tokenmill.cli.parser import Parser, did_you_mean
+from tokenmill.cli.parser import Parser
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.names import did_you_mean
 
 ENV_PREFIX = "TOKENMILL_"
 # Variables of the same prefix that are not config fields: the clients read them, or they name the file itself.

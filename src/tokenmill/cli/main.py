@@ -61,7 +61,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(__version__)
         return 0
     if verb not in VERBS:
-        from tokenmill.cli.parser import did_you_mean
+        from tokenmill.core.names import did_you_mean
 
         print(
             f"tokenmill: there is no {verb!r} (tokenmill --help lists the verbs){did_you_mean(verb, VERBS)}",

@@ -7,9 +7,9 @@ from dataclasses import MISSING, Field, dataclass, fields
 from importlib.metadata import entry_points
 from typing import Any
 
-from tokenmill.cli.parser import did_you_mean
 from tokenmill.config import Flag
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.names import did_you_mean
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(ib|b)?)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}

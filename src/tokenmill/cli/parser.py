@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from tokenmill.cli.arguments import Arguments
-from tokenmill.cli.suggestions import did_you_mean
 from tokenmill.core.errors import InvalidConfig
-
-__all__ = ["Parser", "did_you_mean"]
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,18 +11,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-_NEGATION = re.compile(r"(^|[-_])(no|not|without|disable|skip|ignore)[-_]")
+_NEGATIONS = frozenset({"no", "not", "disable", "disabled", "without", "skip", "ignore"})
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing where no name is near. One that means the contrary is never offered."""
+    """`; did you mean X?`, or nothing where no name is near that does not mean the contrary."""
     import difflib
 
-    alike = [one for one in names if bool(_NEGATION.search(one)) == bool(_NEGATION.search(name))]
-    near = difflib.get_close_matches(name, alike, n=1, cutoff=0.65)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    same_sense = [one for one in names if _is_negative(one) == _is_negative(name)]
+    near = difflib.get_close_matches(name, same_sense, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _is_negative(name: str) -> bool:
+    """Whether a name denies something: two denials, as in `--no-disable-log-stats`, are none."""
+    return sum(part in _NEGATIONS for part in re.split(r"[-_\s]+", name.lower())) % 2 == 1
 
 
 def refuse_unknown(kind: str, owner: str, given: tuple[str, Any], names: Iterable[str], error: type[Exception]) -> None:
@@ -33,6 +36,8 @@ def refuse_unknown(kind: str, owner: str, given: tuple[str, Any], names: Iterabl
         given: the name and its value.
         error: what is raised.
     """
+    import msgspec
+
     name, value = given
     harmless = msgspec.json.decode(Path(__file__).with_name("vllm_names.json").read_bytes())[kind].get(name)
     if harmless is None:

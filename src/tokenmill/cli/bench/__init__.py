@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from tokenmill.cli.parser import did_you_mean
+from tokenmill.core.names import did_you_mean
 
 KINDS = {
     "throughput": "tokens per second of an offline batch",

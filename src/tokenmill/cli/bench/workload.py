@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import inf, log
 
-from tokenmill.cli.parser import Parser, did_you_mean
+from tokenmill.cli.parser import Parser
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.names import did_you_mean
 
 # Of the standard normal law; a profile without a published ln has its deviation from the quantiles.
 _Z99 = 2.326
