@@ -21,12 +21,12 @@ INSTALL = $(PIP) install $$([ -t 2 ] || echo --quiet)
 # What there is to install, for "3 of 5": the tools of the tests come on top for all but these targets.
 STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
 
-.PHONY: help serve chat test clients lint format lines bench gpu docs clean
+.PHONY: help serve chat test clients lint format lines bench gpu gpu-rehearsal docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(NATIVE_STAMP) ## serve a model: make serve [MODEL=folder-or-hub-id] [PORT=8001] [ARGS="..."]
 	@exec $(BIN)/tokenmill serve $(if $(MODEL),"$(MODEL)") $(if $(PORT),--port "$(PORT)") $(ARGS)
@@ -63,6 +63,14 @@ bench: $(NATIVE_STAMP) ## offline throughput of MODEL (or the demo model); ARGS 
 
 gpu: $(NATIVE_STAMP) ## prove and measure the GPU side, where there is a GPU; ARGS are passed on
 	@exec $(BIN)/python tools/gpu_check.py $(ARGS)
+
+gpu-rehearsal: ## the GPU check as a bare GPU machine runs it, interpreted: Python 3.12, torch 2.11, triton 3.6
+	@[ -x build/rehearsal/bin/python ] || python3.12 -m venv build/rehearsal
+	@build/rehearsal/bin/python tools/install_torch.py --torch "$(TORCH)" requirements/gpu.txt
+	@build/rehearsal/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/gpu.txt
+	@TRITON_CACHE_DIR=build/rehearsal/kernels PYTHONPATH=src build/rehearsal/bin/python -m tests.kernels.compile_kernels \
+	  80,89,90,100 --types bf16,fp32
+	@OMP_NUM_THREADS=1 build/rehearsal/bin/python tools/gpu_check.py --device cpu --out build/rehearsal/report
 
 docs: | $(BIN)/python ## the documentation site in build/site, its links checked
 	@[ -x $(VENV)/docs/bin/mkdocs ] || $(BIN)/python -m venv $(VENV)/docs

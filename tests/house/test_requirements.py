@@ -75,3 +75,8 @@ def test_everything_that_is_needed_is_pinned(name):
 
 def test_runtime_needs_no_test_tool():
     assert {"pytest", "transformers", "openai", "scipy"} & pins("runtime.txt").keys() == set()
+
+
+def test_what_is_carried_to_a_gpu_is_what_runs_here():
+    gpu, runtime = pins("gpu.txt"), pins("runtime.txt")
+    assert {name: gpu[name] for name in ("msgspec", "safetensors", "tokenizers")}.items() <= runtime.items()
