@@ -58,22 +58,26 @@ _BOOLEANS = {"true"}
 _NUMBERS = {"minus one", "zero", "fraction"}
 _TEXTS = {"text", "number as text"}
 _LABELS = {*_TEXTS, "empty text"}
+_OBJECTS = {"object", "nested", "bias past the vocabulary", "bias of -1", "bias without a number", "bias of true"}
 
 # The pairs that are right after all, or of fields that change nothing here. All others must be refused.
 VALID: dict[str, set[str]] = {
     "add_generation_prompt": _BOOLEANS,
     "bad_words": {"list"},
     "cache_salt": _LABELS,
-    "chat_template_kwargs": {
-        *("object", "nested", "bias past the vocabulary", "bias of -1", "bias without a number", "bias of true"),
-    },
+    "chat_template_kwargs": _OBJECTS,
     "continue_final_message": _BOOLEANS,
+    "detokenize": _BOOLEANS,
+    "documents": {"list"},
     "frequency_penalty": _NUMBERS | {"tiny"},
     "functions": {"list"},
     "ignore_eos": _BOOLEANS,
+    "include_reasoning": _BOOLEANS,
     "include_stop_str_in_output": _BOOLEANS,
+    "kv_transfer_params": {"object"},
     "logit_bias": {"object"},
-    "metadata": {"object", "bias without a number"},
+    "metadata": _OBJECTS,
+    "mm_processor_kwargs": {"object"},
     "min_p": {"zero", "fraction", "tiny"},
     "min_tokens": {"zero"},
     "parallel_tool_calls": _BOOLEANS,
@@ -93,6 +97,7 @@ VALID: dict[str, set[str]] = {
     "spaces_between_special_tokens": _BOOLEANS,
     "stop": {*_TEXTS, "list"},
     "stop_token_ids": {"list"},
+    "store": _BOOLEANS,
     "stream": _BOOLEANS,
     "suffix": {"empty text"},
     "temperature": {"zero", "fraction", "tiny"},
@@ -102,6 +107,8 @@ VALID: dict[str, set[str]] = {
     "top_k": {"minus one", "zero"},
     "top_p": {"fraction", "tiny"},
     "user": _LABELS,
+    "verbosity": _LABELS,
+    "vllm_xargs": {"object"},
 }
 
 RIGHT_FOR_ONE_ROUTE = {(CHAT, "logprobs", "true"), (TEXT, "logprobs", "zero"), (TEXT, "echo", "true")}
