@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tokenmill.core.sampling_params import SamplingParams as SamplingParams
+    from tokenmill.core.structured_outputs import StructuredOutputs as StructuredOutputs
+    from tokenmill.llm.beam_search import BeamSearchParams as BeamSearchParams
     from tokenmill.llm.llm import LLM as LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "StructuredOutputs", "__version__"]
+
+_MODULES = {
+    "LLM": "tokenmill.llm.llm",
+    "BeamSearchParams": "tokenmill.llm.beam_search",
+    "SamplingParams": "tokenmill.core.sampling_params",
+    "StructuredOutputs": "tokenmill.core.structured_outputs",
+}
 
 
 def __getattr__(name: str) -> object:
-    """Load `LLM` and `SamplingParams` on first use (PEP 562)."""
-    if name == "LLM":
-        from tokenmill.llm.llm import LLM
+    """Load a public name on first use (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
+    from importlib import import_module
 
-        return LLM
-    if name == "SamplingParams":
-        from tokenmill.core.sampling_params import SamplingParams
-
-        return SamplingParams
-    raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

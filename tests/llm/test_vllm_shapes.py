@@ -10,10 +10,9 @@ import torch
 import transformers
 
 from tests.checkpoints import load_oracle, make_checkpoint
-from tokenmill import LLM, SamplingParams
+from tokenmill import LLM, BeamSearchParams, SamplingParams
+from tokenmill import StructuredOutputs as StructuredOutputsParams
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
-from tokenmill.core.structured_outputs import StructuredOutputs as StructuredOutputsParams
-from tokenmill.llm.beam_search import BeamSearchParams
 from tokenmill.llm.metrics import Counter, Gauge, Histogram
 
 CONVERSATION = [
