@@ -1,3 +1,4 @@
+import csv
 import json
 import random
 import statistics
@@ -34,10 +35,11 @@ def bench(capsys, *arguments: str) -> dict:
 
 
 def test_throughput_counts_what_it_asked_for(tiny_model, capsys, tmp_path):
-    picture = tmp_path / "out.png"
+    picture, table, raw = tmp_path / "out.png", tmp_path / "figures.csv", tmp_path / "steps.csv"
     document = bench(
         capsys, "throughput", "--model", str(tiny_model), "--num-prompts", "12", "--input-len", "3:30", "--prefix-len",
-        "2", "--output-len", "5:9", "--repeats", "2", "--seed", "4", "--plot", str(picture), *SMALL,
+        "2", "--output-len", "5:9", "--repeats", "2", "--seed", "4", "--plot", str(picture), "--csv", str(table),
+        "--samples", str(raw), *SMALL,
     )  # fmt: skip
     for repeat, run in enumerate(document["runs"]):
         prompts = Workload(12, UniformLengths(3, 30), UniformLengths(5, 9), 4, 2).draw(330, repeat)
@@ -50,13 +52,24 @@ def test_throughput_counts_what_it_asked_for(tiny_model, capsys, tmp_path):
     assert document["engine"]["num_pages"] == 96
     assert document["machine"]["peak_memory_bytes"] > 2**26
     assert picture.read_bytes().startswith(b"\x89PNG")
+    figures = {row["figure"]: row for row in csv.DictReader(table.open())}
+    rate = figures["output_tokens_per_second"]
+    assert [float(rate[name]) for name in ("value", "low", "high")] == [statistics.median(rates), *sorted(rates)]
+    assert figures["peak_memory_bytes"]["low"] == ""
+    steps = list(csv.DictReader(raw.open()))
+    for number, run in enumerate(document["runs"], 1):
+        own = [step for step in steps if step["run"] == str(number)]
+        assert [int(step["step"]) for step in own] == list(range(1, len(own) + 1))
+        assert sum(int(step["output_tokens"]) for step in own) == run["output_tokens"]
+        assert sum(float(step["seconds"]) for step in own) == pytest.approx(run["seconds"])
+        assert own[0]["phase"] == "prefill"
 
 
 def test_latency_measures_every_point(tiny_model, capsys, tmp_path):
-    picture = tmp_path / "out.svg"
+    picture, raw = tmp_path / "out.svg", tmp_path / "steps.jsonl"
     document = bench(
         capsys, "latency", "--model", str(tiny_model), "--batch-size", "1,3", "--input-len", "8,40", "--output-len",
-        "6", "--num-iters", "2", "--plot", str(picture), *SMALL,
+        "6", "--num-iters", "2", "--plot", str(picture), "--samples", str(raw), *SMALL,
     )  # fmt: skip
     points = document["points"]
     assert [(point["batch_size"], point["input_len"]) for point in points] == [(1, 8), (3, 8), (1, 40), (3, 40)]
@@ -65,7 +78,20 @@ def test_latency_measures_every_point(tiny_model, capsys, tmp_path):
         assert 0 < prefill["lowest"] <= prefill["median"] <= prefill["highest"]
         assert 0 < step["lowest"] <= step["median"] <= step["highest"]
         assert point["decode_tokens_per_second"] == pytest.approx(point["batch_size"] / step["median"])
-    assert "<svg" in picture.read_text()
+    # Without the fonts' shapes, matplotlib leaves a text as a comment.
+    drawn = picture.read_text()
+    assert "<svg" in drawn
+    assert "tiny (float32), batches of 1, 3 requests, 2 of each" in drawn
+    steps = [json.loads(line) for line in raw.read_text().splitlines()]
+    for point in points:
+        own = [
+            step
+            for step in steps
+            if (step["batch_size"], step["input_len"]) == (point["batch_size"], point["input_len"])
+        ]
+        assert {step["batch"] for step in own} == {1, 2}
+        decode = [step["seconds"] for step in own if step["phase"] == "decode"]
+        assert statistics.fmean(decode) == pytest.approx(point["decode_step_seconds"]["mean"])
 
 
 @pytest.mark.parametrize(
@@ -81,6 +107,10 @@ def test_latency_measures_every_point(tiny_model, capsys, tmp_path):
         (["throughput", "--profile", "chat", "--length-scale", "1/0"], "--length-scale must be above 0"),
         (["throughput", "--plot", "picture.docx"], "--plot: the name must end with one of"),
         (["throughput", "--plot", "no/such/folder/x.png"], "--plot: there is no folder no/such/folder"),
+        (["throughput", "--samples", "steps.txt"], "--samples: the name must end with .csv or .jsonl"),
+        (["throughput", "--csv", "figures.jsonl"], "--csv: the name must end with .csv"),
+        (["latency", "--samples", "no/such/folder/x.csv"], "--samples: there is no folder no/such/folder"),
+        (["latency", "--samples", "x.csv", "--csv", "./x.csv"], "--samples and --csv name the same file"),
         (["latency", "--batch-size", "1,,2"], "--batch-size must be one or more whole numbers"),
         (["latency", "--output-len", "1"], "--output-len must be at least 2"),
         (["latency", "--batch-size", "300"], "--batch-size 300 exceeds --max-num-seqs 256"),

@@ -1,4 +1,5 @@
 import asyncio
+import csv
 import json
 from collections.abc import AsyncIterator
 
@@ -6,6 +7,8 @@ import httpx
 import pytest
 
 from tests.integration.serving import serve
+from tokenmill.cli.bench.report import distribution_of_requests, percentile
+from tokenmill.cli.bench.samples import request_samples
 from tokenmill.cli.bench.streams import Stream, run_stream
 from tokenmill.cli.bench.workload import Prompt
 from tokenmill.cli.main import main
@@ -66,12 +69,21 @@ def test_an_answer_that_is_not_whole_is_an_error(pieces, status, error, detail):
     assert detail in stream.detail
 
 
+def test_a_request_without_a_whole_answer_is_a_sample_with_its_error():
+    whole, cut, none = answer(PIECES), answer([PIECES[0], PIECES[-1]]), answer([b"busy"], 503)
+    rows = list(request_samples([whole, cut, none]))
+    assert [row["error"] for row in rows] == [None, "short answer", "status 503"]
+    assert rows[0]["e2e_seconds"] == pytest.approx(whole.ttft + whole.gaps[0])
+    assert (rows[1]["ttft_seconds"], rows[1]["e2e_seconds"]) == (cut.ttft, None)
+    assert (rows[2]["ttft_seconds"], rows[2]["inter_token_seconds"]) == (None, [])
+
+
 def test_a_server_under_load_is_measured(tiny_model, capsys, tmp_path):
-    picture = tmp_path / "out.png"
+    picture, raw = tmp_path / "out.svg", tmp_path / "requests.csv"
     # Long enough that not every answer arrives in one piece, which would leave nothing between tokens to measure.
     load = ["--num-prompts", "24", "--max-concurrency", "6", "--output-len", "30:60", "--max-token-id", "300"]
     with serve(tiny_model) as server:
-        assert main(["bench", "serve", "--url", server.url, *load, "--plot", str(picture)]) == 0
+        assert main(["bench", "serve", "--url", server.url, *load, "--plot", str(picture), "--samples", str(raw)]) == 0
         document = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert server.metric("generation_tokens_total") >= document["output_tokens"]
         # The prompts of this one are outside the vocabulary.
@@ -90,7 +102,18 @@ def test_a_server_under_load_is_measured(tiny_model, capsys, tmp_path):
     assert paced["workload"]["variation"] == 0.5
     # A single token has nothing after it.
     assert paced["inter_token_seconds"] is None
-    assert picture.stat().st_size > 1000
+    drawn = picture.read_text()
+    assert "bench serve: tiny, 24 requests, at most 6 at once" in drawn
+    for title in ("time to first token", "time per output token"):
+        assert title in drawn
+    assert f"p99: {document['ttft_seconds']['p99'] * 1e3:.4g} ms" in drawn
+    rows = list(csv.DictReader(raw.open()))
+    assert [row["request"] for row in rows] == [str(number) for number in range(1, 25)]
+    assert sum(int(row["output_tokens"]) for row in rows) == document["output_tokens"]
+    ttft = [float(row["ttft_seconds"]) for row in rows]
+    assert distribution_of_requests(ttft) == document["ttft_seconds"]
+    gaps = [float(gap) for row in rows for gap in row["inter_token_seconds"].split()]
+    assert percentile(gaps, 50) == pytest.approx(document["inter_token_seconds"]["p50"])
 
 
 def test_a_server_that_is_not_there_is_named(capsys):

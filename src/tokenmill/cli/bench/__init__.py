@@ -1,4 +1,5 @@
-"""`tokenmill bench throughput | latency | serve`: measurements with progress on stderr and one JSON line on stdout."""
+"""`tokenmill bench throughput | latency | serve`: measurements with progress on stderr and one JSON line on stdout;
+`bench compare` sets such lines side by side."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ KINDS = {
     "throughput": "tokens per second of an offline batch",
     "latency": "seconds of a prefill and of a decode step, by batch size and context",
     "serve": "what clients of a running server see under load",
+    "compare": "documents that the others printed, side by side",
 }
 
 

@@ -23,9 +23,11 @@ from tokenmill.cli.bench.offline import (
     highest_token_id,
     run_batch,
 )
-from tokenmill.cli.bench.plot import Line, Panel, add_plot_flag, check_plot, draw
+from tokenmill.cli.bench.outputs import add_output_flags, check_outputs, write_outputs
+from tokenmill.cli.bench.plot import Line, Panel
 from tokenmill.cli.bench.progress import progress_bar
-from tokenmill.cli.bench.report import distribution, machine_facts, peak_memory_bytes, print_document, spread
+from tokenmill.cli.bench.report import distribution, machine_facts, peak_memory_bytes, spread
+from tokenmill.cli.bench.samples import Sample, step_samples
 from tokenmill.cli.bench.workload import UniformLengths, Workload, at_least
 from tokenmill.cli.parser import Parser
 from tokenmill.core.errors import InvalidConfig
@@ -53,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: a flag is out of range, or the model cannot be loaded.
     """
     namespace = make_parser().parse(arguments)
-    check_plot(namespace.plot)
+    check_outputs(namespace)
     config = engine_config(namespace)
     plan = read_plan(namespace, config.seed)
     if max(plan.batch_sizes) > config.max_num_seqs:
@@ -63,9 +65,8 @@ def run(arguments: Sequence[str]) -> int:
 
     with load_llm(config) as llm:
         check_room(llm, max(plan.input_lens) + plan.output_len)
-        document = measure(llm, plan)
-    draw(namespace.plot, _panels(plan, document["points"]))
-    print_document(document)
+        document, samples = measure(llm, plan)
+    write_outputs(namespace, document, lambda: _panels(plan, document["points"]), samples)
     return 0
 
 
@@ -78,7 +79,7 @@ def make_parser() -> Parser:
     group.add_argument("--output-len", type=int, default=64, metavar="N", help="tokens of each (default: %(default)s)")
     group.add_argument("--num-iters", type=int, default=3, metavar="N", help="measured batches (default: %(default)s)")
     group.add_argument("--num-iters-warmup", type=int, default=1, metavar="N", help="batches before (default: 1)")
-    add_plot_flag(parser)
+    add_output_flags(parser)
     add_engine_flags(parser)
     return parser
 
@@ -103,9 +104,10 @@ def read_plan(namespace: argparse.Namespace, seed: int) -> Plan:
     )
 
 
-def measure(llm: LLM, plan: Plan) -> dict[str, Any]:
-    """Measure every point; returns the JSON document."""
-    points = []
+def measure(llm: LLM, plan: Plan) -> tuple[dict[str, Any], list[Sample]]:
+    """Measure every point; returns the JSON document and the steps of the measured batches."""
+    points: list[dict[str, Any]] = []
+    samples: list[Sample] = []
     with progress_bar() as bar:
         batches = len(plan.batch_sizes) * len(plan.input_lens) * (plan.num_iters + plan.num_iters_warmup)
         task = bar.add_task("batches", total=batches, rate="")
@@ -117,16 +119,20 @@ def measure(llm: LLM, plan: Plan) -> dict[str, Any]:
                 prompts = _workload(plan, batch_size, input_len, next(seeds)).draw(highest_token_id(llm))
                 traces.append(run_batch(llm, prompts, temperature=0.0))
                 bar.update(task, advance=1)
-            point = _point(batch_size, input_len, traces[plan.num_iters_warmup :])
+            measured = traces[plan.num_iters_warmup :]
+            for number, trace in enumerate(measured, 1):
+                samples += step_samples(trace, batch_size=batch_size, input_len=input_len, batch=number)
+            point = _point(batch_size, input_len, measured)
             print(_line(point), file=sys.stderr)
             points.append(point)
-    return {
+    document = {
         "benchmark": "latency",
         "points": points,
         "workload": {**dataclasses.asdict(plan), "temperature": 0.0, "ignore_eos": True},
         "engine": engine_facts(llm),
         "machine": {**machine_facts(), "peak_memory_bytes": peak_memory_bytes()},
     }
+    return document, samples
 
 
 def _workload(plan: Plan, batch_size: int, input_len: int, seed: int) -> Workload:
@@ -159,19 +165,18 @@ def _line(point: dict[str, Any]) -> str:
 
 
 def _panels(plan: Plan, points: Sequence[dict[str, Any]]) -> list[Panel]:
-    def lines(name: str) -> list[Line]:
-        return [
-            Line(
-                f"{input_len} prompt tokens",
-                [point["batch_size"] for point in points if point["input_len"] == input_len],
-                [point[name]["median"] * 1e3 for point in points if point["input_len"] == input_len],
-            )
-            for input_len in plan.input_lens
-        ]
+    def line(input_len: int, name: str, low: str, high: str) -> Line:
+        chosen = [point for point in points if point["input_len"] == input_len]
+        y, lower, upper = ([point[name][one] * 1e3 for point in chosen] for one in ("median", low, high))
+        return Line(f"{input_len} prompt tokens", [point["batch_size"] for point in chosen], y, lower, upper)
 
+    def lines(*what: str) -> list[Line]:
+        return [line(input_len, *what) for input_len in plan.input_lens]
+
+    prefill, step = lines("prefill_seconds", "lowest", "highest"), lines("decode_step_seconds", "p50", "p99")
     return [
-        Panel("prefill of the batch", "requests", "ms", lines("prefill_seconds")),
-        Panel("decode step", "requests", "ms", lines("decode_step_seconds")),
+        Panel("prefill of the batch: median, lowest to highest", "requests at once", "milliseconds", prefill),
+        Panel("decode step: median, p50 to p99 of all steps", "requests at once", "milliseconds", step),
     ]
 
 

@@ -3,46 +3,47 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenmill.cli.parser import Parser
 from tokenmill.core.errors import InvalidConfig
 
 # Lines with fewer points show each.
 PLOT_MARKERS = 20
+PANEL_INCHES = 6.0
+# As many of the title's letters fit.
+LETTERS_PER_INCH = 14
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points of one line and its name in the legend."""
+    """Points of one line and its name in the legend; with `low` and `high`, the band around it."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes."""
+    """One pair of axes; `marks` are places on the x axis, by the name in the legend."""
 
     title: str
     x_label: str
     y_label: str
     lines: Sequence[Line]
-
-
-def add_plot_flag(parser: Parser) -> None:
-    """Add `--plot FILE`."""
-    parser.add_argument("--plot", metavar="FILE", help="draw the figures, e.g. out.png (needs matplotlib)")
+    marks: Mapping[str, float] = field(default_factory=dict)
 
 
 def check_plot(path: str | None) -> None:
     """Refuse before anything is measured what could not be drawn after it.
 
     Raises:
-        InvalidConfig: matplotlib is missing or does not know the format, or there is no such folder.
+        InvalidConfig: matplotlib is missing or does not know the format.
     """
     if path is None:
         return
@@ -53,24 +54,27 @@ def check_plot(path: str | None) -> None:
     formats = FigureCanvasBase.get_supported_filetypes()
     if Path(path).suffix.removeprefix(".") not in formats:
         raise InvalidConfig(f"--plot: the name must end with one of {', '.join(sorted(formats))}, got {path!r}")
-    if not Path(path).parent.is_dir():
-        raise InvalidConfig(f"--plot: there is no folder {Path(path).parent}")
 
 
-def draw(path: str | None, panels: Sequence[Panel]) -> None:
-    """Write the picture; the name's ending says in which format."""
-    if path is None:
-        return
+def draw(path: str, panels: Sequence[Panel], title: str = "") -> None:
+    """Write the picture, with the title above all panels; the name's ending says in which format."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.0 * len(panels), 4.0), layout="constrained")
+    inches = PANEL_INCHES * len(panels)
+    figure = Figure(figsize=(inches, 4.0), layout="constrained")
+    width = int(inches * LETTERS_PER_INCH)
+    figure.suptitle("\n".join(textwrap.fill(line, width) for line in title.splitlines()), fontsize=10)
     for place, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for line in panel.lines:
             # A single point would not show as a line.
             place.plot(line.x, line.y, marker="." if len(line.x) < PLOT_MARKERS else "", label=line.name)
+            if line.high:
+                place.fill_between(line.x, line.low, line.high, alpha=0.2)
+        for number, (name, x) in enumerate(panel.marks.items(), 1):
+            place.axvline(x, color=f"C{number}", linestyle="--", linewidth=1, label=name)
         place.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
         place.set_ylim(bottom=0)
         place.grid(alpha=0.3)
-        if len(panel.lines) > 1:
+        if len(panel.lines) > 1 or panel.marks:
             place.legend()
     figure.savefig(path)

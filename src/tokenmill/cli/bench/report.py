@@ -7,12 +7,15 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
+from math import ceil, floor, sqrt
 from pathlib import Path
 from typing import Any
 
 from tokenmill.cli.version import versions
 
 PERCENTILES = (50, 90, 99)
+# Of the standard normal law: 95% of it lie within as many deviations.
+_Z95 = 1.96
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
@@ -33,6 +36,32 @@ def distribution(samples: Sequence[float]) -> dict[str, float] | None:
     if not samples:
         return None
     return {"mean": statistics.fmean(samples), **{f"p{p}": percentile(samples, p) for p in PERCENTILES}}
+
+
+def distribution_of_requests(samples: Sequence[float]) -> dict[str, Any] | None:
+    """The distribution of samples that are one of each request, with `intervals`.
+
+    Steps and pieces have none: many come from one moment, and the interval would be far too narrow.
+    """
+    found = distribution(samples)
+    return None if found is None else {**found, "intervals": intervals(samples)}
+
+
+def intervals(samples: Sequence[float]) -> dict[str, list[float | None]]:
+    """The 95% intervals of the mean and of each percentile, as if the samples were independent.
+
+    Those of percentiles are bounded by samples, by their ranks; None: too few samples for a bound on that side.
+    """
+    count, ordered = len(samples), sorted(samples)
+    found: dict[str, list[float | None]] = {"mean": [None, None]}
+    if count > 1:
+        mean, margin = statistics.fmean(samples), _Z95 * statistics.stdev(samples) / sqrt(count)
+        found["mean"] = [mean - margin, mean + margin]
+    for percent in PERCENTILES:
+        rank, margin = count * percent / 100, _Z95 * sqrt(count * percent * (100 - percent)) / 100
+        low, high = floor(rank - margin), ceil(rank + margin) + 1
+        found[f"p{percent}"] = [ordered[low - 1] if low >= 1 else None, ordered[high - 1] if high <= count else None]
+    return found
 
 
 def spread(samples: Sequence[float]) -> dict[str, float]:

@@ -20,9 +20,12 @@ from typing import Any
 import httpx
 from rich.progress import Progress
 
-from tokenmill.cli.bench.plot import Line, Panel, add_plot_flag, check_plot, draw
+from tokenmill.cli.bench.figures import DISTRIBUTIONS
+from tokenmill.cli.bench.outputs import add_output_flags, check_outputs, write_outputs
+from tokenmill.cli.bench.plot import Line, Panel
 from tokenmill.cli.bench.progress import progress_bar
-from tokenmill.cli.bench.report import distribution, machine_facts, print_document
+from tokenmill.cli.bench.report import PERCENTILES, distribution, distribution_of_requests, machine_facts, percentile
+from tokenmill.cli.bench.samples import request_samples
 from tokenmill.cli.bench.streams import Stream, run_stream
 from tokenmill.cli.bench.workload import (
     Prompt,
@@ -69,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: a flag is out of range, no server answers, or it answered no request.
     """
     namespace = make_parser().parse(arguments)
-    check_plot(namespace.plot)
+    check_outputs(namespace)
     load = read_load(namespace)
     key = namespace.api_key or os.environ.get("TOKENMILL_API_KEY", "").split(",")[0]
     with progress_bar() as bar:
@@ -93,8 +96,7 @@ def run(arguments: Sequence[str]) -> int:
         "machine": machine_facts(),
     }
     print(_table(document), file=sys.stderr)
-    draw(namespace.plot, _panels(answered))
-    print_document(document)
+    write_outputs(namespace, document, lambda: _panels(answered), request_samples(streams))
     return 0
 
 
@@ -117,7 +119,7 @@ def make_parser() -> Parser:
     group.add_argument("--max-token-id", type=int, default=1000, metavar="N", help="prompts are drawn from 0 to this")
     group.add_argument("--num-warmups", type=int, default=1, metavar="N", help="short requests before (default: 1)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths, prompts and times (default: 0)")
-    add_plot_flag(parser)
+    add_output_flags(parser)
     return parser
 
 
@@ -165,10 +167,10 @@ def summarize(answered: Sequence[Stream], seconds: float) -> dict[str, Any]:
         "requests_per_second": len(answered) / seconds,
         "output_tokens_per_second": output_tokens / seconds,
         "total_tokens_per_second": (input_tokens + output_tokens) / seconds,
-        "ttft_seconds": distribution([stream.ttft for stream in answered]),
+        "ttft_seconds": distribution_of_requests([stream.ttft for stream in answered]),
         "inter_token_seconds": distribution([gap for stream in answered for gap in stream.gaps]),
-        "time_per_output_token_seconds": distribution([value for value in per_token if value is not None]),
-        "e2e_seconds": distribution([stream.arrivals[-1] - stream.sent for stream in answered]),
+        "time_per_output_token_seconds": distribution_of_requests([value for value in per_token if value is not None]),
+        "e2e_seconds": distribution_of_requests([stream.arrivals[-1] - stream.sent for stream in answered]),
     }
 
 
@@ -236,20 +238,27 @@ def _table(document: dict[str, Any]) -> str:
         f"{document['output_tokens_per_second']:.1f} output tokens/s"
     )
     rows = [head, f"{'ms':<24}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}"]
-    for name in ("ttft", "inter_token", "time_per_output_token", "e2e"):
+    for name in DISTRIBUTIONS:
         figures = document[f"{name}_seconds"]
         if figures is not None:
-            rows.append(f"{name:<24}" + "".join(f"{value * 1e3:10.1f}" for value in figures.values()))
+            rows.append(f"{name:<24}" + "".join(f"{figures[one] * 1e3:10.1f}" for one in ("mean", "p50", "p90", "p99")))
     return "\n".join([*rows, *(f"{count} x {kind}" for kind, count in document["errors"].items())])
 
 
 def _panels(answered: Sequence[Stream]) -> list[Panel]:
-    def shares(title: str, samples: Sequence[float]) -> Panel:
-        ordered = sorted(samples)
-        share = [(place + 1) / len(ordered) for place in range(len(ordered))]
-        return Panel(title, "ms", "share of samples", [Line(title, [value * 1e3 for value in ordered], share)])
+    """The share of samples up to each value, with the percentiles marked; no panel for what has no samples."""
+    per_token = [stream.seconds_per_token for stream in answered]
+    sampled = {
+        "time to first token": [stream.ttft for stream in answered],
+        "time per output token": [value for value in per_token if value is not None],
+        "time between pieces": [gap for stream in answered for gap in stream.gaps],
+    }
+    return [_shares(title, [seconds * 1e3 for seconds in samples]) for title, samples in sampled.items() if samples]
 
-    return [
-        shares("time to first token", [stream.ttft for stream in answered]),
-        shares("time between pieces", [gap for stream in answered for gap in stream.gaps]),
-    ]
+
+def _shares(title: str, samples: Sequence[float]) -> Panel:
+    ordered, count = sorted(samples), len(samples)
+    line = Line(f"{count} samples", ordered, [(place + 1) / count for place in range(count)])
+    found = {percent: percentile(samples, percent) for percent in PERCENTILES}
+    marks = {f"p{percent}: {value:.4g} ms": value for percent, value in found.items()}
+    return Panel(title, "milliseconds", "share of samples up to this", [line], marks)

@@ -21,9 +21,11 @@ from tokenmill.cli.bench.offline import (
     highest_token_id,
     run_batch,
 )
-from tokenmill.cli.bench.plot import Line, Panel, add_plot_flag, check_plot, draw
+from tokenmill.cli.bench.outputs import add_output_flags, check_outputs, write_outputs
+from tokenmill.cli.bench.plot import Line, Panel
 from tokenmill.cli.bench.progress import progress_bar
-from tokenmill.cli.bench.report import machine_facts, peak_memory_bytes, print_document
+from tokenmill.cli.bench.report import machine_facts, peak_memory_bytes
+from tokenmill.cli.bench.samples import step_samples
 from tokenmill.cli.bench.workload import Prompt, Workload, add_workload_flags, at_least, read_workload
 from tokenmill.cli.parser import Parser
 
@@ -55,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     namespace = make_parser().parse(arguments)
     at_least("--repeats", namespace.repeats, 1)
-    check_plot(namespace.plot)
+    check_outputs(namespace)
     config = engine_config(namespace)
     workload = read_workload(namespace, config.seed)
 
@@ -64,8 +66,8 @@ def run(arguments: Sequence[str]) -> int:
     with load_llm(config) as llm:
         check_room(llm, workload.longest)
         document, traces = measure(llm, workload, namespace.repeats)
-    draw(namespace.plot, [_panel(traces)])
-    print_document(document)
+    samples = (sample for run, trace in enumerate(traces, 1) for sample in step_samples(trace, run=run))
+    write_outputs(namespace, document, lambda: [_panel(traces)], samples)
     return 0
 
 
@@ -74,7 +76,7 @@ def make_parser() -> Parser:
     parser = Parser("bench throughput", "Measure the tokens per second of an offline batch; the last line is JSON.")
     add_workload_flags(parser, num_prompts=256, lengths="6:64")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs; the median counts (default: 3)")
-    add_plot_flag(parser)
+    add_output_flags(parser)
     add_engine_flags(parser)
     return parser
 
@@ -128,7 +130,7 @@ def _run_once(llm: LLM, prompts: list[Prompt], title: str) -> tuple[Measurement,
 
 def _panel(traces: Sequence[Trace]) -> Panel:
     lines = [_rate_over_time(f"run {number}", trace) for number, trace in enumerate(traces, 1)]
-    return Panel("offline throughput", "seconds", "output tokens per second", lines)
+    return Panel("rate over time", "seconds since the start", "output tokens per second", lines)
 
 
 def _rate_over_time(name: str, trace: Trace) -> Line:
