@@ -40,15 +40,21 @@ def test_a_part_that_starts_may_be_silent_for_longer():
 
 def test_a_long_step_is_trouble_although_beats_come():
     health = part()
-    health.beats(busy(29))
+    health.beats(busy(30))
     assert health.trouble is None
-    health.pass_time(2)
-    sentence = "the engine has been busy with a step for 31 seconds; 30 are allowed"
-    assert health.trouble == sentence
+    health.beats(busy(31))
+    assert health.trouble == "the engine has been busy with a step for 31 seconds; 30 are allowed"
     assert not health.is_deaf, "it may still take messages, as far as this tells"
     health.beats(busy(0.1))
     assert health.trouble is None
     health.beats(busy(400, limit=600))
+    assert health.trouble is None
+
+
+def test_a_short_job_during_which_a_beat_went_out_is_no_trouble_until_the_next():
+    health = part()
+    health.beats(busy(0.001, limit=1))
+    health.pass_time(1.5)
     assert health.trouble is None
 
 

@@ -62,40 +62,36 @@ def hanging_server(gate):
         yield server
 
 
-def reports(server) -> list[dict]:
+def engine_reports(server) -> list[dict]:
+    """What the log says of hangs of the engine; on a busy machine a text worker may be late too."""
     lines = [json.loads(line) for line in server.output().splitlines() if line.startswith('{"time"')]
-    return [line for line in lines if line["event"] == "hang"]
-
-
-BUSY = "the engine has been busy with a step for"
+    return [line for line in lines if line["event"] == "hang" and line["part"] == "engine"]
 
 
 @pytest.mark.parametrize(
-    ("first_token", "sentences", "frame"),
+    ("first_token", "sentence", "frame"),
     [
-        (WAITS, (BUSY,), "in wait_for_gate"),
-        # A beat may have gone out when the step had begun and the lock was not taken yet: then that is said first.
-        (HOLDS_THE_LOCK, ("the engine has not been heard for", BUSY), "in hold_the_lock"),
+        (WAITS, "the engine has been busy with a step for", "in wait_for_gate"),
+        (HOLDS_THE_LOCK, "the engine has not been heard for", "in hold_the_lock"),
     ],
 )
 def test_a_step_that_hangs_turns_health_red_and_its_stack_is_logged_once(
-    hanging_server, gate, first_token, sentences, frame
+    hanging_server, gate, first_token, sentence, frame
 ):
-    server, before = hanging_server, len(reports(hanging_server))
+    server, before = hanging_server, len(engine_reports(hanging_server))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         reply = post_later(pool, server, prompt=[first_token, 3])
         try:
-            assert wait_for_trouble(server, "the engine").startswith(sentences)
-            server.wait_for(lambda: len(reports(server)) > before)
+            assert sentence in wait_for_trouble(server, "the engine")
+            server.wait_for(lambda: len(engine_reports(server)) > before)
             assert httpx.get(f"{server.url}/health_generate", timeout=10).status_code == 503
         finally:
             gate.open("w").close()
         assert reply.result().status_code == 200, "a late answer is still an answer"
     server.wait_for(lambda: health(server)[0] == 200)
-    server.wait_for(lambda: len(reports(server)) == before + 2)
-    hang, end = reports(server)[before:]
-    assert hang["part"] == "engine"
-    assert hang["message"].startswith(sentences)
+    server.wait_for(lambda: len(engine_reports(server)) >= before + 2)
+    hang, end = engine_reports(server)[before : before + 2]
+    assert hang["message"].startswith(sentence)
     assert frame in hang["message"], hang["message"]
     assert "in run" in hang["message"], "the whole stack"
     assert end["message"] == "the engine goes on"

@@ -7,6 +7,7 @@ On a terminal the phases move in place; elsewhere each is one plain line, so tha
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 # Totals from here on are bytes: no phase has a million of anything else.
 BYTES_FROM = 1 << 20
 REFRESH_PER_SECOND = 8
+
+Clock = Callable[[], float]
 
 
 class Screen(Protocol):
@@ -45,20 +48,22 @@ class Screen(Protocol):
     ) -> None: ...
 
 
-def open_screen(stream: IO[str], server: ServerConfig) -> Screen:
-    """A screen that suits the stream, or whoever reads its lines."""
+def open_screen(stream: IO[str], server: ServerConfig, clock: Clock = time.monotonic) -> Screen:
+    """A screen that suits the stream, or whoever reads its lines; `clock` counts seconds."""
     if server.log_format == "json":
         return JsonScreen(stream, server)
-    return TerminalScreen(stream, server) if stream.isatty() else PlainScreen(stream, server)
+    kind = TerminalScreen if stream.isatty() else PlainScreen
+    return kind(stream, server, clock)
 
 
 class PlainScreen:
     """One line when a phase begins, one when it ends, and the summary."""
 
-    def __init__(self, stream: IO[str], server: ServerConfig) -> None:
+    def __init__(self, stream: IO[str], server: ServerConfig, clock: Clock) -> None:
         self._stream = stream
         self._server = server
-        self._started = time.monotonic()
+        self._clock = clock
+        self._started = clock()
         self._phase = ""
         self._phase_started = self._started
 
@@ -74,7 +79,7 @@ class PlainScreen:
         """Report a change of phase; progress within a phase is silent here."""
         if progress.phase != self._phase:
             self._end_phase()
-            self._phase, self._phase_started = progress.phase, time.monotonic()
+            self._phase, self._phase_started = progress.phase, self._clock()
             self._say(f"{progress.phase} ...")
 
     def on_ready(self, ready: EngineReady) -> None:
@@ -82,7 +87,7 @@ class PlainScreen:
         self._end_phase()
         for label, text in facts(ready, self._server):
             self._say(f"{label:<13} {text}")
-        self._say(f"ready in {time.monotonic() - self._started:.1f} s; Ctrl-C ends. Try:")
+        self._say(f"ready in {self._clock() - self._started:.1f} s; Ctrl-C ends. Try:")
         self._say(curl_command(model_name(ready, self._server), self._server))
 
     def on_error(self, sentence: str) -> None:
@@ -95,7 +100,7 @@ class PlainScreen:
 
     def _end_phase(self) -> None:
         if self._phase:
-            self._say(f"{self._phase}: {time.monotonic() - self._phase_started:.1f} s")
+            self._say(f"{self._phase}: {self._clock() - self._phase_started:.1f} s")
             self._phase = ""
 
     def _say(self, line: str) -> None:
@@ -105,13 +110,14 @@ class PlainScreen:
 class TerminalScreen:
     """Phases that move in place, with rich."""
 
-    def __init__(self, stream: IO[str], server: ServerConfig) -> None:
+    def __init__(self, stream: IO[str], server: ServerConfig, clock: Clock) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
         self._console = Console(file=stream, highlight=False)
         self._server = server
-        self._started = time.monotonic()
+        self._clock = clock
+        self._started = clock()
         self._phase: TaskID | None = None
         self._phase_name = ""
         self._progress = Progress(
@@ -122,6 +128,7 @@ class TerminalScreen:
             TextColumn("[dim]{task.fields[amount]}"),
             console=self._console,
             refresh_per_second=REFRESH_PER_SECOND,
+            get_time=clock,
         )
 
     def __enter__(self) -> TerminalScreen:
@@ -161,7 +168,7 @@ class TerminalScreen:
         self._console.print(table)
         chat = chat_command(self._server)
         self._console.print(
-            f"\n[bold green]ready[/] in {time.monotonic() - self._started:.1f} s; Ctrl-C ends. "
+            f"\n[bold green]ready[/] in {self._clock() - self._started:.1f} s; Ctrl-C ends. "
             f"In another terminal run [bold]{escape(chat)}[/] or paste:\n"
         )
         # Not wrapped by us: a wrapped command cannot be pasted.

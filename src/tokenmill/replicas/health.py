@@ -81,8 +81,11 @@ class PartHealth:
         if self._silence > self._silent_seconds:
             return f"{self.name} has not been heard for {self._silence:.0f} seconds"
         beat = self._beat
-        if beat is not None and beat.job and (busy := beat.seconds + self._silence) > beat.limit:
-            return f"{self.name} has been busy with {beat.job} for {busy:.0f} seconds; {beat.limit:g} are allowed"
+        # Only what a beat has said counts: the job may have ended right after it.
+        if beat is not None and beat.job and beat.seconds > beat.limit:
+            return (
+                f"{self.name} has been busy with {beat.job} for {beat.seconds:.0f} seconds; {beat.limit:g} are allowed"
+            )
         if self.is_lost:
             return f"{self.name} has taken no message for {self._unanswered:.0f} seconds"
         return f"{self.name} makes no progress with the requests that it has" if self._is_stuck else None
