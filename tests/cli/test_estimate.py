@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.machine_sizes import Machine, make_six_mib
 from tests.weights.stand_in_hub import running_hub
 from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
@@ -19,27 +20,14 @@ from tokenmill.core.errors import OutOfMemory
 from tokenmill.engine.setup import build_engine
 from tokenmill.machine.forms import active_share
 from tokenmill.machine.sizes import size_text
-from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.weights.checkpoint import read_architecture
 
 MIB = 1 << 20
 
 
-class Machine(CpuPlatform):
-    def __init__(self, free: int) -> None:
-        super().__init__()
-        self.free = free
-
-    def available_bytes(self) -> int:
-        return self.free
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some 6 MiB in bfloat16, more than the header that is read of it."""
-    return make_checkpoint(
-        tmp_path_factory.mktemp("models") / "m", hidden_size=256, intermediate_size=1024, num_hidden_layers=3
-    )
+    return make_six_mib(tmp_path_factory.mktemp("models") / "m")
 
 
 def rows(output: str) -> dict[str, list[str]]:

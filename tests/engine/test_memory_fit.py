@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.checkpoints import FAMILIES, make_checkpoint
+from tests.machine_sizes import Machine, make_six_mib
 from tokenmill.attention.kv_cache import HeadMajorKV
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import OutOfMemory
@@ -23,29 +24,14 @@ from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.machine.device import DTYPES
 from tokenmill.machine.sizes import size_text
 from tokenmill.models.decoder import Decoder
-from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.quantization.packed import QUANTIZATIONS
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.loader import ModelPlan, plan_model
 
 
-class Machine(CpuPlatform):
-    """A CPU with as much free memory as a test says."""
-
-    def __init__(self, free: int) -> None:
-        super().__init__()
-        self.free = free
-
-    def available_bytes(self) -> int:
-        return self.free
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some 6 MiB in bfloat16."""
-    return make_checkpoint(
-        tmp_path_factory.mktemp("models") / "m", hidden_size=256, intermediate_size=1024, num_hidden_layers=3
-    )
+    return make_six_mib(tmp_path_factory.mktemp("models") / "m")
 
 
 def config_of(folder: Path, **flags: object) -> EngineConfig:

@@ -57,7 +57,7 @@ def delta(request_id, text, finish=None, **fields):
 
 
 def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 10))
+    return asyncio.run(asyncio.wait_for(coroutine, 60))
 
 
 def test_deltas_reach_their_reader_with_their_index():

@@ -44,7 +44,7 @@ def serve(model: Path, *flags: str) -> Iterator[RunningServer]:
         assert process.poll() is None, server.output()
         yield server
         process.send_signal(signal.SIGINT)
-        assert server.wait_for_end(10.0) == 0, server.output()
+        assert server.wait_for_end(60) == 0, server.output()
     finally:
         if process.poll() is None:
             process.kill()

@@ -63,7 +63,7 @@ class RunningServer:
             raise KeyError(name)
         return sum(values)
 
-    def wait_for(self, condition, seconds: float = 10.0) -> None:
+    def wait_for(self, condition, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"waited {seconds} s in vain; log:\n{self.output()}"
@@ -97,7 +97,7 @@ class RunningServer:
         """Exit code; also checks that no process and no folder is left behind."""
         pids = list(self.children().values())
         code = self.process.wait(timeout=seconds)
-        self.wait_for(lambda: not any(is_alive(pid) for pid in pids), 10.0)
+        self.wait_for(lambda: not any(is_alive(pid) for pid in pids))
         assert list(self.private.iterdir()) == []
         return code
 

@@ -45,7 +45,7 @@ def start(client, **fields):
 
 
 async def state_of(client, label, condition):
-    for _ in range(500):
+    for _ in range(6000):
         reply = await client.get(f"/v1/requests/cmpl-{label}")
         if reply.status_code == 200 and condition(reply.json()["requests"]):
             return reply.json()

@@ -83,7 +83,7 @@ def test_a_client_that_leaves_frees_its_engine(server):
 
 def test_all_engines_pause_and_go_on(server):
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        calls = [long_call(pool, server, max_tokens=40) for _ in range(2)]
+        calls = [long_call(pool, server, max_tokens=100) for _ in range(2)]
         server.wait_for(lambda: engines_of(server, "num_requests_running") == [1, 1])
         assert server.post("/pause?mode=keep").json() == {"status": "paused"}
         counted = engines_of(server, "generation_tokens_total")
@@ -106,7 +106,7 @@ def test_both_engines_are_described_and_their_load_is_one(server):
     assert described == [(0, 1, 64, None), (1, 1, 64, None)]
     assert info["engine"]["max_model_len"] == 512
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        calls = [long_call(pool, server, max_tokens=20) for _ in range(4)]
+        calls = [long_call(pool, server, max_tokens=100) for _ in range(4)]
         server.wait_for(lambda: engines_of(server, "num_requests_running") == [2, 2])
         assert server.http.get(f"{server.url}/load").json()["num_requests_running"] == 4
         assert all(call.result().status_code == 200 for call in calls)
@@ -131,7 +131,7 @@ def test_the_end_of_one_engine_ends_the_server_with_its_name(tmp_path):
         server.wait_for(lambda: engines_of(server, "num_requests_running") == [1, 1])
         os.kill(child(server, "stub_engine 1 0"), signal.SIGKILL)
         assert [call.result().status_code for call in calls] == [503, 503]
-        assert server.wait_for_end(10) == 1
+        assert server.wait_for_end(60) == 1
         assert "the engine 1 process was killed by SIGKILL" in server.output()
 
 
@@ -156,7 +156,7 @@ def test_the_ranks_of_an_engine_are_started_and_watched(tmp_path):
             assert "the engine rank 1 has not been heard" in wait_for_trouble(server, "engine rank 1")
         server.wait_for(lambda: health(server)[0] == 200)
         os.kill(pid, signal.SIGKILL)
-        assert server.wait_for_end(10) == 1
+        assert server.wait_for_end(60) == 1
         assert "the engine rank 1 process was killed by SIGKILL" in server.output()
 
 

@@ -23,7 +23,7 @@ def health(server) -> tuple[int, str]:
 
 
 def wait_for_trouble(server, part: str) -> str:
-    server.wait_for(lambda: part in health(server)[1], 30)
+    server.wait_for(lambda: part in health(server)[1])
     status, trouble = health(server)
     assert status == 503
     return trouble

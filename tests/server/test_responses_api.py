@@ -24,7 +24,7 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the mill"}}\n</tool_c
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """2 ms a token, so that what runs in the background can be looked at."""
-    stub = {"step_seconds": 0.002}
+    stub = {"step_seconds": 0.005}
     folder = write_folder(tmp_path_factory.mktemp("models") / "echo", byte_level_tokenizer(), config={"stub": stub})
     parsers = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
     with start_server(EngineConfig(model=str(folder)), **parsers) as running:
@@ -153,7 +153,7 @@ def test_a_response_continues_another(server, responses):
 
 
 def wait_until(responses, response_id, condition):
-    for _ in range(500):
+    for _ in range(6000):
         response = responses.retrieve(response_id)
         if condition(response):
             return response

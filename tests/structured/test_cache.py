@@ -62,7 +62,7 @@ def test_a_bomb_goes_off_where_it_does_no_harm(sandbox: Sandbox, name: str) -> N
     with pytest.raises(InvalidRequest, match="grammar"):
         sandbox.check(grammar(BOMBS[name]))
     # The limit is of processor time; a busy machine may take several times as long.
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     assert sandbox.check(choice(1)) < MIB
 
 

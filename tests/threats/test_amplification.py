@@ -235,4 +235,4 @@ def test_numbers_with_many_digits_are_refused_at_once(guarded_server):
         reply = guarded_server.http.post(f"{guarded_server.url}/v1/completions", content=body)
         assert reply.status_code in (200, 400), json.dumps(reply.text[:200])
         # Read digit by digit each would take the square of their number: half a minute.
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 20

@@ -22,7 +22,7 @@ from tokenmill.config import EngineConfig
 
 KEY = f"Authorization: Bearer {KEYS[0]}"
 POST = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{KEY}\r\n"
-LIMITS = {"head_timeout": 1.0, "body_timeout": 2.0, "keep_alive_timeout": 2.0}
+LIMITS = {"head_timeout": 1.0, "body_timeout": 2.0, "keep_alive_timeout": 3.0}
 # Long enough for any machine, and far less than for ever.
 PATIENCE = 30.0
 
@@ -123,11 +123,11 @@ def test_an_idle_connection_is_closed(server):
 def test_a_kept_connection_serves_again_within_its_time(server):
     headers = {"Authorization": f"Bearer {KEYS[0]}", "Content-Type": "application/json"}
     kept = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE)
-    for _ in range(4):
+    for _ in range(5):
         kept.request("POST", "/v1/completions", '{"prompt": "x", "max_tokens": 1}', headers)
         reply = kept.getresponse()
         assert (reply.status, bool(reply.read())) == (200, True)
-        time.sleep(0.8)  # less than it may be idle, and all together longer than anything may take
+        time.sleep(0.8)  # less than it may be idle, and all together longer
     kept.close()
 
 
