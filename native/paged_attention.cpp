@@ -33,7 +33,7 @@ void add_tiles(AttentionPlan& plan, const AttentionShape& shape, const Attention
   }
 }
 
-// The rows of a group, in tiles of equal size. A window hides the more, the later the position: they are ordered by it.
+// The rows of a group, in tiles. A window hides the more, the later the position: they are ordered by it.
 std::vector<QueryTile> tiles_of(AttentionPlan& plan, const AttentionShape& shape, const AttentionStep& step,
                                 const PageGroup& group) {
   std::vector<QueryRow> rows;
@@ -43,12 +43,11 @@ std::vector<QueryTile> tiles_of(AttentionPlan& plan, const AttentionShape& shape
   const auto position = [&](const QueryRow& row) { return step.first_position(row.request) + row.row / shape.group(); };
   std::stable_sort(rows.begin(), rows.end(),
                    [&](const QueryRow& a, const QueryRow& b) { return position(a) < position(b); });
-  const size_t count = (rows.size() + QUERY_TILE_ROWS - 1) / QUERY_TILE_ROWS, start = plan.group_rows.size();
+  const int start = static_cast<int>(plan.group_rows.size()), end = start + static_cast<int>(rows.size());
   std::vector<QueryTile> tiles;
-  for (size_t i = 0; i < count; ++i) {
-    const size_t first = rows.size() * i / count, end = rows.size() * (i + 1) / count;
-    tiles.push_back({rows[first].request, static_cast<int>(start + first), static_cast<int>(end - first),
-                     group.first_split, group.end_split, -1, false, 0});
+  for (int first = start; first < end; first += QUERY_TILE_ROWS) {
+    tiles.push_back({rows[first - start].request, first, std::min(QUERY_TILE_ROWS, end - first), group.first_split,
+                     group.end_split, -1, false, 0});
   }
   plan.group_rows.insert(plan.group_rows.end(), rows.begin(), rows.end());
   return tiles;
