@@ -1,6 +1,7 @@
 """What one layer of the native attention costs, against the torch backend and the bytes it reads; and a step's draws.
 
     python benchmarks/attention.py [--threads 2] [--repeats 30] [--heads 16] [--kv-heads 8] [--head-dim 128]
+                                   [--shared-prefix 2048] [--only WORDS]
 
 Requests on shuffled pages of 16 tokens, more layers than the caches of the CPU hold. Times are milliseconds a layer (or
 a call), each the smallest and the median of the repeats; `bandwidth` is what a sum over memory reads, probed before
@@ -35,8 +36,9 @@ from tests.paging import PagedRequests, make_attention
 
 PAGE_SIZE = 16
 VOCAB_SIZE = 151_936
+Case = tuple[int, int, int, int]
 # name: (requests, context of each, tokens of each in the step, layers)
-CASES = {
+CASES: dict[str, Case] = {
     "decode, 1 request of 512": (1, 512, 1, 28),
     "decode, 8 requests of 128": (8, 128, 1, 28),
     "decode, 8 requests of 2,048": (8, 2048, 1, 4),
@@ -73,12 +75,13 @@ def bandwidth() -> float:
 class Layers:
     """Random layers of one shape and the step that a case runs through them."""
 
-    def __init__(self, case: tuple[int, int, int, int], options: argparse.Namespace) -> None:
+    def __init__(self, case: Case, options: argparse.Namespace, shared: int = 0) -> None:
         requests, context, tokens, self.layers = case
         rng = np.random.default_rng(0)
         self.paged = PagedRequests([[0] * context] * requests, PAGE_SIZE, rng)
         self.paged.computed = [context - tokens] * requests
         self.batch = self.paged.batch([(request, tokens) for request in range(requests)])
+        self.batch.page_table[:, : shared // PAGE_SIZE] = self.batch.page_table[0, : shared // PAGE_SIZE].clone()
         head_dim = options.head_dim
         self.spec = AttentionSpec(self.layers, options.heads, options.kv_heads, head_dim)
         angles = torch.outer(torch.arange(context).float(), 1e6 ** -(torch.arange(0, head_dim, 2) / head_dim))
@@ -105,10 +108,18 @@ def attention_rows(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Every case on every way to run it."""
     native = load_kernels(options.threads)
     rows = {}
-    for name, case in CASES.items():
+    prefix = options.shared_prefix
+    behind = (32, prefix + 64, 1, 4)
+    cases = {name: (case, 0) for name, case in CASES.items()}
+    cases[f"decode, 32 requests of {behind[1]:,}"] = (behind, 0)
+    cases[f"decode, 32 requests of {behind[1]:,}, {prefix:,} shared"] = (behind, prefix)
+    for name, (case, shared) in cases.items():
+        if options.only not in name:
+            continue
         requests, context = case[:2]
-        layers = Layers(case, options)
-        kv_bytes = 2 * 2 * requests * context * options.kv_heads * options.head_dim
+        layers = Layers(case, options, shared)
+        slots = requests * (context - shared) + shared
+        kv_bytes = 2 * 2 * slots * options.kv_heads * options.head_dim
         rows[name] = {
             "bandwidth": (probed := bandwidth()),
             "floor_ms": round(kv_bytes / probed / 1e6, 4),
@@ -149,13 +160,15 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--shared-prefix", type=int, default=2048, help="tokens that 32 decodes share, whole pages")
+    parser.add_argument("--only", default="", help="only the cases of attention with these words in their names")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     native = load_kernels(options.threads)
     if native is None:
         parser.error("the native kernels are not built")
     with torch.inference_mode():
-        result = {"attention": attention_rows(options), "draws": draw_rows(options)}
+        result = {"attention": attention_rows(options), "draws": {} if options.only else draw_rows(options)}
     print(json.dumps({"benchmark": "attention", "isa": native.isa, **vars(options), **result}))
 
 

@@ -1,3 +1,5 @@
+#include <nanobind/stl/vector.h>
+
 #include "kernels.h"
 
 namespace nb = nanobind;
@@ -24,6 +26,12 @@ static PlannedStep plan(const Attention& self, int64_t requests, Address query_s
   return {step, plan_attention(self.shape, step, self.kernels.threads)};
 }
 
+static std::vector<int> shared_splits(const PlannedStep& planned) {
+  std::vector<int> splits;
+  for (const SharedPrefix& prefix : planned.plan.prefixes) splits.push_back(prefix.splits);
+  return splits;
+}
+
 static void forward(const Attention& self, PlannedStep& planned, const AttentionLayer& layer, Address qkv,
                     Address out) {
   const AttentionShape& shape = self.shape;
@@ -33,7 +41,7 @@ static void forward(const Attention& self, PlannedStep& planned, const Attention
 }
 
 void bind_attention(nb::module_& module) {
-  nb::class_<PlannedStep>(module, "PlannedStep");
+  nb::class_<PlannedStep>(module, "PlannedStep").def_prop_ro("shared_splits", shared_splits);
   nb::class_<LayerKV>(module, "LayerKV")
       .def("__init__",
            [](LayerKV* self, Address keys, Address values, Address key_scales, Address value_scales) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "paged_attention.h"
+#include "shared_pages.h"
 
 namespace tokenmill {
 
@@ -27,13 +28,75 @@ void add_tiles(AttentionPlan& plan, const AttentionShape& shape, const Attention
   for (int row = 0; row < rows; row += limit) {
     const int count = std::min(limit, rows - row);
     const int end = step.first_position(request) + (row + count - 1) / group + 1;
-    plan.tiles.push_back({request, row, count, 0, (end + KV_SPLIT - 1) / KV_SPLIT, -1, writes_own_kv});
+    const int first_split = plan.prefixes[request].splits, end_split = (end + KV_SPLIT - 1) / KV_SPLIT;
+    plan.tiles.push_back({request, row, count, first_split, end_split, -1, writes_own_kv, -1});
   }
+}
+
+// The rows of a group, in tiles. A window hides the more, the later the position: they are ordered by it.
+std::vector<QueryTile> tiles_of(AttentionPlan& plan, const AttentionShape& shape, const AttentionStep& step,
+                                const PageGroup& group) {
+  std::vector<QueryRow> rows;
+  for (const int request : group.requests) {
+    for (int row = 0; row < step.queries(request) * shape.group(); ++row) rows.push_back({request, row});
+  }
+  const auto position = [&](const QueryRow& row) { return step.first_position(row.request) + row.row / shape.group(); };
+  std::stable_sort(rows.begin(), rows.end(),
+                   [&](const QueryRow& a, const QueryRow& b) { return position(a) < position(b); });
+  const int start = static_cast<int>(plan.group_rows.size()), end = start + static_cast<int>(rows.size());
+  std::vector<QueryTile> tiles;
+  for (int first = start; first < end; first += QUERY_TILE_ROWS) {
+    tiles.push_back({rows[first - start].request, first, std::min(QUERY_TILE_ROWS, end - first), group.first_split,
+                     group.end_split, -1, false, 0});
+  }
+  plan.group_rows.insert(plan.group_rows.end(), rows.begin(), rows.end());
+  return tiles;
+}
+
+// Adds a tile that leaves the next parts of its rows' prefixes, one for each of the pieces that its splits are cut into.
+void cut_tile(AttentionPlan& plan, QueryTile tile, int pieces, int first_part) {
+  const int first = tile.first_split, splits = tile.end_split - first;
+  for (int piece = 0; piece < pieces; ++piece) {
+    tile.first_split = first + splits * piece / pieces;
+    tile.end_split = first + splits * (piece + 1) / pieces;
+    tile.part = first_part + piece;
+    plan.group_tiles.push_back(tile);
+  }
+}
+
+// Adds the group tiles, and what they leave for the requests' own tiles. Few tiles are cut at splits, into as many pieces
+// as the threads need: that bounds the partial results, whatever the length of the prefix.
+void add_group_tiles(AttentionPlan& plan, const AttentionShape& shape, const AttentionStep& step, int threads) {
+  plan.prefixes.assign(step.requests, {0, 0, 0});
+  const std::vector<PageGroup> groups = find_shared_pages(shape, step);
+  std::vector<std::vector<QueryTile>> tiles;
+  int64_t work = 0;
+  for (const PageGroup& group : groups) {
+    tiles.push_back(tiles_of(plan, shape, step, group));
+    work += static_cast<int64_t>(tiles.back().size()) * shape.kv_heads;
+  }
+  const int64_t wanted = threads > 1 ? TILES_PER_THREAD * threads : 1;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const int64_t splits = groups[i].end_split - groups[i].first_split;
+    const int pieces = static_cast<int>(std::min(splits, (wanted + work - 1) / work));
+    for (const QueryTile& tile : tiles[i]) cut_tile(plan, tile, pieces, plan.prefixes[tile.request].parts);
+    for (const int request : groups[i].requests) {
+      plan.prefixes[request].splits = groups[i].end_split;
+      plan.prefixes[request].parts += pieces;
+    }
+  }
+  int64_t rows = 0;
+  for (int request = 0; request < step.requests; ++request) {
+    plan.prefixes[request].first_partial = rows;
+    rows += static_cast<int64_t>(plan.prefixes[request].parts) * step.queries(request) * shape.group();
+  }
+  plan.partials.resize(rows * shape.kv_heads * (shape.head_dim + 2));
 }
 
 void split_tiles(AttentionPlan& plan, const AttentionShape& shape) {
   std::vector<QueryTile> tiles;
-  int64_t rows = 0;
+  const int64_t numbers = static_cast<int64_t>(shape.kv_heads) * (shape.head_dim + 2);
+  int64_t rows = static_cast<int64_t>(plan.partials.size()) / numbers;
   for (QueryTile tile : plan.tiles) {
     const int first = tile.first_split, end = tile.end_split;
     if (end - first > 1) {
@@ -50,23 +113,29 @@ void split_tiles(AttentionPlan& plan, const AttentionShape& shape) {
     }
   }
   plan.tiles = std::move(tiles);
-  plan.partials.resize(rows * shape.kv_heads * (shape.head_dim + 2));
+  plan.partials.resize(rows * numbers);
+}
+
+// Of tiles with equal cost, the later ones of a request see more keys: they come first.
+void order_by_cost(std::vector<QueryTile>& tiles) {
+  const auto cost = [](const QueryTile& tile) {
+    return static_cast<int64_t>(tile.rows) * (tile.end_split - tile.first_split);
+  };
+  std::reverse(tiles.begin(), tiles.end());
+  std::stable_sort(tiles.begin(), tiles.end(),
+                   [&](const QueryTile& a, const QueryTile& b) { return cost(a) > cost(b); });
 }
 
 }  // namespace
 
 AttentionPlan plan_attention(const AttentionShape& shape, const AttentionStep& step, int threads) {
   AttentionPlan plan;
+  add_group_tiles(plan, shape, step, threads);
   for (int request = 0; request < step.requests; ++request) add_tiles(plan, shape, step, request);
   const int64_t work = static_cast<int64_t>(plan.tiles.size()) * shape.kv_heads;
   if (threads > 1 && work < TILES_PER_THREAD * threads) split_tiles(plan, shape);
-  const auto cost = [](const QueryTile& tile) {
-    return static_cast<int64_t>(tile.rows) * (tile.end_split - tile.first_split);
-  };
-  // Of tiles with equal cost, the later ones of a request see more keys: they come first.
-  std::reverse(plan.tiles.begin(), plan.tiles.end());
-  std::stable_sort(plan.tiles.begin(), plan.tiles.end(),
-                   [&](const QueryTile& a, const QueryTile& b) { return cost(a) > cost(b); });
+  order_by_cost(plan.group_tiles);
+  order_by_cost(plan.tiles);
   return plan;
 }
 

@@ -73,13 +73,28 @@ struct PageWrite {
   int request, first_query, queries;
 };
 
-// A piece of work for each KV head: rows of one request over one or more KV splits. Row r is head r % group of query
-// r / group.
+// A row of a request: head row % group of its query row / group.
+struct QueryRow {
+  int request, row;
+};
+
+// A piece of work for each KV head: rows over one or more KV splits. The rows are those of one request from first_row
+// on; or, in a group tile, rows of several requests that share the pages of these splits, ordered by position.
 struct QueryTile {
-  int request, first_row, rows;
+  int request, first_row, rows;  // of a group tile: the request of the first row, and its index in `group_rows`
   int first_split, end_split;
   int split_tile;      // index into `AttentionPlan::split_tiles` if this is one split of a tile; -1: it is a whole tile
   bool writes_own_kv;  // the request's only token in the step, whose key and value no PageWrite stores
+  int part;            // -1, or of a group tile: which part of its rows' shared prefixes it leaves
+
+  bool is_group() const { return part >= 0; }
+};
+
+// The leading KV splits of a request that group tiles do. They leave `parts` partial results for each of its rows,
+// those of a row side by side, with which the request's own tile begins.
+struct SharedPrefix {
+  int splits, parts;
+  int64_t first_partial;  // row of `AttentionPlan::partials`
 };
 
 // A tile whose KV splits are pieces of work of their own. Whoever finishes the last one merges the partial results.
@@ -91,10 +106,13 @@ struct SplitTile {
 // How the attention of a step is divided into pieces of work; made once for all layers.
 struct AttentionPlan {
   std::vector<PageWrite> writes;
-  std::vector<QueryTile> tiles;  // the most expensive first
+  std::vector<QueryTile> group_tiles;  // done before `tiles`; in both the most expensive first
+  std::vector<QueryRow> group_rows;
+  std::vector<SharedPrefix> prefixes;  // [requests]
+  std::vector<QueryTile> tiles;
   std::vector<SplitTile> split_tiles;
   std::vector<int32_t> pending;  // [split_tiles][kv_heads] splits that are not finished; full again after each call
-  std::vector<float> partials;   // [splits * rows][kv_heads][head_dim + 2]: values, sum of weights, maximum score
+  std::vector<float> partials;   // [rows][kv_heads][head_dim + 2]: values, sum of weights, maximum score
 };
 
 struct AttentionCall {

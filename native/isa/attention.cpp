@@ -6,6 +6,7 @@
 #include "isa/heads.h"
 #include "isa/kv_subpages.h"
 #include "isa/parallel.h"
+#include "isa/partial_row.h"
 #include "isa/attention_micro_kernel_amx.h"
 
 namespace tokenmill::TM_ISA {
@@ -13,32 +14,6 @@ namespace tokenmill::TM_ISA {
 namespace {
 
 constexpr float LOG2_E = 1.44269504f;
-
-// The partial result of one row over one or more KV splits.
-struct PartialRow {
-  float* values;  // [head_dim]
-  float weight_sum;
-  float max_score;
-};
-
-float exp2_of(float x) { return reduce_max(exp2(broadcast(x))); }
-
-// Merges `later` into `into`. Splits are merged in order.
-void merge(PartialRow& into, const PartialRow& later, int head_dim) {
-  const float maximum = later.max_score > into.max_score ? later.max_score : into.max_score;
-  const float a = exp2_of(into.max_score - maximum), b = exp2_of(later.max_score - maximum);
-  for (int d = 0; d < head_dim; d += LANES) {
-    store(into.values + d, fma(load(into.values + d), broadcast(a), mul(load(later.values + d), broadcast(b))));
-  }
-  into.weight_sum = std::fma(into.weight_sum, a, later.weight_sum * b);
-  into.max_score = maximum;
-}
-
-bool is_finite(const PartialRow& row, int head_dim) {
-  F32 zeros = mul(broadcast(row.weight_sum), zero());
-  for (int d = 0; d < head_dim; d += LANES) zeros = fma(load(row.values + d), zero(), zeros);
-  return reduce_add(zeros) == 0;
-}
 
 // Stores the keys and values of some tokens of a request.
 void store_tokens(const AttentionCall& call, const Pages& pages, const PageWrite& write) {
@@ -63,6 +38,15 @@ void store_tokens(const AttentionCall& call, const Pages& pages, const PageWrite
   }
 }
 
+QueryRow row_of(const AttentionCall& call, const QueryTile& tile, int row) {
+  return tile.is_group() ? call.plan.group_rows[tile.first_row + row] : QueryRow{tile.request, tile.first_row + row};
+}
+
+int position_of(const AttentionCall& call, const QueryTile& tile, int row) {
+  const QueryRow at = row_of(call, tile, row);
+  return call.step.first_position(at.request) + at.row / call.shape.group();
+}
+
 // Where a query tile begins to read the cache of one KV head: what is prefetched before the tile's turn.
 struct FirstSubpages {
   Pages pages;
@@ -70,10 +54,10 @@ struct FirstSubpages {
 
   FirstSubpages(const AttentionCall& call, const QueryTile& tile, int head)
       : pages{call.shape, call.layer.memory, call.step.page_table + tile.request * call.step.page_stride, head} {
-    const int group = call.shape.group(), first = call.step.first_position(tile.request);
-    const int seen = call.layer.window > 0 ? std::max(first + tile.first_row / group + 1 - call.layer.window, 0) : 0;
+    const int first = position_of(call, tile, 0);
+    const int seen = call.layer.window > 0 ? std::max(first + 1 - call.layer.window, 0) : 0;
     start = std::max(tile.first_split * KV_SPLIT, seen / KEY_BLOCK * KEY_BLOCK);
-    last = first + (tile.first_row + tile.rows - 1) / group;
+    last = tile.is_group() ? first : position_of(call, tile, tile.rows - 1);
   }
 
   // Index of the sub-page that lies `offset` positions behind the start, or of the last one.
@@ -101,14 +85,16 @@ class TileWork {
     attend_splits();
     // A key that one row sees and another does not has the weight 0 in the other; but 0 times NaN or infinity is NaN.
     // So a row that is not finite is computed again by itself.
-    if (query(0) != query(tile_.rows - 1)) {
+    if (position(0) != position(tile_.rows - 1)) {
       for (int row = 0; row < tile_.rows; ++row)
         if (!is_finite(partials_[row], head_dim_)) attend_row_alone(row);
     }
-    if (tile_.split_tile < 0) {
-      for (int row = 0; row < tile_.rows; ++row) write_output(row);
-    } else {
+    if (tile_.is_group()) {
+      for (int row = 0; row < tile_.rows; ++row) store(partials_[row], stored_partial(prefix_partial(row, tile_.part)), head_dim_);
+    } else if (tile_.split_tile >= 0) {
       finish_split();
+    } else {
+      for (int row = 0; row < tile_.rows; ++row) write_output(row);
     }
   }
 
@@ -132,23 +118,30 @@ class TileWork {
   alignas(64) uint16_t bf16_values_[KEY_BLOCK * MAX_HEAD_DIM];
   alignas(64) float key_scales_[KEY_BLOCK], value_scales_[KEY_BLOCK];  // of int8
 
-  int query(int row) const { return (tile_.first_row + row) / group_; }
-  int position(int row) const { return call_.step.first_position(tile_.request) + query(row); }
+  int position(int row) const { return position_of(call_, tile_, row); }
   // What a row sees of the key block that begins at position `start`.
   KeyRange visible(int row, int start) const {
     return {std::max(visible_keys_[row].first - start, 0), std::min(visible_keys_[row].end - start, KEY_BLOCK)};
   }
-  int64_t token(int row) const { return call_.step.query_starts[tile_.request] + query(row); }
+  int64_t token(int row) const {
+    const QueryRow at = row_of(call_, tile_, row);
+    return call_.step.query_starts[at.request] + at.row / group_;
+  }
   // Where the head of a row begins among the heads of its token.
   int64_t head_start(int row) const {
-    return static_cast<int64_t>(head_ * group_ + (tile_.first_row + row) % group_) * head_dim_;
+    return static_cast<int64_t>(head_ * group_ + row_of(call_, tile_, row).row % group_) * head_dim_;
   }
 
   void attend_splits() {
     prepare_queries();
-    attend_split(tile_.first_split, first_values_);
-    for (int row = 0; row < tile_.rows; ++row) partials_[row] = partial_row(row, first_values_);
-    for (int split = tile_.first_split + 1; split < tile_.end_split; ++split) {
+    int split = tile_.first_split;
+    if (has_prefix() && tile_.split_tile < 0) {
+      for (int row = 0; row < tile_.rows; ++row) partials_[row] = merged_prefix(row);
+    } else {
+      attend_split(split++, first_values_);
+      for (int row = 0; row < tile_.rows; ++row) partials_[row] = partial_row(row, first_values_);
+    }
+    for (; split < tile_.end_split; ++split) {
       attend_split(split, values_);
       for (int row = 0; row < tile_.rows; ++row) merge(partials_[row], partial_row(row, values_), head_dim_);
     }
@@ -298,34 +291,66 @@ class TileWork {
     }
   }
 
-  // Where the plan's memory has the partial result of a row over one split.
-  PartialRow stored_partial(const SplitTile& split_tile, int split, int row) const {
-    const int64_t index = split_tile.first_partial + (split - split_tile.first_split) * tile_.rows + row;
-    float* partial = call_.plan.partials.data() + (index * call_.shape.kv_heads + head_) * (head_dim_ + 2);
-    return {partial, partial[head_dim_], partial[head_dim_ + 1]};
+  // A partial result in the plan's memory.
+  PartialRow stored_partial(int64_t index) const {
+    return stored_at(call_.plan.partials.data() + (index * call_.shape.kv_heads + head_) * (head_dim_ + 2), head_dim_);
+  }
+
+  // Where the partial result of a row over one split is.
+  int64_t split_partial(const SplitTile& split_tile, int split, int row) const {
+    return split_tile.first_partial + (split - split_tile.first_split) * tile_.rows + row;
+  }
+
+  bool has_prefix() const { return !tile_.is_group() && call_.plan.prefixes[tile_.request].parts > 0; }
+
+  // Where a part of a row's shared prefix is.
+  int64_t prefix_partial(int row, int part) const {
+    const QueryRow at = row_of(call_, tile_, row);
+    const SharedPrefix& prefix = call_.plan.prefixes[at.request];
+    return prefix.first_partial + static_cast<int64_t>(at.row) * prefix.parts + part;
+  }
+
+  PartialRow merged_prefix(int row) {
+    const PartialRow first = stored_partial(prefix_partial(row, 0));
+    PartialRow merged{first_values_ + row * head_dim_, first.weight_sum, first.max_score};
+    std::memcpy(merged.values, first.values, head_dim_ * sizeof(float));
+    for (int part = 1; part < call_.plan.prefixes[tile_.request].parts; ++part) {
+      merge(merged, stored_partial(prefix_partial(row, part)), head_dim_);
+    }
+    return merged;
   }
 
   // Stores the partial results of this split; whoever finishes the last split of the tile merges them all.
   void finish_split() {
     const SplitTile& split_tile = call_.plan.split_tiles[tile_.split_tile];
     for (int row = 0; row < tile_.rows; ++row) {
-      float* to = stored_partial(split_tile, tile_.first_split, row).values;
-      std::memcpy(to, partials_[row].values, head_dim_ * sizeof(float));
-      to[head_dim_] = partials_[row].weight_sum;
-      to[head_dim_ + 1] = partials_[row].max_score;
+      store(partials_[row], stored_partial(split_partial(split_tile, tile_.first_split, row)), head_dim_);
     }
     int32_t& pending = call_.plan.pending[tile_.split_tile * call_.shape.kv_heads + head_];
     if (__atomic_sub_fetch(&pending, 1, __ATOMIC_ACQ_REL) > 0) return;
     pending = split_tile.end_split - split_tile.first_split;
     for (int row = 0; row < tile_.rows; ++row) {
-      partials_[row] = stored_partial(split_tile, split_tile.first_split, row);
-      for (int split = split_tile.first_split + 1; split < split_tile.end_split; ++split) {
-        merge(partials_[row], stored_partial(split_tile, split, row), head_dim_);
+      int split = split_tile.first_split;
+      partials_[row] = has_prefix() ? merged_prefix(row) : stored_partial(split_partial(split_tile, split++, row));
+      for (; split < split_tile.end_split; ++split) {
+        merge(partials_[row], stored_partial(split_partial(split_tile, split, row)), head_dim_);
       }
       write_output(row);
     }
   }
 };
+
+void attend_tiles(const AttentionCall& call, const std::vector<QueryTile>& tiles, int threads) {
+  const int heads = call.shape.kv_heads;
+  const int64_t pieces = static_cast<int64_t>(tiles.size()) * heads;
+  parallel_chain(pieces, threads, [&](int64_t i, int64_t next) {
+    const auto tile = [&](int64_t piece) -> const QueryTile& { return tiles[piece / heads]; };
+    const auto head = [&](int64_t piece) { return static_cast<int>(piece % heads); };
+    if (next >= pieces) next = i;
+    const FirstSubpages first(call, tile(next), head(next));
+    TileWork(call, tile(i), head(i), first).run();
+  });
+}
 
 }  // namespace
 
@@ -337,14 +362,8 @@ void attention(const AttentionCall& call, int threads) {
     const int32_t* page_table = call.step.page_table + write.request * call.step.page_stride;
     for (int head = 0; head < heads; ++head) store_tokens(call, {call.shape, call.layer.memory, page_table, head}, write);
   });
-  const int64_t pieces = static_cast<int64_t>(plan.tiles.size()) * heads;
-  parallel_chain(pieces, threads, [&](int64_t i, int64_t next) {
-    const auto tile = [&](int64_t piece) -> const QueryTile& { return plan.tiles[piece / heads]; };
-    const auto head = [&](int64_t piece) { return static_cast<int>(piece % heads); };
-    if (next >= pieces) next = i;
-    const FirstSubpages first(call, tile(next), head(next));
-    TileWork(call, tile(i), head(i), first).run();
-  });
+  attend_tiles(call, plan.group_tiles, threads);
+  attend_tiles(call, plan.tiles, threads);
 }
 
 }  // namespace tokenmill::TM_ISA

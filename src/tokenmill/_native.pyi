@@ -73,6 +73,10 @@ class Packed:
 class PlannedStep:
     """How the attention of a step is divided into pieces of work."""
 
+    @property
+    def shared_splits(self) -> list[int]:
+        """How many leading KV splits of each request are read for several requests at once."""
+
 class LayerKV:
     """KV memory of one layer; scales are 0 for bf16."""
 
