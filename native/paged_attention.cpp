@@ -9,6 +9,8 @@ namespace {
 
 // With fewer tiles than this for each thread, long tiles are split.
 constexpr int64_t TILES_PER_THREAD = 8;
+// Of a request: bounds the memory of the partial results that group tiles leave.
+constexpr int MAX_PREFIX_PARTS = 32;
 
 void add_writes(AttentionPlan& plan, const AttentionShape& shape, const AttentionStep& step, int request) {
   const int first = step.first_position(request), end = step.context_lens[request];
@@ -53,19 +55,20 @@ std::vector<QueryTile> tiles_of(AttentionPlan& plan, const AttentionShape& shape
   return tiles;
 }
 
-// Adds a tile that leaves the next parts of its rows' prefixes, one for each of the pieces that its splits are cut into.
-void cut_tile(AttentionPlan& plan, QueryTile tile, int pieces, int first_part) {
-  const int first = tile.first_split, splits = tile.end_split - first;
-  for (int piece = 0; piece < pieces; ++piece) {
-    tile.first_split = first + splits * piece / pieces;
-    tile.end_split = first + splits * (piece + 1) / pieces;
-    tile.part = first_part + piece;
+// Adds a tile that leaves the parts of its rows' prefixes from `first_part` on. Splits are merged one by one from the
+// first, so only the first part of all may have several of them.
+void cut_tile(AttentionPlan& plan, QueryTile tile, int first_part, int parts) {
+  const int end = tile.end_split;
+  for (int part = 0; part < parts; ++part) {
+    tile.end_split = end - (parts - 1 - part);
+    tile.part = first_part + part;
     plan.group_tiles.push_back(tile);
+    tile.first_split = tile.end_split;
   }
 }
 
-// Adds the group tiles, and what they leave for the requests' own tiles. Few tiles are cut at splits, into as many pieces
-// as the threads need: that bounds the partial results, whatever the length of the prefix.
+// Adds the group tiles, and what they leave for the requests' own tiles. Tiles at the beginning of contexts have one
+// part, unless the threads need more pieces.
 void add_group_tiles(AttentionPlan& plan, const AttentionShape& shape, const AttentionStep& step, int threads) {
   plan.prefixes.assign(step.requests, {0, 0, 0});
   const std::vector<PageGroup> groups = find_shared_pages(shape, step);
@@ -75,15 +78,19 @@ void add_group_tiles(AttentionPlan& plan, const AttentionShape& shape, const Att
     tiles.push_back(tiles_of(plan, shape, step, group));
     work += static_cast<int64_t>(tiles.back().size()) * shape.kv_heads;
   }
-  const int64_t wanted = threads > 1 ? TILES_PER_THREAD * threads : 1;
+  const bool is_enough = threads == 1 || work >= TILES_PER_THREAD * threads;
   for (size_t i = 0; i < groups.size(); ++i) {
-    const int64_t splits = groups[i].end_split - groups[i].first_split;
-    const int pieces = static_cast<int>(std::min(splits, (wanted + work - 1) / work));
-    for (const QueryTile& tile : tiles[i]) cut_tile(plan, tile, pieces, plan.prefixes[tile.request].parts);
-    for (const int request : groups[i].requests) {
-      plan.prefixes[request].splits = groups[i].end_split;
-      plan.prefixes[request].parts += pieces;
+    const int first_part = plan.prefixes[groups[i].requests.front()].parts;
+    const int splits = groups[i].end_split - groups[i].first_split, room = MAX_PREFIX_PARTS - first_part;
+    const int parts = first_part == 0 && is_enough ? 1 : std::min(splits, room);
+    // Behind the first group a part is a split, and what there is no room for stays with the requests' own tiles.
+    const int end_split = first_part == 0 ? groups[i].end_split : groups[i].first_split + parts;
+    for (QueryTile& tile : tiles[i]) {
+      tile.end_split = end_split;
+      cut_tile(plan, tile, first_part, parts);
     }
+    if (parts == 0) continue;
+    for (const int request : groups[i].requests) plan.prefixes[request] = {end_split, first_part + parts, 0};
   }
   int64_t rows = 0;
   for (int request = 0; request < step.requests; ++request) {

@@ -193,6 +193,16 @@ def test_a_broken_token_that_a_window_hides_from_some(isa: str, rng: np.random.G
     assert shared == [2, 2, 2, 2]
 
 
+@pytest.mark.parametrize("num_kv_heads", [1, 4, 8])
+def test_splits_are_merged_in_order_however_prefixes_are_cut(num_kv_heads: int, rng: np.random.Generator) -> None:
+    """Long prefixes, and longer ones of some within: whether threads have enough pieces depends on the heads."""
+    family = Family(rng, AttentionSpec(1, 2 * num_kv_heads, num_kv_heads, 64), 32)
+    family.add(4200, 1, 0, 0)
+    for origin, shared in ((0, 4096), (0, 2048), (2, 4096), (2, 4096), (0, 2048), (0, 2048)):
+        family.add(shared + int(rng.integers(20, 90)) if shared == 4096 else 4200, 1, origin, shared)
+    assert compare(family, BEST[0], torch.bfloat16) == [8, 8, 8, 8, 8, 4, 4]
+
+
 def test_groups_within_groups(rng: np.random.Generator) -> None:
     family = Family(rng, AttentionSpec(1, 8, 2, 32), 32)
     family.add(2300, 1, 0, 0)
