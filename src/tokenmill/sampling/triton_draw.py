@@ -8,17 +8,20 @@ launches and sizes follow from the shape of the logits, and memory is left as th
 the whole.
 
 What it costs, for S rows of V = 151,936 bfloat16 logits, C = 38 chunks of 4,096. Bytes and programs are counted,
-microseconds are estimates for an H200 (4.3 TB/s, 132 multiprocessors, 1 us a launch); nothing has been measured.
+instructions are read off the code; microseconds are estimates for an H200 (4.3 TB/s, 132 multiprocessors of 128 lanes
+at 1.7 GHz, 1 us a launch, 1 us for each load that waits for another): nothing has been measured.
 
-| launch | programs | reads, bytes | instructions a logit | S = 1 | S = 256 |
+| launch | programs | reads, bytes | instructions a logit | us, S = 1 | us, S = 256 |
 |---|---|---|---|---|---|
-| summarize | S * C | 2 S V | 12, unfiltered 24 | 2 us | 20 us |
-| select, 3 passes | S * min(C, 528 / S) | 2 S V, then what may be in range | 60, 110, 110 | 3 us each | 60 us |
-| select, lists | the same | 2 S V at most, mostly skipped | 25 | 3 us | 20 us |
-| finish | S | 8 KiB, or two lists of 8 KiB | 1,024 * 8 an entry | 3 us, filtered 10 us | 5, 20 us |
+| summarize | S * C | 2 S V | 10, unfiltered 25 | 2 | 20 |
+| select, first pass | S * min(C, 528 / S) | 2 S V | 60 | 4 | 80 |
+| select, two passes | the same | of chunks in the range, at most 4 S V | 60 for each range | 5 each | 20 to 160 each |
+| select, lists | the same | of chunks in the range, at most 4 S V | 25 for each range | 5 | 10 to 60 |
+| finish | S | 8 KiB of logits, or the lists | 1,024 * 8 for each entry of a list | 4, filtered 10 | 8, 20 |
 
-The four launches of `select` leave at once where no row is filtered: 1 us each, and 9 us in all for one row, which the
-kernel before this one, one program a row, was estimated to take 100 to 350 us for (with filters 4 to 6 ms).
+Where no row is filtered the four launches of `select` leave at once, 1 us each: about 10 us in all for one row, 35 us
+for 256. With filters it is about 30 us for one row. One program a row, as it was before, had been estimated at 100 to
+350 us, and at 4 to 6 ms with filters, for any number of rows.
 """
 
 from __future__ import annotations
