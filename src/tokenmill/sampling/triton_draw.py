@@ -128,8 +128,7 @@ def draw(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         return token_ids
     summaries = draws.new_empty(count, 3, chunks, dtype=torch.float64)
     sums = draws.new_empty(count, LEVELS.value, 2, chunks, WAYS.value, dtype=torch.float64)
-    counters = draws.new_empty(count, 2, dtype=torch.int32)
-    lists = draws.new_empty(count, 2, CAPACITY.value)
+    counters, lists = draws.new_empty(count, 2, dtype=torch.int32), draws.new_empty(count, 2, CAPACITY.value)
     rows = (logits, logits.stride(0), size, draws, draws.view(torch.float64), summaries)
     sizes = {"CHUNK": CHUNK, "CHUNKS": chunks}
     _summarize[count, num_chunks](*rows, counters, **sizes, num_warps=4)

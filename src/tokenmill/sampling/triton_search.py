@@ -26,8 +26,7 @@ _KIND, _TOP_K, _TEMPERATURE, _TOP_P, _MIN_P, _UNIFORM = (
 @triton.jit
 def read_draw(integers, numbers, index):
     """Kind, top_k, temperature, top_p, min_p and uniform of a packed draw, given as int64 and as float64."""
-    integers += index * _NUM_FIELDS
-    numbers += index * _NUM_FIELDS
+    integers, numbers = integers + index * _NUM_FIELDS, numbers + index * _NUM_FIELDS
     kind, top_k = tl.load(integers + _KIND), tl.load(integers + _TOP_K)
     temperature, top_p = tl.load(numbers + _TEMPERATURE), tl.load(numbers + _TOP_P)
     return kind, top_k, temperature, top_p, tl.load(numbers + _MIN_P), tl.load(numbers + _UNIFORM)
