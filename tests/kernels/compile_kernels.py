@@ -17,18 +17,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tokenmill.kernels.triton import attention, gate, heads, matmul, norm
-from tokenmill.sampling import triton_draw
+from tokenmill.sampling import triton_draw, triton_select
 
 # Types of the arguments by their names, the same in all kernels.
 ACTIVATIONS = (
     *("x", "delta", "weight", "bias", "output", "gate_up", "qkv", "q_norm", "k_norm"),
-    *("cos_table", "sin_table", "q", "keys", "values"),
+    *("cos_table", "sin_table", "q", "keys", "values", "logits"),
 )
 POINTERS = {
-    **dict.fromkeys(("parts", "logits"), "*fp32"),
-    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts"), "*i32"),
-    **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids"), "*i64"),
-    "numbers": "*fp64",
+    "parts": "*fp32",
+    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "counters"), "*i32"),
+    **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
+    **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
 }
 NUMBERS = {
     **dict.fromkeys(("eps", "scale"), "fp32"),
@@ -36,6 +36,8 @@ NUMBERS = {
         ("num_requests", "q_stride", "table_stride", "num_groups", "num_rows", "stride", "size", "window"), "i32"
     ),
 }
+# Of numbers that are multiples of 16 in most models.
+EVEN = ("q_stride", "stride", "size")
 ATTENTION = {"PAGE_SIZE": 16, "NUM_KV_HEADS": 8, "GROUP": 2, "HEAD_DIM": 128, "WIDTH": 128, "TILE": attention.TILE_KEYS}
 TILES = {
     "ROWS_TILE": matmul.TILE_ROWS,
@@ -44,6 +46,7 @@ TILES = {
     "COLUMNS": 1024,
     "DEPTH": 1024,
 }
+CHUNKS = {"CHUNK": triton_draw.CHUNK, "CHUNKS": 64}
 HEADS = {"HAS_NORMS": True, "ROTATES": True}
 # Of prompts: half precision multiplies on matrix units, float32 by rows.
 PROMPTS = {
@@ -58,7 +61,9 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (attention._attend, {**ATTENTION, "TILE_TOKENS": 1, "ROWS": 16, "HAS_WINDOW": True, "IS_SPLIT": True}, 4),
     (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "SPLITS": 8}, 4),
     (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
-    (triton_draw._draw, {"TILE": triton_draw.TILE}, 8),
+    (triton_draw._summarize, CHUNKS, 4),
+    *((triton_select.select, {**CHUNKS, "TILE": triton_draw.TILE, "LEVEL": level}, 8) for level in range(4)),
+    (triton_draw._finish, CHUNKS, 8),
 ]
 
 
@@ -70,7 +75,7 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
-        if name in pointers or name == "q_stride"
+        if (name in pointers and not kernel.params[place].do_not_specialize_on_alignment) or name in EVEN
     }
     source = ASTSource(kernel, {name: types[name] for name in names}, constants, aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})

@@ -9,6 +9,7 @@ import torch
 
 from tests.sampling.oracle import distribution, metadata_of, new_row, process
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.sampling import reference
 from tokenmill.sampling.logprobs import to_messages
 from tokenmill.sampling.sampler import Drawn, Outputs, Sampler
 from tokenmill.sampling.state import SamplingState
@@ -238,3 +239,22 @@ def test_rows_that_were_drawn_already_keep_their_tokens_unless_they_ask_for_more
         want = sampler.sample_logits(logits.clone(), metadata, no_tokens).token_ids
         assert torch.equal(sampler.sample(drawn, metadata, no_tokens).token_ids, want)
     assert sampler.sample(drawn, plain, no_tokens).token_ids is drawn.token_ids
+
+
+def test_logits_of_half_precision_are_widened_where_a_row_asks_for_more(rng: np.random.Generator) -> None:
+    """As on a GPU, whose kernel reads them as they are."""
+    sampler = Sampler(lambda logits, draws: reference.draw(logits.float(), draws))
+    plain, more = SamplingParams(seed=5), SamplingParams(seed=6, logit_bias={7: 0.3}, logprobs=2)
+    halves, no_tokens = torch.randn(2, 40).bfloat16(), torch.zeros((2, 1), dtype=torch.int32)
+    for params in ([plain, plain], [plain, more]):
+        metadata = metadata_of(params, 40)
+        draws = torch.from_numpy(metadata.draws)
+        got, want = (
+            sampler.sample(Drawn(logits.clone(), draws, sampler.draw(logits, draws)), metadata, no_tokens)
+            for logits in (halves, halves.float())
+        )
+        assert torch.equal(got.token_ids, want.token_ids)
+        if want.logprobs is not None:
+            assert got.logprobs is not None
+            assert torch.equal(got.logprobs.logprobs, want.logprobs.logprobs)
+            assert torch.equal(got.logprobs.top_logprobs, want.logprobs.top_logprobs)

@@ -46,7 +46,7 @@ class LinearWeight(Protocol):
         """silu(first half) * second half of x W^T + bias: [T, in_size] -> [T, out_size / 2] in x's dtype."""
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """x W^T: [T, in_size] -> [T, out_size] float32."""
+        """x W^T: [T, in_size] -> [T, out_size] float32; where a device's sampler reads it as it is, x's dtype."""
 
     def argmax(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in_size] -> [T] int64: the row of the largest of `logits(x)`, the lowest of equals.

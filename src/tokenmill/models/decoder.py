@@ -72,9 +72,11 @@ class Decoder:
         return stream.normed(self.final_norm)
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """[S, hidden_size], as `forward` returns them -> [S, vocab_size] float32."""
+        """[S, hidden_size], as `forward` returns them -> [S, vocab_size], see `LinearWeight.logits`."""
         logits = self.head.logits(outputs)
-        return logits if self.architecture.logits_scaling == 1 else logits.div_(self.architecture.logits_scaling)
+        return (
+            logits if self.architecture.logits_scaling == 1 else logits.float().div_(self.architecture.logits_scaling)
+        )
 
     def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
         """The most likely tokens, [S] int64, where nobody needs the logits themselves."""

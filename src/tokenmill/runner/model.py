@@ -17,7 +17,7 @@ class Model(Protocol):
         """Final hidden states [S, hidden_size] of the batch's `output_indices`."""
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """[S, hidden_size] -> [S, vocab_size] float32."""
+        """[S, hidden_size] -> [S, vocab_size] float32; on a GPU perhaps the model's dtype."""
 
     def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
         """[S, hidden_size] -> [S] int64, the largest of the logits; -1 where these are NaN or infinite."""

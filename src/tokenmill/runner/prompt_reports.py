@@ -111,7 +111,7 @@ class PromptReports:
         Args:
             spans: see `OutputTokens`.
             outputs: [N, hidden_size], what the model gave for its output tokens.
-            logits: outputs -> [., V] float32.
+            logits: outputs -> [., V] of any float.
         """
         reports = Reports()
         for index, (first, end) in spans.items():
@@ -143,7 +143,7 @@ class PromptReports:
         for part, ids in zip(outputs.split(size), targets.split(size), strict=True):
             if len(ids):
                 group = LogprobGroup(torch.arange(len(ids), device=ids.device), (count,) * len(ids))
-                messages = to_messages(take_logprobs(logits(part), ids, group))
+                messages = to_messages(take_logprobs(logits(part).float(), ids, group))
                 yield from (messages[i] for i in range(len(ids)))
 
 

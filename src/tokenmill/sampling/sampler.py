@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 NOTHING_LEFT = NO_TOKEN - 1
 
 DrawKernel = Callable[[Tensor, Tensor], Tensor]
-"""Logits [S, V] float32 and packed draws [S, NUM_FIELDS] -> token ids [S] int64; see `reference.draw`."""
+"""Logits [S, V] and packed draws [S, NUM_FIELDS] -> token ids [S] int64; see `reference.draw`. Logits are float32, but
+those of a `Drawn` may come to its kernel as any float."""
 
 
 class Head(Protocol):
@@ -65,7 +66,7 @@ class Drawn:
     """What S rows sample from on a device that the host does not wait for.
 
     Attributes:
-        logits: [S, V] float32; overwritten.
+        logits: [S, V] of any float; overwritten if they are float32, else widened where a row asks for more.
         draws: [S, NUM_FIELDS] int64, the packed draws.
         token_ids: [S] int64, what `Sampler.draw` gave for these, perhaps in a graph.
     """
@@ -142,7 +143,7 @@ class Sampler:
         drawn = source.token_ids
         if masks is None and not metadata.needs_processing:
             return SampledTokens(drawn)
-        sampled = self.sample_logits(source.logits, metadata, token_table, masks, source)
+        sampled = self.sample_logits(source.logits.float(), metadata, token_table, masks, source)
         # What the logits alone gave says whether they are numbers.
         token_ids = sampled.token_ids.where(sampled.token_ids >= 0, NOTHING_LEFT).where(drawn >= 0, NO_TOKEN)
         return SampledTokens(token_ids, sampled.logprobs)

@@ -1,10 +1,27 @@
-"""Draws on a GPU: argmax, or a draw with temperature, top-k, top-p and min-p, without a sort.
+"""Draws on a GPU: argmax, or a draw with temperature, top-k, top-p and min-p, without a sort of the row.
 
 The meaning is that of `reference`: greedy takes the lowest id of the largest, an unfiltered draw walks the ids in
-order, a filtered one walks them by falling logit, then rising id. What the filters keep is always a head of that
-second order, so each filter, and the draw, is a search for the logit at which a count or a sum of weights passes a
-target: four bits of it a pass, sixteen sums at once (a radix select, as in Merrill's and FlashInfer's samplers). Sums
-are taken tile by tile in float64: a row's token does not depend on other rows.
+order, a filtered one walks them by falling logit, then rising id. A row is cut into chunks of fixed size, whose maxima
+and sums are made by a program each; the row's program then looks into one chunk only. Filtered rows are narrowed to
+short lists in between, see `triton_select`. Sums have a fixed order: a row's token does not depend on other rows. All
+launches and sizes follow from the shape of the logits, and memory is left as the next call wants it: a graph may hold
+the whole.
+
+What it costs, for S rows of V = 151,936 bfloat16 logits, C = 38 chunks of 4,096. Bytes and programs are counted,
+instructions are read off the code; microseconds are estimates for an H200 (4.3 TB/s, 132 multiprocessors of 128 lanes
+at 1.7 GHz, 1 us a launch, 1 us for each load that waits for another): nothing has been measured.
+
+| launch | programs | reads, bytes | instructions a logit | us, S = 1 | us, S = 256 |
+|---|---|---|---|---|---|
+| summarize | S * C | 2 S V | 10, unfiltered 25 | 2 | 20 |
+| select, first pass | S * min(C, 528 / S) | 2 S V | 60 | 4 | 80 |
+| select, two passes | the same | of chunks in the range, at most 4 S V | 60 for each range | 5 each | 20 to 160 each |
+| select, lists | the same | of chunks in the range, at most 4 S V | 25 for each range | 5 | 10 to 60 |
+| finish | S | 8 KiB of logits, or the lists | 1,024 * 8 for each entry of a list | 4, filtered 10 | 8, 20 |
+
+Where no row is filtered the four launches of `select` leave at once, 1 us each: about 10 us in all for one row, 35 us
+for 256. With filters it is about 30 us for one row. One program a row, as it was before, had been estimated at 100 to
+350 us, and at 4 to 6 ms with filters, for any number of rows.
 """
 
 from __future__ import annotations
@@ -13,214 +30,110 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenmill.sampling.draws import NUM_FIELDS, Draw, Kind
+from tokenmill.sampling.draws import Kind
+from tokenmill.sampling.triton_search import LARGEST, draw_by_search, finite, load_tile, pick, read_draw, weight_of
+from tokenmill.sampling.triton_select import CAPACITY, LEVELS, WAYS, cuts_of, draw_from_lists, select, shape_of
 
-TILE = 1024
-_LARGEST = tl.constexpr(3.4028234663852886e38)
-_SIGN = tl.constexpr(-0x80000000)
-_WAYS = tl.constexpr(16)
-# The packed draw.
-_NUM_FIELDS = tl.constexpr(NUM_FIELDS)
+# Logits of a chunk, and of what a program holds at once in a pass of `select`.
+CHUNK, TILE = 4096, 512
+# Programs that a pass is shared among: four for each multiprocessor of a large GPU.
+_PROGRAMS = 528
 _GREEDY, _UNFILTERED = tl.constexpr(int(Kind.GREEDY)), tl.constexpr(int(Kind.UNFILTERED))
-_KIND, _TOP_K, _TEMPERATURE, _TOP_P, _MIN_P, _UNIFORM = (
-    tl.constexpr(Draw._fields.index(name)) for name in ("kind", "top_k", "temperature", "top_p", "min_p", "uniform")
-)
+
+
+@triton.jit(do_not_specialize_on_alignment=["integers", "numbers"])
+def _summarize(logits, stride, size, integers, numbers, summaries, counters, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
+    """Summaries [S, 3, CHUNKS] float64 of each chunk: largest logit (a NaN is +inf), least, and, where the row is
+    unfiltered, the sum of weights next to the chunk's largest."""
+    index, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits + index * stride + ids, ids < size, float("-inf")).to(tl.float32)
+    x = tl.where(x != x, float("inf"), x)
+    largest = tl.max(x, 0)
+    summaries += index * 3 * CHUNKS + chunk
+    tl.store(summaries, largest.to(tl.float64))
+    tl.store(summaries + CHUNKS, finite(tl.min(tl.where(ids < size, x, LARGEST), 0)).to(tl.float64))
+    draw = read_draw(integers, numbers, index)
+    if draw[0] == _UNFILTERED:
+        weights = weight_of(finite(x), finite(largest), draw[2].to(tl.float32))
+        tl.store(summaries + 2 * CHUNKS, tl.sum(tl.where(ids < size, weights, 0.0).to(tl.float64), 0))
+    if chunk == 0:
+        tl.store(counters + index * 2 + tl.arange(0, 2), 0)
 
 
 @triton.jit
-def _load(row, start, size, TILE: tl.constexpr):
-    """Logits of a tile as `ranking.finite` gives them, and which of them are inside the row."""
-    ids = start + tl.arange(0, TILE)
-    inside = ids < size
-    x = tl.load(row + ids, inside, 0.0).to(tl.float32)
-    x = tl.where(x != x, _LARGEST, x)
-    return tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST), inside
+def _draw_from_chunk(row, size, highest, summaries, num_chunks, draw, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
+    """Choose a chunk by its summary, and a token of it: the first id at which the cumulative weight exceeds the
+    uniform's share of it. Greedy, only the largest logits have a weight, and the share is 0."""
+    kind, _, temperature, _, _, uniform = draw
+    is_greedy, temperature = kind == _GREEDY, temperature.to(tl.float32)
+    chunks = tl.arange(0, CHUNKS)
+    exists = chunks < num_chunks
+    maxima = finite(tl.load(summaries + chunks, exists, float("-inf")).to(tl.float32))
+    sums = tl.load(summaries + 2 * CHUNKS + chunks, exists & (not is_greedy), 0.0)
+    sums = tl.where(is_greedy, exists & (maxima == highest), sums * weight_of(maxima, highest, temperature))
+    reached = tl.cumsum(sums.to(tl.float64), 0)
+    total = tl.max(reached, 0)
+    target = tl.where(is_greedy, 0.0, uniform) * total
+    chunk = pick(reached, exists, target, total)
+    before = tl.max(tl.where(chunks < chunk, reached, 0.0), 0)
+    x, inside = load_tile(row, chunk * CHUNK, size, CHUNK)
+    weights = tl.where(is_greedy, x == highest, weight_of(x, highest, temperature))
+    reached = before + tl.cumsum(tl.where(inside, weights, 0.0).to(tl.float64), 0)
+    return chunk * CHUNK + pick(reached, inside, target, tl.max(reached, 0))
 
 
-@triton.jit
-def _key(x):
-    """uint32 in the order of floats."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    return (bits ^ tl.where(bits < 0, -1, _SIGN)).to(tl.uint32, bitcast=True)
-
-
-@triton.jit
-def _value(key):
-    """The float of a key."""
-    bits = key.to(tl.int32, bitcast=True)
-    return (bits ^ tl.where(bits < 0, _SIGN, -1)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _weight(x, highest, temperature):
-    return tl.exp((x - highest) / temperature)
-
-
-@triton.jit
-def _search(row, size, shape, floor, floor_sum, target, COUNTS: tl.constexpr, TILE: tl.constexpr):
-    """The largest key for which the tokens at or above it sum up to more than `target`, and the sum above it.
-
-    Only tokens above `floor` are summed; those at the floor that are kept have a sum of `floor_sum` together.
-
-    Args:
-        shape: highest logit, temperature, least weight. COUNTS: tokens count 1 each instead of their weight.
-    """
-    highest, temperature, least = shape
-    prefix = tl.cast(0, tl.uint32)
-    above = tl.cast(0.0, tl.float64)
-    ways = tl.arange(0, _WAYS)
-    for level in range(8):
-        shift = tl.cast(28 - 4 * level, tl.uint32)
-        thresholds = prefix + (ways.to(tl.uint32) << shift)
-        sums = tl.where(thresholds <= floor, floor_sum, 0.0).to(tl.float64)
-        for start in range(0, size, TILE):
-            x, inside = _load(row, start, size, TILE)
-            key = _key(x)
-            weight = _weight(x, highest, temperature)
-            is_member = inside & (key > floor) & (weight >= least)
-            amount = tl.where(is_member, 1.0 if COUNTS else weight, 0.0)
-            reached = key[None, :] >= thresholds[:, None]
-            sums += tl.sum(tl.where(reached, amount[None, :], 0.0), 1).to(tl.float64)
-        digit = tl.maximum(tl.sum((sums > target).to(tl.int32), 0) - 1, 0)
-        next_sum = tl.sum(tl.where(ways == digit + 1, sums, 0.0), 0)
-        above = tl.where(digit < _WAYS - 1, next_sum, above)
-        prefix += digit.to(tl.uint32) << shift
-    return prefix, above
-
-
-@triton.jit
-def _total(row, size, shape, floor, TILE: tl.constexpr):
-    """Weight of all tokens above the floor."""
-    highest, temperature, least = shape
-    total = tl.cast(0.0, tl.float64)
-    for start in range(0, size, TILE):
-        x, inside = _load(row, start, size, TILE)
-        weight = _weight(x, highest, temperature)
-        is_member = inside & (_key(x) > floor) & (weight >= least)
-        total += tl.sum(tl.where(is_member, weight, 0.0), 0).to(tl.float64)
-    return total
-
-
-@triton.jit
-def _draw_unfiltered(row, size, shape, uniform, TILE: tl.constexpr):
-    """The first id at which the cumulative weight exceeds the uniform's share of it; never one of weight 0."""
-    highest, temperature, _ = shape
-    target = uniform * _total(row, size, shape, tl.cast(0, tl.uint32), TILE)
-    passed = tl.cast(0.0, tl.float64)
-    before = tl.cast(0.0, tl.float64)
-    chosen = 0
-    for start in range(0, size, TILE):
-        x, inside = _load(row, start, size, TILE)
-        weight = tl.sum(tl.where(inside, _weight(x, highest, temperature), 0.0), 0).to(tl.float64)
-        # The last tile with any weight that begins at or below the target.
-        is_here = (passed <= target) & (weight > 0.0)
-        chosen = tl.where(is_here, start, chosen)
-        before = tl.where(is_here, passed, before)
-        passed += weight
-    x, inside = _load(row, chosen, size, TILE)
-    weights = tl.where(inside, _weight(x, highest, temperature), 0.0).to(tl.float64)
-    cumulative = tl.cumsum(weights, 0)
-    is_passed = (before + cumulative <= target).to(tl.int32)
-    has_more = (cumulative < tl.max(cumulative, 0)).to(tl.int32)
-    return chosen + tl.minimum(tl.sum(is_passed, 0), tl.sum(has_more, 0))
-
-
-@triton.jit
-def _draw_filtered(row, size, shape, top_k, top_p, uniform, TILE: tl.constexpr):
-    """Draw among what the filters keep: all tokens above a floor, and the first `ties` of those that are at it."""
-    highest, temperature, least = shape
-    floor = tl.cast(0, tl.uint32)
-    ties = tl.cast(0.0, tl.float64)
-    floor_weight = tl.cast(0.0, tl.float64)
-    if top_k < size:
-        everything = (highest, temperature, -1.0)
-        floor, above = _search(row, size, everything, floor, ties, (top_k - 1).to(tl.float64), True, TILE)
-        ties = top_k.to(tl.float64) - above
-        weight = _weight(_value(floor), highest, temperature)
-        floor_weight = tl.where(weight >= least, weight, 0.0).to(tl.float64)
-    total = _total(row, size, shape, floor, TILE) + ties * floor_weight
-    if top_p < 1.0:
-        # The last token that is kept begins below the nucleus: the sum at it is the first that is not below.
-        nucleus = top_p * total
-        almost = nucleus * (1.0 - 2.3e-16)
-        last, above = _search(row, size, shape, floor, ties * floor_weight, almost, False, TILE)
-        weight = _weight(_value(last), highest, temperature).to(tl.float64)
-        kept = tl.maximum(tl.ceil((nucleus - above) / weight), 1.0)
-        ties = tl.where(last == floor, tl.minimum(ties, kept), kept)
-        floor = last
-        floor_weight = weight
-        total = above + ties * weight
-    target = uniform * total
-    drawn, above = _search(row, size, shape, floor, ties * floor_weight, target, False, TILE)
-    weight = _weight(_value(drawn), highest, temperature).to(tl.float64)
-    place = tl.maximum(tl.floor((target - above) / weight), 0.0)
-    place = tl.where(drawn == floor, tl.minimum(place, ties - 1.0), place).to(tl.int32)
-    return _find(row, size, drawn, place, TILE)
-
-
-@triton.jit
-def _find(row, size, key, place, TILE: tl.constexpr):
-    """The id of the token number `place` among those with this key; the last one if there are fewer."""
-    seen = 0
-    found = 0
-    for start in range(0, size, TILE):
-        x, inside = _load(row, start, size, TILE)
-        is_equal = (inside & (_key(x) == key)).to(tl.int32)
-        rank = seen + tl.cumsum(is_equal, 0) - 1
-        ids = start + tl.arange(0, TILE)
-        found = tl.maximum(found, tl.max(tl.where((is_equal > 0) & (rank <= place), ids, 0), 0))
-        seen += tl.sum(is_equal, 0)
-    return found
-
-
-@triton.jit
-def _draw(logits, stride, size, integers, numbers, token_ids, TILE: tl.constexpr):
-    """Draw for a row. `integers` and `numbers` are the packed draws, as int64 and as float64."""
-    index = tl.program_id(0)
-    integers += index * _NUM_FIELDS
-    numbers += index * _NUM_FIELDS
-    row = logits + index.to(tl.int64) * stride
-    largest = tl.cast(float("-inf"), tl.float32)
-    first = 0
-    highest = -_LARGEST
-    for start in range(0, size, TILE):
-        ids = start + tl.arange(0, TILE)
-        raw = tl.load(row + ids, ids < size, float("-inf")).to(tl.float32)
-        raw = tl.where(raw != raw, float("inf"), raw)
-        top = tl.max(raw, 0)
-        place = tl.min(tl.where((raw == top) & (ids < size), ids, size), 0)
-        first = tl.where(top > largest, place, first)
-        largest = tl.maximum(largest, top)
-        x, inside = _load(row, start, size, TILE)
-        highest = tl.maximum(highest, tl.max(tl.where(inside, x, -_LARGEST), 0))
-    token = first
-    kind = tl.load(integers + _KIND)
-    if kind != _GREEDY:
-        temperature = tl.load(numbers + _TEMPERATURE).to(tl.float32)
-        uniform = tl.load(numbers + _UNIFORM)
-        if kind == _UNFILTERED:
-            token = _draw_unfiltered(row, size, (highest, temperature, 0.0), uniform, TILE)
+@triton.jit(do_not_specialize_on_alignment=["integers", "numbers"])
+def _finish(
+    logits, stride, size, integers, numbers, summaries, sums, counters, lists, token_ids,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """The token of each row, after all else."""
+    index = tl.program_id(0).to(tl.int64)
+    draw = read_draw(integers, numbers, index)
+    row = logits + index * stride
+    summaries += index * 3 * CHUNKS
+    num_chunks = tl.cdiv(size, CHUNK)
+    shape = shape_of(summaries, num_chunks, draw, CHUNKS)
+    highest, counts, token = shape[0], shape[5], 0
+    if (draw[0] == _GREEDY) | (draw[0] == _UNFILTERED):
+        token = _draw_from_chunk(row, size, highest, summaries, num_chunks, draw, CHUNK, CHUNKS)
+    else:
+        one, two = tl.load(counters + index * 2), tl.load(counters + index * 2 + 1)
+        # A range may be empty where the sums of two passes are rounded otherwise.
+        has_one, has_two = (one > 0) | ((draw[3] >= 1.0) & (not counts)), (two > 0) | counts
+        if has_one & has_two & (tl.maximum(one, two) <= CAPACITY):
+            cuts = cuts_of(sums + index * LEVELS * 2 * CHUNKS * WAYS, num_chunks, draw, shape, CHUNKS, LEVELS)
+            token = draw_from_lists(lists + index * 2 * CAPACITY, (one, two), highest, draw, cuts, counts)
         else:
-            shape = (highest, temperature, tl.load(numbers + _MIN_P).to(tl.float32))
-            top_k = tl.load(integers + _TOP_K)
-            token = _draw_filtered(row, size, shape, top_k, tl.load(numbers + _TOP_P), uniform, TILE)
-    token = tl.where((largest > float("-inf")) & (largest < float("inf")), token, -1)
-    tl.store(token_ids + index, tl.cast(token, tl.int64))
+            token = draw_by_search(row, size, highest, draw, CHUNK)
+    tl.store(token_ids + index, tl.where(tl.abs(highest) < LARGEST, token, -1).to(tl.int64))
 
 
 def draw(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """As `reference.draw`, on a GPU: logits [S, V] float32, the last dimension contiguous; -> [S] int64 token ids."""
+    """As `reference.draw`, on a GPU.
+
+    Args:
+        logits: [S, V] of any float, the last dimension contiguous.
+
+    Returns:
+        [S] int64 token ids.
+    """
     assert draws.is_contiguous(), "packed draws are in one piece"
-    token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    if len(logits):
-        _draw[(len(logits),)](
-            logits,
-            logits.stride(0),
-            logits.shape[1],
-            draws,
-            draws.view(torch.float64),
-            token_ids,
-            TILE=TILE,
-            num_warps=8,
-        )
+    count, size = logits.shape
+    num_chunks = triton.cdiv(size, CHUNK)
+    chunks = triton.next_power_of_2(num_chunks)
+    token_ids = draws.new_empty(count)
+    if not count:
+        return token_ids
+    summaries = draws.new_empty(count, 3, chunks, dtype=torch.float64)
+    sums = draws.new_empty(count, LEVELS.value, 2, chunks, WAYS.value, dtype=torch.float64)
+    counters, lists = draws.new_empty(count, 2, dtype=torch.int32), draws.new_empty(count, 2, CAPACITY.value)
+    rows = (logits, logits.stride(0), size, draws, draws.view(torch.float64), summaries)
+    sizes = {"CHUNK": CHUNK, "CHUNKS": chunks}
+    _summarize[count, num_chunks](*rows, counters, **sizes, num_warps=4)
+    programs = min(num_chunks, max(1, _PROGRAMS // count))
+    for level in range(LEVELS.value + 1):
+        select[count, programs](*rows, sums, counters, lists, **sizes, TILE=TILE, LEVEL=level, num_warps=8)
+    _finish[(count,)](*rows, sums, counters, lists, token_ids, **sizes, num_warps=8)
     return token_ids

@@ -13,11 +13,15 @@ from tokenmill.kernels.triton.gate import silu_and_mul
 
 
 class TritonWeight(TorchWeight):
-    """The gate is one pass over the product."""
+    """The gate is one pass over the product; logits are not widened."""
 
     def silu_and_mul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `LinearWeight.silu_and_mul`."""
         return silu_and_mul(self.multiply(x, bias))
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """See `LinearWeight.logits`; in x's dtype, which the sampler's kernels read."""
+        return self.multiply(x)
 
 
 class InvariantWeight(TritonWeight):
