@@ -91,7 +91,7 @@ def implementations(kind: str, case: Case):
     infer = [FlashInferAttention(spec, case.page_size, case.dtype, "cpu", library) for _ in range(2)]
     return {
         "triton": (TritonPrompts(), TritonDecodes(spec, 12)),
-        "invariant": (TritonPrompts(), None),
+        "invariant": (TritonPrompts(), TritonPrompts(are_single=bool(case.lengths[0] % 2))),
         "flash": (flash, flash),
         "flashinfer": tuple(infer),
         "flash,triton": (flash, TritonDecodes(spec, 1)),

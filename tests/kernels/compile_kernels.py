@@ -3,12 +3,14 @@
     TRITON_INTERPRET=0 python tests/kernels/compile_kernels.py 90
     TRITON_INTERPRET=0 python tests/kernels/compile_kernels.py 80,89,90,100 --types bf16,fp32
 
-A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units.
+A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units,
+how warps share a tile and the shapes of their instructions, most groups of copies left open at a wait.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from itertools import product
 from typing import Any
 
@@ -16,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tokenmill.kernels.triton import attention, gate, heads, matmul, norm
+from tokenmill.kernels.triton import attention, decode_attention, gate, heads, matmul, norm
 from tokenmill.sampling import triton_draw
 
 # Types of the arguments by their names, the same in all kernels.
@@ -25,8 +27,8 @@ ACTIVATIONS = (
     *("cos_table", "sin_table", "q", "keys", "values"),
 )
 POINTERS = {
-    **dict.fromkeys(("parts", "logits"), "*fp32"),
-    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts"), "*i32"),
+    **dict.fromkeys(("sums", "statistics", "logits"), "*fp32"),
+    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "items"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids"), "*i64"),
     "numbers": "*fp64",
 }
@@ -45,18 +47,35 @@ TILES = {
     "DEPTH": 1024,
 }
 HEADS = {"HAS_NORMS": True, "ROTATES": True}
-# Of prompts: half precision multiplies on matrix units, float32 by rows.
+# Of prompts and of single tokens: half precision multiplies on matrix units, float32 by rows. Constants, warps.
 PROMPTS = {
-    "bf16": ({"TILE_TOKENS": 64, "ROWS": attention.PROMPT_ROWS}, 8),
-    "fp32": ({"TILE_TOKENS": 8, "ROWS": attention.DECODE_ROWS}, 4),
+    "bf16": [
+        ({"TILE_TOKENS": 64, "ROWS": attention.PROMPT_ROWS}, 8),
+        ({"TILE_TOKENS": 1, "ROWS": attention.SINGLE_ROWS}, 4),
+    ],
+    "fp32": [
+        ({"TILE_TOKENS": 8, "ROWS": attention.DECODE_ROWS}, 4),
+        ({"TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS}, 4),
+    ],
+}
+# As `num_stages` has it for heads of 128.
+ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
+SPLITS = {
+    "SPLIT": decode_attention.SPLIT_KEYS,
+    "LEVEL": decode_attention.LEVEL_SPLITS,
+    "MOST": decode_attention.MOST_SPLITS,
 }
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [
     (norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True}, 2),
     (gate._silu_and_mul, {"SIZE": 3072, "WIDTH": 1024}, 4),
     (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, **HEADS}, 1),
-    (attention._attend, {**ATTENTION, "TILE_TOKENS": 1, "ROWS": 16, "HAS_WINDOW": True, "IS_SPLIT": True}, 4),
-    (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "SPLITS": 8}, 4),
+    (decode_attention._list_splits, SPLITS, 4),
+    *(
+        (decode_attention._attend_decodes, {**ATTENTION, **SPLITS, "ROWS": 16, "HAS_WINDOW": has, "IS_SPLIT": has}, 4)
+        for has in (False, True)
+    ),
+    (decode_attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "BLOCK": 16}, 4),
     (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
     (triton_draw._draw, {"TILE": triton_draw.TILE}, 8),
 ]
@@ -69,16 +88,31 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
     names = kernel.arg_names
     aligned = {
         (place,): [["tt.divisibility", 16]]
-        for place, name in enumerate(names)
-        if name in pointers or name == "q_stride"
+        for place, (name, parameter) in enumerate(zip(names, kernel.params, strict=True))
+        if (name in pointers and not parameter.do_not_specialize_on_alignment) or name == "q_stride"
     }
     source = ASTSource(kernel, {name: types[name] for name in names}, constants, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    options = {"num_warps": warps}
+    if kernel.__name__.startswith("_attend"):
+        options["num_stages"] = ATTENTION_STAGES[dtype]
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def units_of(ptx: str) -> str:
     """The matrix units that a kernel uses."""
     return next((name for name in ("tcgen05", "wgmma", "mma.sync") if name in ptx), "-")
+
+
+def layout_of(ttgir: str) -> str:
+    """How matrix units are used: warps along rows x columns of a tile, and the shapes of the instructions."""
+    found = re.findall(r"nvidia_mma<{.*?warpsPerCTA = \[(.*?)\], instrShape = \[(.*?)\]", ttgir)
+    warps, shapes = (sorted({match[part].replace(", ", "x") for match in found}) for part in (0, 1))
+    return "+".join(warps) + ":" + "+".join(shapes)
+
+
+def open_copies(ptx: str) -> int:
+    """How many groups of copies to shared memory are still on their way when a loop goes on."""
+    return max((int(count) for count in re.findall(r"cp\.async\.wait_group\s+(\d+)", ptx)), default=0)
 
 
 def main() -> None:
@@ -88,12 +122,15 @@ def main() -> None:
     parser.add_argument("--types", default="bf16", help="with commas between: bf16,fp32")
     options = parser.parse_args()
     for capability, dtype in product(map(int, options.capabilities.split(",")), options.types.split(",")):
-        tiles, num_warps = PROMPTS[dtype]
-        prompts = {**ATTENTION, **tiles, "HAS_WINDOW": False, "IS_SPLIT": False}
-        for kernel, constants, warps in [(attention._attend, prompts, num_warps), *CASES]:
+        prompts = [
+            (attention._attend_prompts, {**ATTENTION, **tiles, "HAS_WINDOW": False}, num_warps)
+            for tiles, num_warps in PROMPTS[dtype]
+        ]
+        for kernel, constants, warps in [*prompts, *CASES]:
             compiled = compile_one(kernel, constants, warps, capability, dtype)
             code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
-            print(capability, dtype, kernel.__name__, code, shared, units_of(compiled.asm["ptx"]), flush=True)
+            ptx, layout = compiled.asm["ptx"], layout_of(compiled.asm["ttgir"])
+            print(capability, dtype, kernel.__name__, code, shared, units_of(ptx), layout, open_copies(ptx), flush=True)
 
 
 if __name__ == "__main__":
