@@ -46,7 +46,7 @@ TILES = {
     "COLUMNS": 1024,
     "DEPTH": 1024,
 }
-HEADS = {"HAS_NORMS": True, "ROTATES": True}
+HEADS = {"TILE": heads.HEADS_TILE, "HAS_NORMS": True, "ROTATES": True}
 # Of prompts and of single tokens: half precision multiplies on matrix units, float32 by rows. Constants, warps.
 PROMPTS = {
     "bf16": [
