@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tokenmill.kernels.triton import attention, decode_attention, gate, heads, matmul, norm
+from tokenmill.kernels.triton import attention, gate, heads, matmul, norm
 from tokenmill.sampling import triton_draw
 
 # Types of the arguments by their names, the same in all kernels.
@@ -27,8 +27,8 @@ ACTIVATIONS = (
     *("cos_table", "sin_table", "q", "keys", "values"),
 )
 POINTERS = {
-    **dict.fromkeys(("sums", "statistics", "logits"), "*fp32"),
-    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "items"), "*i32"),
+    **dict.fromkeys(("parts", "logits"), "*fp32"),
+    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids"), "*i64"),
     "numbers": "*fp64",
 }
@@ -38,7 +38,18 @@ NUMBERS = {
         ("num_requests", "q_stride", "table_stride", "num_groups", "num_rows", "stride", "size", "window"), "i32"
     ),
 }
-ATTENTION = {"PAGE_SIZE": 16, "NUM_KV_HEADS": 8, "GROUP": 2, "HEAD_DIM": 128, "WIDTH": 128, "TILE": attention.TILE_KEYS}
+PART = 128 + attention.PART_EXTRA
+ATTENTION = {
+    "PAGE_SIZE": 16,
+    "NUM_KV_HEADS": 8,
+    "GROUP": 2,
+    "HEAD_DIM": 128,
+    "WIDTH": 128,
+    "TILE": attention.TILE_KEYS,
+    "SPLIT": attention.SPLIT_KEYS,
+    "LEVEL": attention.LEVEL_SPLITS,
+    "PART": PART,
+}
 TILES = {
     "ROWS_TILE": matmul.TILE_ROWS,
     "COLUMNS_TILE": matmul.TILE_COLUMNS,
@@ -50,32 +61,23 @@ HEADS = {"TILE": heads.HEADS_TILE, "HAS_NORMS": True, "ROTATES": True}
 # Of prompts and of single tokens: half precision multiplies on matrix units, float32 by rows. Constants, warps.
 PROMPTS = {
     "bf16": [
-        ({"TILE_TOKENS": 64, "ROWS": attention.PROMPT_ROWS}, 8),
-        ({"TILE_TOKENS": 1, "ROWS": attention.SINGLE_ROWS}, 4),
+        ({"TILE_TOKENS": 64, "ROWS": attention.PROMPT_ROWS, "ALL_MASKED": 0}, 8),
+        ({"TILE_TOKENS": 1, "ROWS": attention.SINGLE_ROWS, "ALL_MASKED": 0}, 4),
     ],
     "fp32": [
-        ({"TILE_TOKENS": 8, "ROWS": attention.DECODE_ROWS}, 4),
-        ({"TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS}, 4),
+        ({"TILE_TOKENS": 8, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}, 4),
     ],
 }
 # As `num_stages` has it for heads of 128.
 ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
-SPLITS = {
-    "SPLIT": decode_attention.SPLIT_KEYS,
-    "LEVEL": decode_attention.LEVEL_SPLITS,
-    "MOST": decode_attention.MOST_SPLITS,
-}
+DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [
     (norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True}, 2),
     (gate._silu_and_mul, {"SIZE": 3072, "WIDTH": 1024}, 4),
     (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, **HEADS}, 1),
-    (decode_attention._list_splits, SPLITS, 4),
-    *(
-        (decode_attention._attend_decodes, {**ATTENTION, **SPLITS, "ROWS": 16, "HAS_WINDOW": has, "IS_SPLIT": has}, 4)
-        for has in (False, True)
-    ),
-    (decode_attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "BLOCK": 16}, 4),
+    *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
+    (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16}, 4),
     (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
     (triton_draw._draw, {"TILE": triton_draw.TILE}, 8),
 ]
@@ -93,7 +95,7 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
     }
     source = ASTSource(kernel, {name: types[name] for name in names}, constants, aligned)
     options = {"num_warps": warps}
-    if kernel.__name__.startswith("_attend"):
+    if kernel is attention._attend:
         options["num_stages"] = ATTENTION_STAGES[dtype]
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
@@ -123,7 +125,7 @@ def main() -> None:
     options = parser.parse_args()
     for capability, dtype in product(map(int, options.capabilities.split(",")), options.types.split(",")):
         prompts = [
-            (attention._attend_prompts, {**ATTENTION, **tiles, "HAS_WINDOW": False}, num_warps)
+            (attention._attend, {**ATTENTION, **tiles, "HAS_WINDOW": False, "IS_SPLIT": False}, num_warps)
             for tiles, num_warps in PROMPTS[dtype]
         ]
         for kernel, constants, warps in [*prompts, *CASES]:

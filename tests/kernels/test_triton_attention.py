@@ -8,8 +8,7 @@ import torch
 
 from tests.kernels.gpu import DEVICE, HALF, same
 from tokenmill.kernels.triton import attention
-from tokenmill.kernels.triton.attention import PagedKV, attend_prompts
-from tokenmill.kernels.triton.decode_attention import MOST_SPLITS, attend_decodes, count_splits, list_splits
+from tokenmill.kernels.triton.attention import SPLIT_ENDS, PagedKV, Splits, attend_decodes, attend_prompts, list_splits
 
 POISONS = (float("nan"), float("inf"), float("-inf"))
 
@@ -83,20 +82,25 @@ def test_prompts_and_chunks_equal_attention_written_out(page_size: int, rng: np.
     torch.testing.assert_close(got.cpu(), case.expected(), rtol=1e-4, atol=1e-4)
 
 
+def splits_of(lens: torch.Tensor, longest: np.ndarray, heads: tuple[int, int, int], units: int) -> Splits | None:
+    splits = list_splits(lens, longest, torch.from_numpy(SPLIT_ENDS).to(DEVICE), heads, units)
+    if splits is not None:
+        # What no split has written must not be read.
+        splits.parts.fill_(torch.nan)
+    return splits
+
+
 def decode(case: Case, rows: list[int], units: int = 5, room: int = 0) -> torch.Tensor:
     """Some of a case's requests, all of one token, by themselves; `room`: how much longer the host thinks they are."""
     kv, index = case.kv, torch.tensor(rows, device=DEVICE)
     lens = kv.context_lens[index]
     starts = torch.arange(len(rows) + 1, dtype=torch.int32, device=DEVICE)
     part = PagedKV(kv.keys, kv.values, kv.page_table[index], lens, starts)
-    splits = list_splits(lens, lens.cpu().numpy() + room, case.kv_heads * case.group, case.head_dim)
-    if splits is not None:
-        # What no split has written must not be read.
-        for left in (splits.sums, splits.statistics):
-            left.fill_(torch.nan)
+    heads = (case.kv_heads * case.group, case.kv_heads, case.head_dim)
+    splits = splits_of(lens, lens.cpu().numpy() + room, heads, units)
     q = case.q[index]
     got = torch.full(q.shape, torch.nan, device=DEVICE)
-    attend_decodes(q, part, got, case.scale, case.window, splits, units)
+    attend_decodes(q, part, got, case.scale, case.window, splits)
     return got.cpu()
 
 
@@ -118,7 +122,7 @@ def test_decodes_equal_attention_written_out(page_size: int, group: int, rng: np
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_short_decodes_need_no_splits(page_size: int, rng: np.random.Generator) -> None:
     case = Case(rng, page_size, [1] * int(rng.integers(1, 4)), 256)
-    assert list_splits(case.kv.context_lens, np.array(case.contexts), 1, 1) is None
+    assert splits_of(case.kv.context_lens, np.array(case.contexts), (1, 1, 1), 1) is None
     got = decode(case, list(range(len(case.contexts))))
     torch.testing.assert_close(got, case.expected(), rtol=1e-4, atol=1e-4)
 
@@ -138,16 +142,20 @@ def test_a_decode_has_the_same_bits_in_every_company_and_where_longer_ones_were_
 def test_splits_follow_each_other_and_cover_every_context(rng: np.random.Generator) -> None:
     lengths = np.concatenate([ENDS, rng.integers(1, 300_000, 300)]).astype(np.int32)
     rng.shuffle(lengths)
-    counts = count_splits(lengths)
-    # 256 keys, after sixteen splits 512, after sixteen more 1,024.
-    ends = np.cumsum(256 * 2 ** (np.arange(MOST_SPLITS) // 16))
-    assert (counts == np.searchsorted(ends, lengths) + 1).all()
-    splits = list_splits(torch.from_numpy(lengths).to(DEVICE), lengths + 512, 1, 1)
+    splits = splits_of(torch.from_numpy(lengths).to(DEVICE), lengths + 512, (2, 1, 8), 132)
     assert splits is not None
-    assert splits.starts.tolist() == [0, *np.cumsum(counts)]
-    wanted = [request * MOST_SPLITS + split for request, count in enumerate(counts) for split in range(count)]
+    wanted = []
+    for request, length in enumerate(lengths):
+        # 256 keys, after sixteen splits 512, after sixteen more 1,024.
+        end = count = 0
+        while end < length:
+            end += 256 * 2 ** (count // 16)
+            count += 1
+        wanted += [request] * count
+        assert splits.stops[request] == len(wanted)
     assert splits.items[: len(wanted)].tolist() == wanted
-    assert len(splits.items) >= len(wanted)
+    assert len(splits.items) == len(splits.parts) >= len(wanted)
+    assert splits.num_programs == 3 * 132
 
 
 def test_prompts_behind_decodes_leave_the_decodes_alone(rng: np.random.Generator) -> None:

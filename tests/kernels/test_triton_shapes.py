@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tests.kernels.gpu import DEVICE, HALF, IS_INTERPRETED
-from tokenmill.kernels.triton.attention import PagedKV, attend_prompts
-from tokenmill.kernels.triton.decode_attention import attend_decodes, list_splits
+from tokenmill.kernels.triton.attention import SPLIT_ENDS, PagedKV, attend_decodes, attend_prompts, list_splits
 
 HEAD_DIM, PAGE_SIZE = 128, 16
 SCALE = HEAD_DIM**-0.5
@@ -83,6 +82,7 @@ def test_decodes_of_long_and_short_contexts(group: int, window: int | None, rng:
     kv, sequences = paged(rng, lens, kv_heads=1 if IS_INTERPRETED else 8)
     q = torch.randn(len(lens), group * sequences[0].shape[2], HEAD_DIM).to(HALF).to(DEVICE)
     got = torch.full_like(q, torch.nan)
-    splits = list_splits(kv.context_lens, np.array(DECODES), q.shape[1], HEAD_DIM)
-    attend_decodes(q, kv, got, SCALE, window, splits, 132)
+    ends = torch.from_numpy(SPLIT_ENDS).to(DEVICE)
+    splits = list_splits(kv.context_lens, np.array(DECODES), ends, (q.shape[1], kv.keys.shape[2], HEAD_DIM), 132)
+    attend_decodes(q, kv, got, SCALE, window, splits)
     compare(got, q, lens, sequences, window)

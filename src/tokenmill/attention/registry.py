@@ -248,7 +248,7 @@ def _triton(config: AttentionConfig) -> tuple[PagedImplementation, PagedImplemen
 
     if config.is_invariant:
         return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9)
-    return TritonPrompts(), TritonDecodes(config.spec, config.platform.num_units())
+    return TritonPrompts(), TritonDecodes(config.spec, config.platform.num_units(), config.platform.device)
 
 
 BACKENDS = (

@@ -6,8 +6,7 @@ import torch
 
 from tokenmill.attention.paged import Requests
 from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
-from tokenmill.kernels.triton.attention import PagedKV, attend_prompts
-from tokenmill.kernels.triton.decode_attention import Splits, attend_decodes, list_splits
+from tokenmill.kernels.triton.attention import SPLIT_ENDS, PagedKV, Splits, attend_decodes, attend_prompts, list_splits
 
 
 class TritonPrompts:
@@ -43,14 +42,15 @@ class TritonDecodes:
         num_units: multiprocessors of the device.
     """
 
-    def __init__(self, spec: AttentionSpec, num_units: int) -> None:
-        self._spec = spec
+    def __init__(self, spec: AttentionSpec, num_units: int, device: str) -> None:
+        self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self._num_units = num_units
+        self._ends = torch.from_numpy(SPLIT_ENDS).to(device)
 
     def plan(self, requests: Requests) -> tuple[Requests, Splits | None]:
         """See `PagedImplementation.plan`: the splits, and memory for their parts that all layers share."""
-        spec = self._spec
-        return requests, list_splits(requests.lens.context_lens, requests.context_lens, spec.num_heads, spec.head_dim)
+        lens, longest = requests.lens.context_lens, requests.context_lens
+        return requests, list_splits(lens, longest, self._ends, self._heads, self._num_units)
 
     def attend(
         self,
@@ -62,7 +62,7 @@ class TritonDecodes:
     ) -> None:
         """See `PagedImplementation.attend`."""
         requests, splits = plan
-        attend_decodes(q, paged(memory, requests), output, layer.scale, layer.window, splits, self._num_units)
+        attend_decodes(q, paged(memory, requests), output, layer.scale, layer.window, splits)
 
 
 def paged(memory: tuple[torch.Tensor, torch.Tensor], requests: Requests) -> PagedKV:
