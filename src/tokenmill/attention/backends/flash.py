@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from tokenmill.attention.backends.reference import attend_sequence
@@ -69,15 +71,15 @@ def find_flash(library: Any = None) -> Callable[..., Any] | None:
     """
     if library is None:
         try:
-            from torch.nn.attention import varlen as library
+            library = importlib.import_module("torch.nn.attention.varlen")
         except ImportError:
             return None
-    attention, writing = (getattr(library, name, None) for name in ("varlen_attn", "varlen_attn_out"))
-    found = writing or attention
-    parameters = inspect.signature(found).parameters if found else {}
+    writing = getattr(library, "varlen_attn_out", None)
+    found = writing or library.varlen_attn
+    parameters = inspect.signature(found).parameters
     if "block_table" not in parameters:
         return None
-    whole = partial(found, **({"num_splits": 1} if "num_splits" in parameters else {}))
+    whole = partial(found, num_splits=1) if "num_splits" in parameters else found
     return whole if writing else lambda output, *given, **options: output.copy_(whole(*given, **options))
 
 
@@ -97,10 +99,14 @@ def flash_obstacle(
     for window in (None, page_size // 2 + 2):
         layer, output = AttentionLayer(0, spec.head_dim**-0.5, window), torch.full_like(q, torch.nan)
         try:
-            flash.attend(q, memory, output, flash.plan(requests), layer)
+            flash.attend(q, (memory[0], memory[1]), output, flash.plan(requests), layer)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             return f"flash attention refuses pages of {page_size} tokens here: {str(error).split('. ')[0]}"
-        want = _expected(requests, q, memory, layer)
+        wanted = []
+        for part, pages, context in zip(q.split([6, 3]), requests.page_table, requests.context_lens, strict=True):
+            keys, values = memory[:, pages.long()].flatten(1, 2)[:, :context].transpose(1, 2)
+            wanted.append(attend_sequence(part, keys, values, layer))
+        want = torch.cat(wanted)
         if not (output - want).float().norm() <= TOLERANCE * want.float().norm():
             return f"flash attention is wrong over pages of {page_size} tokens here"
     return None
@@ -108,25 +114,11 @@ def flash_obstacle(
 
 def _ragged(
     spec: AttentionSpec, page_size: int, dtype: torch.dtype, device: str
-) -> tuple[Requests, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """Two requests in the middle of their sequences, their pages in no order; queries and memory to them."""
+) -> tuple[Requests, torch.Tensor, torch.Tensor]:
+    """Two requests in the middle of their sequences, of 6 and 3 tokens; their queries; keys and values of all pages."""
     random = torch.Generator().manual_seed(0)
-    heads, memory = (6 + 3, spec.num_heads), (2, 12, page_size, spec.num_kv_heads)
+    heads, memory = (9, spec.num_heads), (2, 12, page_size, spec.num_kv_heads)
     q, kv = (torch.randn(*shape, spec.head_dim, generator=random).to(device, dtype) for shape in (heads, memory))
-    table = torch.tensor([[6, 2, 7, 1, 4, 3, 8], [5, 9, 11, 10, 0, 0, 0]], dtype=torch.int32)
-    lens, contexts, starts = (
-        torch.tensor(counts, dtype=torch.int32) for counts in ([6, 3], [6 * page_size + 1, page_size + 3], [0, 6, 9])
-    )
-    on_device = DeviceLens(contexts.to(device), starts.to(device))
-    return Requests(slice(0, 9), table.to(device), on_device, lens.numpy(), contexts.numpy()), q, (kv[0], kv[1])
-
-
-def _expected(
-    requests: Requests, q: torch.Tensor, memory: tuple[torch.Tensor, torch.Tensor], layer: AttentionLayer
-) -> torch.Tensor:
-    """The same by the reference."""
-    outputs, parts = [], q.split(requests.query_lens.tolist())
-    for part, pages, context in zip(parts, requests.page_table, requests.context_lens.tolist(), strict=True):
-        keys, values = (kv[pages.long()].flatten(0, 1)[:context].transpose(0, 1) for kv in memory)
-        outputs.append(attend_sequence(part, keys, values, layer))
-    return torch.cat(outputs)
+    rows = [[6, 2, 7, 1, 4, 3, 8], [5, 9, 11, 10, 0, 0, 0]], [6 * page_size + 1, page_size + 3], [0, 6, 9]
+    table, contexts, starts = (torch.tensor(row, dtype=torch.int32, device=device) for row in rows)
+    return Requests(slice(0, 9), table, DeviceLens(contexts, starts), np.array([6, 3]), np.array(rows[1])), q, kv

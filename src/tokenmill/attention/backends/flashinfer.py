@@ -53,16 +53,12 @@ class FlashInferAttention:
         bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         starts = np.concatenate([[0], np.cumsum(requests.query_lens)]).astype(np.int32)
         last = (requests.context_lens - (counts - 1) * self._page_size).astype(np.int32)
-        pages = self._pages(requests, int(bounds[-1]))
+        # The used part of the table is put together on the device: a copy to it would wait for what it does.
+        held = (requests.lens.context_lens + self._page_size - 1) // self._page_size
+        row = torch.repeat_interleave(held, output_size=int(bounds[-1]))
+        number = torch.arange(len(row), device=row.device) - (held.cumsum(0) - held)[row]
+        pages = requests.page_table[row, number]
         return FlashInferPlan((torch.from_numpy(starts), torch.from_numpy(bounds), pages, torch.from_numpy(last)))
-
-    def _pages(self, requests: Requests, total: int) -> torch.Tensor:
-        """The used part of the table, [total], put together on the device: a copy to it would wait for what it does."""
-        table, page_size = requests.page_table, self._page_size
-        counts = (requests.lens.context_lens + page_size - 1) // page_size
-        row = torch.repeat_interleave(counts, output_size=total)
-        number = torch.arange(total, device=table.device) - (counts.cumsum(0) - counts)[row]
-        return table[row, number]
 
     def attend(
         self,

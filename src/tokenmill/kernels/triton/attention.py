@@ -44,6 +44,10 @@ PROGRAMS_PER_UNIT = 3
 PART_EXTRA = 4
 
 
+Tile = tuple[int, int, int]
+"""Tokens and rows of a tile, and how many tiles there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class PagedKV:
     """A layer's memory and what of it each request sees; B requests, tensors on the device.
@@ -273,7 +277,7 @@ def attend_prompts(
     tokens = 1 if are_single else max(2, rows // (q.shape[1] // kv.keys.shape[2]))
     # The tokens from the first of these requests on bound their tiles from above; the host knows no more.
     tiles = len(kv.context_lens) + (0 if are_single else q.shape[0] // tokens)
-    _launch(q, kv, output, None, scale, window, tokens, rows, tiles)
+    _launch(q, kv, output, None, scale, window, (tokens, rows, tiles))
 
 
 def list_splits(
@@ -305,7 +309,7 @@ def attend_decodes(
     q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scale: float, window: int | None, splits: Splits | None
 ) -> None:
     """Attention of requests with one token each; layers may share their splits, one after the other."""
-    _launch(q, kv, output, splits, scale, window, 1, DECODE_ROWS, len(kv.context_lens))
+    _launch(q, kv, output, splits, scale, window, (1, DECODE_ROWS, len(kv.context_lens)))
     if splits is not None:
         (num_requests,), (num_heads, head_dim) = splits.stops.shape, q.shape[1:]
         _join[(num_requests, num_heads)](
@@ -315,21 +319,14 @@ def attend_decodes(
 
 
 def _launch(
-    q: torch.Tensor,
-    kv: PagedKV,
-    output: torch.Tensor,
-    splits: Splits | None,
-    scale: float,
-    window: int | None,
-    tile_tokens: int,
-    rows: int,
-    tiles: int,
+    q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | None, scale: float, window: int | None, tile: Tile
 ) -> None:
+    tokens, rows, tiles = tile
     page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
     group = q.shape[1] // num_kv_heads
     _attend[(tiles * num_kv_heads if splits is None else splits.num_programs,)](
-        *(q, kv.keys, kv.values, output),
-        *((output,) * 3 if splits is None else (splits.items, splits.stops, splits.parts)),
+        *(q, kv.keys, kv.values, out),
+        *((out,) * 3 if splits is None else (splits.items, splits.stops, splits.parts)),
         *(kv.page_table, kv.query_starts, kv.context_lens, len(kv.context_lens)),
         *(scale * LOG2_E, q.stride(0), kv.page_table.stride(0), window or 0),
         PAGE_SIZE=page_size,
@@ -337,8 +334,8 @@ def _launch(
         GROUP=group,
         HEAD_DIM=head_dim,
         WIDTH=max(16, triton.next_power_of_2(head_dim)),
-        TILE_TOKENS=tile_tokens,
-        ROWS=max(rows, triton.next_power_of_2(tile_tokens * group)),
+        TILE_TOKENS=tokens,
+        ROWS=max(rows, triton.next_power_of_2(tokens * group)),
         TILE=TILE_KEYS,
         SPLIT=SPLIT_KEYS,
         LEVEL=LEVEL_SPLITS,
