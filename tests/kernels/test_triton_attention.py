@@ -130,12 +130,12 @@ def test_short_decodes_need_no_splits(page_size: int, rng: np.random.Generator) 
 def test_a_decode_has_the_same_bits_in_every_company_and_where_longer_ones_were_possible(
     rng: np.random.Generator,
 ) -> None:
-    contexts = [int(context) for context in rng.choice([3, 200, 256, 257, 700, 1100], 4)]
-    case = Case(rng, 16, [1] * 4, 1500, contexts)
+    contexts = [int(context) for context in rng.choice([3, 200, 256, 257, 513, 700], 4)]
+    case = Case(rng, 16, [1] * 4, 900, contexts)
     together = decode(case, [0, 1, 2, 3], 4, room=int(rng.choice([0, 300, 40000])))
     order = [int(row) for row in rng.permutation(4)]
     assert torch.equal(decode(case, order, 1), together[order])
-    for row in range(4):
+    for row in order[:2]:
         assert torch.equal(decode(case, [row], 2)[0], together[row])
 
 
