@@ -45,11 +45,11 @@ def attention_over_pages(q, keys, values, page_table, query_starts, context_lens
     return output
 
 
-def stand_in_for_torch(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, **options):
-    """`varlen_attn` with a table of pages; checks what the library would, its names among it."""
+def stand_in_for_torch(out, q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, **options):
+    """`varlen_attn_out` with a table of pages; checks what the library would, its names among it."""
     real = find_flash()
     if real is not None:
-        inspect.signature(real).bind(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, **options)
+        inspect.signature(real).bind(out, q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, **options)
     assert cu_seq_k is None
     assert max_q == (cu_seq_q[1:] - cu_seq_q[:-1]).max()
     assert max_k == options["seqused_k"].max()
@@ -58,7 +58,7 @@ def stand_in_for_torch(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, **options):
     assert right == 0
     window = None if left == -1 else left + 1
     lens = options["seqused_k"]
-    return attention_over_pages(q, k, v, options["block_table"], cu_seq_q, lens, window, options["scale"])
+    out.copy_(attention_over_pages(q, k, v, options["block_table"], cu_seq_q, lens, window, options["scale"]))
 
 
 class StandInWrapper:
@@ -90,11 +90,11 @@ def implementations(kind: str, case: Case):
     # A wrapper holds the plan of one part of the batch: each part has its own.
     infer = [FlashInferAttention(spec, case.page_size, case.dtype, "cpu", library) for _ in range(2)]
     return {
-        "triton": (TritonPrompts(), TritonDecodes(spec, 12)),
-        "invariant": (TritonPrompts(), None),
+        "triton": (TritonPrompts(), TritonDecodes(spec, 12, DEVICE)),
+        "invariant": (TritonPrompts(), TritonPrompts(are_single=bool(case.lengths[0] % 2))),
         "flash": (flash, flash),
         "flashinfer": tuple(infer),
-        "flash,triton": (flash, TritonDecodes(spec, 1)),
+        "flash,triton": (flash, TritonDecodes(spec, 1, DEVICE)),
     }[kind]
 
 

@@ -3,12 +3,14 @@
     TRITON_INTERPRET=0 python tests/kernels/compile_kernels.py 90
     TRITON_INTERPRET=0 python tests/kernels/compile_kernels.py 80,89,90,100 --types bf16,fp32
 
-A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units.
+A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units,
+how warps share a tile and the shapes of their instructions, most groups of copies left open at a wait.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from itertools import product
 from typing import Any
 
@@ -26,7 +28,7 @@ ACTIVATIONS = (
 )
 POINTERS = {
     "parts": "*fp32",
-    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "counters"), "*i32"),
+    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items", "counters"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
 }
@@ -38,7 +40,18 @@ NUMBERS = {
 }
 # Of numbers that are multiples of 16 in most models.
 EVEN = ("q_stride", "stride", "size")
-ATTENTION = {"PAGE_SIZE": 16, "NUM_KV_HEADS": 8, "GROUP": 2, "HEAD_DIM": 128, "WIDTH": 128, "TILE": attention.TILE_KEYS}
+PART = 128 + attention.PART_EXTRA
+ATTENTION = {
+    "PAGE_SIZE": 16,
+    "NUM_KV_HEADS": 8,
+    "GROUP": 2,
+    "HEAD_DIM": 128,
+    "WIDTH": 128,
+    "TILE": attention.TILE_KEYS,
+    "SPLIT": attention.SPLIT_KEYS,
+    "LEVEL": attention.LEVEL_SPLITS,
+    "PART": PART,
+}
 TILES = {
     "ROWS_TILE": matmul.TILE_ROWS,
     "COLUMNS_TILE": matmul.TILE_COLUMNS,
@@ -47,19 +60,27 @@ TILES = {
     "DEPTH": 1024,
 }
 CHUNKS = {"CHUNK": triton_draw.CHUNK, "CHUNKS": 64}
-HEADS = {"HAS_NORMS": True, "ROTATES": True}
-# Of prompts: half precision multiplies on matrix units, float32 by rows.
+HEADS = {"TILE": heads.HEADS_TILE, "HAS_NORMS": True, "ROTATES": True}
+# Of prompts and of single tokens: half precision multiplies on matrix units, float32 by rows. Constants, warps.
 PROMPTS = {
-    "bf16": ({"TILE_TOKENS": 64, "ROWS": attention.PROMPT_ROWS}, 8),
-    "fp32": ({"TILE_TOKENS": 8, "ROWS": attention.DECODE_ROWS}, 4),
+    "bf16": [
+        ({"TILE_TOKENS": 64, "ROWS": attention.PROMPT_ROWS, "ALL_MASKED": 0}, 8),
+        ({"TILE_TOKENS": 1, "ROWS": attention.SINGLE_ROWS, "ALL_MASKED": 0}, 4),
+    ],
+    "fp32": [
+        ({"TILE_TOKENS": 8, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}, 4),
+    ],
 }
+# As `num_stages` has it for heads of 128.
+ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
+DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [
     (norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True}, 2),
     (gate._silu_and_mul, {"SIZE": 3072, "WIDTH": 1024}, 4),
     (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, **HEADS}, 1),
-    (attention._attend, {**ATTENTION, "TILE_TOKENS": 1, "ROWS": 16, "HAS_WINDOW": True, "IS_SPLIT": True}, 4),
-    (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "SPLITS": 8}, 4),
+    *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
+    (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16}, 4),
     (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
     (triton_draw._summarize, CHUNKS, 4),
     *((triton_select.select, {**CHUNKS, "TILE": triton_draw.TILE, "LEVEL": level}, 8) for level in range(4)),
@@ -78,12 +99,27 @@ def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: 
         if (name in pointers and not kernel.params[place].do_not_specialize_on_alignment) or name in EVEN
     }
     source = ASTSource(kernel, {name: types[name] for name in names}, constants, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    options = {"num_warps": warps}
+    if kernel is attention._attend:
+        options["num_stages"] = ATTENTION_STAGES[dtype]
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def units_of(ptx: str) -> str:
     """The matrix units that a kernel uses."""
     return next((name for name in ("tcgen05", "wgmma", "mma.sync") if name in ptx), "-")
+
+
+def layout_of(ttgir: str) -> str:
+    """How matrix units are used: warps along rows x columns of a tile, and the shapes of the instructions."""
+    found = re.findall(r"nvidia_mma<{.*?warpsPerCTA = \[(.*?)\], instrShape = \[(.*?)\]", ttgir)
+    warps, shapes = (sorted({match[part].replace(", ", "x") for match in found}) for part in (0, 1))
+    return "+".join(warps) + ":" + "+".join(shapes)
+
+
+def open_copies(ptx: str) -> int:
+    """How many groups of copies to shared memory are still on their way when a loop goes on."""
+    return max((int(count) for count in re.findall(r"cp\.async\.wait_group\s+(\d+)", ptx)), default=0)
 
 
 def main() -> None:
@@ -93,12 +129,15 @@ def main() -> None:
     parser.add_argument("--types", default="bf16", help="with commas between: bf16,fp32")
     options = parser.parse_args()
     for capability, dtype in product(map(int, options.capabilities.split(",")), options.types.split(",")):
-        tiles, num_warps = PROMPTS[dtype]
-        prompts = {**ATTENTION, **tiles, "HAS_WINDOW": False, "IS_SPLIT": False}
-        for kernel, constants, warps in [(attention._attend, prompts, num_warps), *CASES]:
+        prompts = [
+            (attention._attend, {**ATTENTION, **tiles, "HAS_WINDOW": False, "IS_SPLIT": False}, num_warps)
+            for tiles, num_warps in PROMPTS[dtype]
+        ]
+        for kernel, constants, warps in [*prompts, *CASES]:
             compiled = compile_one(kernel, constants, warps, capability, dtype)
             code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
-            print(capability, dtype, kernel.__name__, code, shared, units_of(compiled.asm["ptx"]), flush=True)
+            ptx, layout = compiled.asm["ptx"], layout_of(compiled.asm["ttgir"])
+            print(capability, dtype, kernel.__name__, code, shared, units_of(ptx), layout, open_copies(ptx), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 
 from tests.kernels.gpu import DEVICE, HALF, same
 from tokenmill.kernels.triton import attention
-from tokenmill.kernels.triton.attention import PagedKV, attend_decodes, attend_prompts
+from tokenmill.kernels.triton.attention import SPLIT_ENDS, PagedKV, Splits, attend_decodes, attend_prompts, list_splits
 
 POISONS = (float("nan"), float("inf"), float("-inf"))
 
@@ -16,13 +16,21 @@ POISONS = (float("nan"), float("inf"), float("-inf"))
 class Case:
     """Requests in the middle of their sequences, their keys and values scattered over pages."""
 
-    def __init__(self, rng: np.random.Generator, page_size: int, query_lens: list[int], longest: int) -> None:
-        self.kv_heads, self.group = int(rng.integers(1, 3)), int(rng.choice([1, 2, 3, 7]))
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        page_size: int,
+        query_lens: list[int],
+        longest: int,
+        contexts: list[int] | None = None,
+        group: int | None = None,
+    ) -> None:
+        self.kv_heads, self.group = int(rng.integers(1, 3)), group or int(rng.choice([1, 2, 3, 7]))
         self.head_dim = int(rng.choice([8, 16, 20]))
         self.scale = self.head_dim**-0.5
         self.window = None if rng.random() < 0.5 else int(rng.integers(1, longest))
         self.query_lens = query_lens
-        self.contexts = [count + int(rng.integers(0, longest)) for count in query_lens]
+        self.contexts = contexts or [count + int(rng.integers(0, longest)) for count in query_lens]
         held = [-(-context // page_size) for context in self.contexts]
         ids = 1 + rng.permutation(sum(held))
         table = np.zeros((len(held), max(held) + 1), dtype=np.int32)
@@ -74,13 +82,80 @@ def test_prompts_and_chunks_equal_attention_written_out(page_size: int, rng: np.
     torch.testing.assert_close(got.cpu(), case.expected(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 8])
-@pytest.mark.parametrize("page_size", [1, 16, 256])
-def test_decodes_equal_attention_written_out(page_size: int, splits: int, rng: np.random.Generator) -> None:
-    case = Case(rng, page_size, [1] * int(rng.integers(1, 4)), int(rng.choice([5, 300])))
-    got = output_of(case)
-    attend_decodes(case.q, case.kv, got, case.scale, case.window, splits)
-    torch.testing.assert_close(got.cpu(), case.expected(), rtol=1e-4, atol=1e-4)
+def splits_of(lens: torch.Tensor, longest: np.ndarray, heads: tuple[int, int, int], units: int) -> Splits | None:
+    splits = list_splits(lens, longest, torch.from_numpy(SPLIT_ENDS).to(DEVICE), heads, units)
+    if splits is not None:
+        # What no split has written must not be read.
+        splits.parts.fill_(torch.nan)
+    return splits
+
+
+def decode(case: Case, rows: list[int], units: int = 5, room: int = 0) -> torch.Tensor:
+    """Some of a case's requests, all of one token, by themselves; `room`: how much longer the host thinks they are."""
+    kv, index = case.kv, torch.tensor(rows, device=DEVICE)
+    lens = kv.context_lens[index]
+    starts = torch.arange(len(rows) + 1, dtype=torch.int32, device=DEVICE)
+    part = PagedKV(kv.keys, kv.values, kv.page_table[index], lens, starts)
+    heads = (case.kv_heads * case.group, case.kv_heads, case.head_dim)
+    splits = splits_of(lens, lens.cpu().numpy() + room, heads, units)
+    q = case.q[index]
+    got = torch.full(q.shape, torch.nan, device=DEVICE)
+    attend_decodes(q, part, got, case.scale, case.window, splits)
+    return got.cpu()
+
+
+# Around the ends of splits, and of the first one that is twice as long.
+ENDS = [1, 255, 256, 257, 512, 513, 4095, 4096, 4097, 4609]
+
+
+@pytest.mark.parametrize("group", [1, 2, 5])
+@pytest.mark.parametrize("page_size", [16, 64, 256])
+def test_decodes_equal_attention_written_out(page_size: int, group: int, rng: np.random.Generator) -> None:
+    contexts = [int(context) for context in rng.choice(ENDS[:6], 3)]
+    if page_size == 64:
+        contexts.append(int(rng.choice(ENDS[6:])))
+    case = Case(rng, page_size, [1] * len(contexts), 600, contexts, group)
+    got = decode(case, list(range(len(contexts))), int(rng.choice([1, 3, 100])))
+    torch.testing.assert_close(got, case.expected(), rtol=1e-4, atol=1e-4, msg=lambda text: f"{text}\n{contexts}")
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_short_decodes_need_no_splits(page_size: int, rng: np.random.Generator) -> None:
+    case = Case(rng, page_size, [1] * int(rng.integers(1, 4)), 256)
+    assert splits_of(case.kv.context_lens, np.array(case.contexts), (1, 1, 1), 1) is None
+    got = decode(case, list(range(len(case.contexts))))
+    torch.testing.assert_close(got, case.expected(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_decode_has_the_same_bits_in_every_company_and_where_longer_ones_were_possible(
+    rng: np.random.Generator,
+) -> None:
+    contexts = [int(context) for context in rng.choice([3, 200, 256, 257, 513, 700], 4)]
+    case = Case(rng, 16, [1] * 4, 900, contexts)
+    together = decode(case, [0, 1, 2, 3], 4, room=int(rng.choice([0, 300, 40000])))
+    order = [int(row) for row in rng.permutation(4)]
+    assert torch.equal(decode(case, order, 1), together[order])
+    for row in order[:2]:
+        assert torch.equal(decode(case, [row], 2)[0], together[row])
+
+
+def test_splits_follow_each_other_and_cover_every_context(rng: np.random.Generator) -> None:
+    lengths = np.concatenate([ENDS, rng.integers(1, 300_000, 300)]).astype(np.int32)
+    rng.shuffle(lengths)
+    splits = splits_of(torch.from_numpy(lengths).to(DEVICE), lengths + 512, (2, 1, 8), 132)
+    assert splits is not None
+    wanted = []
+    for request, length in enumerate(lengths):
+        # 256 keys, after sixteen splits 512, after sixteen more 1,024.
+        end = count = 0
+        while end < length:
+            end += 256 * 2 ** (count // 16)
+            count += 1
+        wanted += [request] * count
+        assert splits.stops[request] == len(wanted)
+    assert splits.items[: len(wanted)].tolist() == wanted
+    assert len(splits.items) == len(splits.parts) >= len(wanted)
+    assert splits.num_programs == 3 * 132
 
 
 def test_prompts_behind_decodes_leave_the_decodes_alone(rng: np.random.Generator) -> None:
@@ -93,7 +168,7 @@ def test_prompts_behind_decodes_leave_the_decodes_alone(rng: np.random.Generator
     torch.testing.assert_close(got[2:].cpu(), whole[2:], rtol=1e-4, atol=1e-4)
 
 
-def test_without_splits_a_token_is_the_same_in_every_chunk_and_company(
+def test_a_token_of_a_prompt_is_the_same_in_every_chunk_and_company(
     rng: np.random.Generator,
 ) -> None:
     """As the last token of a long chunk, of a short one and alone among others."""
@@ -105,9 +180,10 @@ def test_without_splits_a_token_is_the_same_in_every_chunk_and_company(
         starts = torch.tensor([0, count], dtype=torch.int32, device=DEVICE)
         alone = PagedKV(kv.keys, kv.values, kv.page_table[:1], kv.context_lens[:1], starts)
         q = case.q[40 - count : 40]
-        got = torch.empty(q.shape, device=DEVICE)
-        attend_prompts(q, alone, got, case.scale, case.window)
-        assert same(got, together[40 - count : 40])
+        for are_single in (False, True)[: 1 + (count == 1)]:
+            got = torch.empty(q.shape, device=DEVICE)
+            attend_prompts(q, alone, got, case.scale, case.window, are_single=are_single)
+            assert same(got, together[40 - count : 40])
 
 
 def test_half_precision_stays_near(rng: np.random.Generator) -> None:

@@ -27,7 +27,14 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert len(rows) == 13
-    # A multiprocessor of capability 9.0 has 227 KiB for a program; attention to prompts uses its matrix units.
-    assert all(int(code) > 1000 and int(shared) <= 227 << 10 for *_, code, shared, _ in rows)
-    assert [units for *_, name, _, _, units in rows if name == "_attend"] == ["wgmma", "mma.sync"]
+    assert len(rows) == 15
+    # A multiprocessor of capability 9.0 has 227 KiB for a program.
+    assert all(int(code) > 1000 and int(shared) <= 227 << 10 for _, _, _, code, shared, *_ in rows)
+    attention = [row for row in rows if row[2] == "_attend"]
+    prompts, decodes = attention[:2], attention[2:]
+    assert [row[5] for row in attention] == ["wgmma", "wgmma", "mma.sync", "mma.sync"]
+    # A row of a single token and one of a large tile: the same instructions, and no row's columns parted among warps.
+    assert [row[6] for row in prompts] == ["8x1:16x128x16+16x64x16", "4x1:16x128x16+16x64x16"]
+    # Keys and values of the next turns are on their way while a turn computes; three programs to a multiprocessor.
+    assert all(int(row[7]) >= 2 for row in attention)
+    assert all(3 * (int(row[4]) + 1024) <= 228 << 10 for row in decodes)

@@ -17,7 +17,7 @@ def test_it_equals_the_reference_and_writes_nowhere_else(
     rng: np.random.Generator, dtype: torch.dtype, has_norms: bool
 ) -> None:
     for _ in range(3):
-        kv_heads, group, half = int(rng.integers(1, 3)), int(rng.integers(1, 4)), int(rng.choice([1, 3, 8, 20]))
+        kv_heads, group, half = int(rng.integers(1, 5)), int(rng.integers(1, 6)), int(rng.choice([1, 3, 8, 20]))
         tokens, num_heads, head_dim = int(rng.integers(1, 6)), kv_heads * group, 2 * half
         pages, page_size = 5, int(rng.choice([1, 2, 4]))
         angles = torch.randn(50, half)

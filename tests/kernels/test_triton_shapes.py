@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tests.kernels.gpu import DEVICE, HALF, IS_INTERPRETED
-from tokenmill.kernels.triton.attention import PagedKV, attend_decodes, attend_prompts
+from tokenmill.kernels.triton.attention import SPLIT_ENDS, PagedKV, attend_decodes, attend_prompts, list_splits
 
 HEAD_DIM, PAGE_SIZE = 128, 16
 SCALE = HEAD_DIM**-0.5
 # Query lengths and contexts: decodes beside a chunk of a prompt, a whole prompt.
 MIXED = [(1, 40), (1, 1), (30, 75)] if IS_INTERPRETED else [(1, 8192), (1, 1), (1, 777), (512, 4097), (8192, 8192)]
-DECODES = [1, 17, 130] if IS_INTERPRETED else [1, 16, 1000, 8192, 8191]
+DECODES = [1, 17, 270] if IS_INTERPRETED else [1, 16, 1000, 8192, 8191]
 
 
 def paged(rng: np.random.Generator, lens: list[tuple[int, int]], kv_heads: int) -> tuple[PagedKV, list[torch.Tensor]]:
@@ -75,12 +75,14 @@ def test_prompts_and_chunks_among_decodes(group: int, window: int | None, rng: n
     compare(got, q, MIXED, sequences, window)
 
 
-@pytest.mark.parametrize("splits", [1, 8])
+@pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("group", [2, 5])
-def test_decodes_of_long_and_short_contexts(group: int, splits: int, rng: np.random.Generator) -> None:
+def test_decodes_of_long_and_short_contexts(group: int, window: int | None, rng: np.random.Generator) -> None:
     lens = [(1, context) for context in DECODES]
     kv, sequences = paged(rng, lens, kv_heads=1 if IS_INTERPRETED else 8)
     q = torch.randn(len(lens), group * sequences[0].shape[2], HEAD_DIM).to(HALF).to(DEVICE)
     got = torch.full_like(q, torch.nan)
-    attend_decodes(q, kv, got, SCALE, None, splits)
-    compare(got, q, lens, sequences, None)
+    ends = torch.from_numpy(SPLIT_ENDS).to(DEVICE)
+    splits = list_splits(kv.context_lens, np.array(DECODES), ends, (q.shape[1], kv.keys.shape[2], HEAD_DIM), 132)
+    attend_decodes(q, kv, got, SCALE, window, splits)
+    compare(got, q, lens, sequences, window)

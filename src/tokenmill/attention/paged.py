@@ -69,8 +69,7 @@ class PagedAttention:
     """See `AttentionBackend`.
 
     Args:
-        decodes: for requests with a single token; None: they are treated as prompts of one token, so that a token's
-            result does not depend on the chunk that it came in.
+        decodes: for requests with a single token.
 
     Attributes:
         is_capturable: a plan of decodes that was made once serves other lengths too: what CUDA graphs need.
@@ -80,7 +79,7 @@ class PagedAttention:
         self,
         kv: TokenMajorKV,
         prompts: PagedImplementation,
-        decodes: PagedImplementation | None,
+        decodes: PagedImplementation,
         is_capturable: bool = True,
     ) -> None:
         self.kv = kv
@@ -93,14 +92,12 @@ class PagedAttention:
         lens = batch.lens or DeviceLens.of(batch)
         is_chunk = batch.query_lens > 1
         num_decodes = int(is_chunk.argmax()) if is_chunk.any() else len(is_chunk)
-        if self._decodes is None:
-            num_decodes = 0
         parts = []
         for implementation, first, end in (
             (self._decodes, 0, num_decodes),
             (self._prompts, num_decodes, len(is_chunk)),
         ):
-            if implementation is not None and first < end:
+            if first < end:
                 requests = _part(batch, lens, first, end)
                 parts.append((implementation, requests.tokens, implementation.plan(requests)))
         return PagedPlan((batch.positions, batch.slots), tuple(parts))

@@ -131,8 +131,8 @@ class AttentionChoice:
         from tokenmill.attention.paged import PagedAttention
 
         assert isinstance(kv, TokenMajorKV) and prompts.make_paged and decodes.make_paged, "a hybrid is for GPUs"
-        for_decodes = None if config.is_invariant else decodes.make_paged(config)[1]
-        return PagedAttention(kv, prompts.make_paged(config)[0], for_decodes, decodes.is_capturable)
+        parts = prompts.make_paged(config)[0], decodes.make_paged(config)[1]
+        return PagedAttention(kv, *parts, decodes.is_capturable)
 
 
 def choose_attention(name: str, config: AttentionConfig) -> AttentionChoice:
@@ -246,7 +246,9 @@ def _flashinfer(config: AttentionConfig) -> tuple[PagedImplementation, PagedImpl
 def _triton(config: AttentionConfig) -> tuple[PagedImplementation, PagedImplementation]:
     from tokenmill.attention.backends.triton import TritonDecodes, TritonPrompts
 
-    return TritonPrompts(), TritonDecodes(config.spec, config.platform.num_units())
+    if config.is_invariant:
+        return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9)
+    return TritonPrompts(), TritonDecodes(config.spec, config.platform.num_units(), config.platform.device)
 
 
 BACKENDS = (

@@ -32,7 +32,8 @@ class FlashInferPlan:
 class FlashInferAttention:
     """See `PagedImplementation`; for prompts or for decodes: it holds the plans of one part of a batch.
 
-    Plans are made on the host, step by step, so graphs cannot hold them.
+    Plans are made on the host, step by step, so graphs cannot hold them: a replay would have to be preceded by a plan
+    of its lengths, which the runner has no call for.
 
     Args:
         library: the module `flashinfer`, or what stands in for it in a test.
@@ -52,11 +53,11 @@ class FlashInferAttention:
         bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         starts = np.concatenate([[0], np.cumsum(requests.query_lens)]).astype(np.int32)
         last = (requests.context_lens - (counts - 1) * self._page_size).astype(np.int32)
-        # Entry i of the table's used part: counted by its place in the flat table, so that the device need not search.
-        number = np.arange(bounds[-1]) - np.repeat(bounds[:-1], counts)
-        place = np.repeat(np.arange(len(counts)), counts) * requests.page_table.shape[1] + number
-        flat = requests.page_table.flatten()
-        pages = flat.index_select(0, torch.from_numpy(place).to(flat.device))
+        # The used part of the table is put together on the device: a copy to it would wait for what it does.
+        held = (requests.lens.context_lens + self._page_size - 1) // self._page_size
+        row = torch.repeat_interleave(held, output_size=int(bounds[-1]))
+        number = torch.arange(len(row), device=row.device) - (held.cumsum(0) - held)[row]
+        pages = requests.page_table[row, number]
         return FlashInferPlan((torch.from_numpy(starts), torch.from_numpy(bounds), pages, torch.from_numpy(last)))
 
     def attend(

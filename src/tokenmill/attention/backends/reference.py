@@ -42,20 +42,21 @@ class ReferenceAttention:
             start, end = batch.query_starts[request : request + 2].tolist()
             num_pages = -(-context_len // self.kv.page_size)
             keys, values = self.kv.gather(layer.index, self.kv.page_rows(batch.page_table[request, :num_pages]))
-            output[start:end] = self._attend(q[start:end], keys[:, :context_len], values[:, :context_len], layer)
+            output[start:end] = attend_sequence(q[start:end], keys[:, :context_len], values[:, :context_len], layer)
         return output.flatten(1)
 
-    def _attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
-        """The last n tokens of one sequence, q [n, heads, head_dim], over all its keys [kv_heads, length, head_dim]."""
-        group = self.spec.num_heads // self.spec.num_kv_heads
-        keys = keys.float().repeat_interleave(group, 0)
-        values = values.float().repeat_interleave(group, 0)
-        scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * layer.scale
-        length = keys.shape[1]
-        key_positions = torch.arange(length, device=q.device)
-        query_positions = key_positions[length - q.shape[0] :, None]
-        visible = key_positions <= query_positions
-        if layer.window is not None:
-            visible &= key_positions > query_positions - layer.window
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-        return (weights @ values).transpose(0, 1).to(q.dtype)
+
+def attend_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+    """The last n tokens of one sequence, q [n, heads, head_dim], over all its keys [kv_heads, length, head_dim]."""
+    group = q.shape[1] // len(keys)
+    keys = keys.float().repeat_interleave(group, 0)
+    values = values.float().repeat_interleave(group, 0)
+    scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * layer.scale
+    length = keys.shape[1]
+    key_positions = torch.arange(length, device=q.device)
+    query_positions = key_positions[length - q.shape[0] :, None]
+    visible = key_positions <= query_positions
+    if layer.window is not None:
+        visible &= key_positions > query_positions - layer.window
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return (weights @ values).transpose(0, 1).to(q.dtype)

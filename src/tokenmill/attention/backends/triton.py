@@ -6,13 +6,18 @@ import torch
 
 from tokenmill.attention.paged import Requests
 from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
-from tokenmill.kernels.triton.attention import TILE_KEYS, PagedKV, attend_decodes, attend_prompts
-
-MOST_SPLITS = 64
+from tokenmill.kernels.triton.attention import SPLIT_ENDS, PagedKV, Splits, attend_decodes, attend_prompts, list_splits
 
 
 class TritonPrompts:
-    """See `PagedImplementation`; for requests with any number of tokens."""
+    """See `PagedImplementation`; for requests with any number of tokens.
+
+    Args:
+        are_single: its requests have one token each, which comes out as it would among others.
+    """
+
+    def __init__(self, *, are_single: bool = False) -> None:
+        self._are_single = are_single
 
     def plan(self, requests: Requests) -> Requests:
         """See `PagedImplementation.plan`: the kernels find their tiles themselves."""
@@ -27,33 +32,32 @@ class TritonPrompts:
         layer: AttentionLayer,
     ) -> None:
         """See `PagedImplementation.attend`."""
-        attend_prompts(q, paged(memory, plan), output, layer.scale, layer.window)
+        attend_prompts(q, paged(memory, plan), output, layer.scale, layer.window, are_single=self._are_single)
 
 
 class TritonDecodes:
-    """See `PagedImplementation`; for requests with one token, whose contexts are split until the device is full.
+    """See `PagedImplementation`; for requests with one token, whose contexts are split at fixed positions.
 
     Args:
-        num_units: programs that run side by side on the device.
+        num_units: multiprocessors of the device.
     """
 
-    def __init__(self, spec: AttentionSpec, num_units: int) -> None:
-        self._num_kv_heads = spec.num_kv_heads
+    def __init__(self, spec: AttentionSpec, num_units: int, device: str) -> None:
+        self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self._num_units = num_units
+        self._ends = torch.from_numpy(SPLIT_ENDS).to(device)
 
-    def plan(self, requests: Requests) -> tuple[Requests, int]:
-        """See `PagedImplementation.plan`: the number of splits."""
-        programs = len(requests.context_lens) * self._num_kv_heads
-        # Two programs for each unit hide each other's waits; a split shorter than a tile is empty.
-        wanted = min(2 * self._num_units // programs, MOST_SPLITS, -(-int(requests.context_lens.max()) // TILE_KEYS))
-        return requests, 1 << max(0, wanted.bit_length() - 1)
+    def plan(self, requests: Requests) -> tuple[Requests, Splits | None]:
+        """See `PagedImplementation.plan`: the splits, and memory for their parts that all layers share."""
+        lens, longest = requests.lens.context_lens, requests.context_lens
+        return requests, list_splits(lens, longest, self._ends, self._heads, self._num_units)
 
     def attend(
         self,
         q: torch.Tensor,
         memory: tuple[torch.Tensor, torch.Tensor],
         output: torch.Tensor,
-        plan: tuple[Requests, int],
+        plan: tuple[Requests, Splits | None],
         layer: AttentionLayer,
     ) -> None:
         """See `PagedImplementation.attend`."""

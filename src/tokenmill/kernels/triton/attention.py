@@ -1,15 +1,22 @@
-"""Attention over pages: flash attention (Dao et al. 2022) with an online softmax, in two launches of one kernel.
+"""Attention over pages: flash attention (Dao et al. 2022) with an online softmax, for prompts and for decodes.
 
 A tile is some tokens of one request times the heads that share a key head, so that keys are read once for all of them.
-Tokens of prompts take tiles of many tokens; requests with a single token (decodes) take tiles of one, and may split
-their context among programs, whose parts a second kernel joins (flash decoding). Keys are visited in tiles that begin
-at multiples of `TILE_KEYS` whatever the chunk, so a token's sums without splits depend on nothing but its own context.
+Tokens of prompts take tiles of many tokens. Requests with a single token (decodes) take tiles of one, and split their
+contexts among programs, whose parts a second kernel joins (flash decoding):
+
+|256|256| ... 16 of them |512|512| ... 16 of them |1024| ...      keys of split 0, 1, ... of every request
+
+Where splits begin depends on nothing but the position: neither on the batch nor on the length. So a decode's sums have
+one order in every company, and a context of any length has few enough splits to keep their parts in memory. Prompts
+visit keys in tiles that begin at multiples of `TILE_KEYS` whatever the chunk, so there, too, a token's sums depend on
+nothing but its own context.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -22,6 +29,23 @@ TILE_KEYS = 64
 # products of float32 run beside those units, in registers: larger tiles spill them, and take long to compile.
 PROMPT_ROWS = 128
 DECODE_ROWS = 16
+# Of a tile of one token whose sums must be those of a tile of many. On capability 9.0 both run the same instructions
+# on 64 rows, one group of four warps here and two there, so no row can tell; elsewhere warps would part the columns.
+SINGLE_ROWS = 64
+# A third stage of keys and values fits beside a tile of queries up to this many bytes of a head.
+THREE_STAGES_BYTES = 256
+SPLIT_KEYS = 256
+# After so many splits they are twice as long.
+LEVEL_SPLITS = 16
+SPLIT_ENDS = np.cumsum(SPLIT_KEYS << np.arange(10 * LEVEL_SPLITS) // LEVEL_SPLITS).astype(np.int32)
+# Programs on a multiprocessor hide each other's waits; at 70 KiB each, three fit into the shared memory of an H200's.
+PROGRAMS_PER_UNIT = 3
+# Behind the sum of a part: its highest score, its total weight, and what keeps sums aligned.
+PART_EXTRA = 4
+
+
+Tile = tuple[int, int, int]
+"""Tokens and rows of a tile, and how many tiles there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +66,34 @@ class PagedKV:
     query_starts: torch.Tensor
 
 
-@triton.jit(do_not_specialize=["num_requests", "table_stride", "window"])
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """The splits of a step's requests, request by request, and room for what each finds; tensors on the device.
+
+    Attributes:
+        num_programs: that take them in turn.
+        items: [n] int32, the request of each split; those behind the last split mean nothing.
+        stops: [B] int32, the end of each request's items.
+        parts: [n, num_heads, head_dim + PART_EXTRA] float32.
+    """
+
+    num_programs: int
+    items: torch.Tensor
+    stops: torch.Tensor
+    parts: torch.Tensor
+
+
+@triton.jit(
+    do_not_specialize=["num_requests", "table_stride", "window"],
+    do_not_specialize_on_alignment=["page_table", "query_starts", "context_lens"],
+)
 def _attend(
     q,
     keys,
     values,
     output,
+    items,
+    stops,
     parts,
     page_table,
     query_starts,
@@ -65,167 +111,238 @@ def _attend(
     TILE_TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    LEVEL: tl.constexpr,
+    PART: tl.constexpr,
+    ALL_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_SPLIT: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    request = tile
-    first = 0
-    if TILE_TOKENS > 1:
-        request = find_group(query_starts, tile, num_requests, TILE_TOKENS)
-        first = first_row(query_starts, tile, request, TILE_TOKENS)
-    start = tl.load(query_starts + request)
-    query_len = tl.load(query_starts + request + 1) - start
-    if first < query_len:
-        computed = tl.load(context_lens + request) - query_len
-        row = tl.arange(0, ROWS)
-        index = first + row // GROUP
-        is_row = (row < TILE_TOKENS * GROUP) & (index < query_len)
-        column = tl.arange(0, WIDTH)
-        is_column = column < HEAD_DIM
-        token = (start + index).to(tl.int64)
-        head = kv_head * GROUP + row % GROUP
-        loaded = is_row[:, None] & is_column[None, :]
-        query = tl.load(q + token[:, None] * q_stride + head[:, None] * HEAD_DIM + column[None, :], loaded, 0.0)
-        position = computed + index
+    """A program per tile and key head, the tiles that see the most keys first; of splits each program takes several.
 
-        # |begin|<- keys of this split ->|stop|, within what the tile's first and last token see.
-        last = computed + tl.minimum(first + TILE_TOKENS, query_len)
-        begin = 0
-        if HAS_WINDOW:
-            begin = tl.maximum(computed + first - window + 1, 0) // TILE * TILE
-        share = tl.cdiv(tl.cdiv(last - begin, tl.num_programs(2)), TILE) * TILE
-        begin += split * share
-        stop = tl.minimum(begin + share, last)
+    Estimated for an H200 at 4.3 TB/s and 790 TFLOP/s, not measured; half precision, 16 query and 8 key heads of 128.
 
-        highest = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        attended = tl.zeros([ROWS, WIDTH], tl.float32)
-        for key in range(begin, stop, TILE):
-            place = key + tl.arange(0, TILE)
-            is_key = place < stop
-            page = tl.load(page_table + request * table_stride + place // PAGE_SIZE, is_key, 0).to(tl.int64)
-            source = ((page * PAGE_SIZE + place % PAGE_SIZE) * NUM_KV_HEADS + kv_head) * HEAD_DIM
-            wanted = is_key[:, None] & is_column[None, :]
-            k = tl.load(keys + source[:, None] + column[None, :], wanted, 0.0)
-            scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-            is_visible = is_key[None, :] & (place[None, :] <= position[:, None])
+    Decodes read 4 * context * head_dim bytes a key head, once. 256 requests at 1,024 tokens: 1.07 GB a layer, 0.25 ms
+    at full rate, 80 to 90% of it expected; 8,192 pieces of 128 KiB for 396 programs. A piece begins with three loads
+    after each other (item, page id, keys), some 2 us of its 12, while the other two programs of the multiprocessor have
+    one to two tiles of 32 KiB each on their way (compiled for 9.0: copies of 16 bytes, two groups left open at a wait);
+    33 KiB for each multiprocessor at all times would be the whole rate. Parts: 8 * GROUP * head_dim bytes written and
+    read per piece, 2% more. As many programs as run at once, not one for each split that a graph must allow for: at 256
+    rows and 40,960 tokens those would be 110,000 a layer, and starting them for nothing takes 0.1 to 0.3 ms.
+
+    Prompts: a tile of R rows at context c does 4 * R * c * head_dim FLOP on 4 * c * head_dim bytes, mostly out of the
+    L2 cache. 8,192 tokens: 275 GFLOP a layer, 0.35 ms at full rate, 0.6 to 0.7 ms expected, because products wait for
+    the softmax between them (warps are not specialized); 1,024 programs, the longest of 128 turns, of which only the
+    last TILE_TOKENS / TILE + 1 compare positions.
+    """
+    num_work = tl.load(stops + num_requests - 1) * NUM_KV_HEADS if IS_SPLIT else tl.num_programs(0)
+    for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
+        # The heads of a token lie side by side, so they are read at about the same time.
+        kv_head = work % NUM_KV_HEADS
+        item = work // NUM_KV_HEADS
+        first = 0
+        request = tl.load(items + item) if IS_SPLIT else num_work // NUM_KV_HEADS - 1 - item
+        if TILE_TOKENS > 1:
+            tile = request
+            request = find_group(query_starts, tile, num_requests, TILE_TOKENS)
+            first = first_row(query_starts, tile, request, TILE_TOKENS)
+        start = tl.load(query_starts + request)
+        query_len = tl.load(query_starts + request + 1) - start
+        if first < query_len:
+            computed = tl.load(context_lens + request) - query_len
+            row = tl.arange(0, ROWS)
+            index = first + row // GROUP
+            is_row = (row < TILE_TOKENS * GROUP) & (index < query_len)
+            column = tl.arange(0, WIDTH)
+            is_column = column < HEAD_DIM
+            token = (start + index).to(tl.int64)
+            head = kv_head * GROUP + row % GROUP
+            loaded = is_row[:, None] & is_column[None, :]
+            query = tl.load(q + token[:, None] * q_stride + head[:, None] * HEAD_DIM + column[None, :], loaded, 0.0)
+            position = computed + index
+
+            # |begin|<- keys that all rows see ->|clear|<- keys that some see ->|stop|
+            begin = 0
+            stop = computed + tl.minimum(first + TILE_TOKENS, query_len)
+            if IS_SPLIT:
+                split = item - tl.load(stops + request - 1, request > 0, 0)
+                length = SPLIT * (1 << split // LEVEL)
+                begin = LEVEL * (length - SPLIT) + split % LEVEL * length
+                stop = tl.minimum(begin + length, stop)
             if HAS_WINDOW:
-                is_visible = is_visible & (place[None, :] > position[:, None] - window)
-            scores = tl.where(is_visible, scores, float("-inf"))
-            higher = tl.maximum(highest, tl.max(scores, 1))
-            # A row that has seen nothing yet has no highest score; a difference of infinities would be NaN.
-            base = tl.where(higher == float("-inf"), 0.0, higher)
-            weights = tl.exp2(scores - base[:, None])
-            kept = tl.exp2(highest - base)
-            # Slots outside of the request are loaded as zeros: a weight of 0 does not hide a NaN.
-            v = tl.load(values + source[:, None] + column[None, :], wanted, 0.0)
-            total = total * kept + tl.sum(weights, 1)
-            attended = attended * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-            highest = higher
+                begin = tl.maximum(begin, tl.maximum(computed + first - window + 1, 0) // TILE * TILE)
+            clear = begin if ALL_MASKED else (computed + first + 1) // TILE * TILE
 
-        if not IS_SPLIT:
-            target = output + (token * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + column[None, :]
-            tl.store(target, (attended / total[:, None]).to(output.dtype.element_ty), loaded)
-        else:
-            # Of each split: the unscaled sum, its highest score, its total weight.
-            part = (request.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head) * tl.num_programs(2) + split
-            tl.store(parts + part[:, None] * (HEAD_DIM + 2) + column[None, :], attended, loaded)
-            tl.store(parts + part * (HEAD_DIM + 2) + HEAD_DIM, highest, is_row)
-            tl.store(parts + part * (HEAD_DIM + 2) + HEAD_DIM + 1, total, is_row)
+            highest = tl.full([ROWS], float("-inf"), tl.float32)
+            total = tl.zeros([ROWS], tl.float32)
+            attended = tl.zeros([ROWS, WIDTH], tl.float32)
+            pages = page_table + request.to(tl.int64) * table_stride
+            place = begin + tl.arange(0, TILE)
+            page = tl.load(pages + place // PAGE_SIZE, place < stop, 0)
+            for phase in tl.static_range(ALL_MASKED, 2):
+                for key in range(begin, clear if phase == 0 else stop, TILE):
+                    place = key + tl.arange(0, TILE)
+                    # Keys wait for their page's id, so it is asked for a turn ahead.
+                    ahead = tl.load(pages + (place + TILE) // PAGE_SIZE, place + TILE < stop, 0)
+                    source = ((page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE) * NUM_KV_HEADS + kv_head) * HEAD_DIM
+                    # Slots outside of the request are loaded as zeros: a weight of 0 does not hide a NaN.
+                    is_key = (place < stop) | (phase == 0)
+                    wanted = is_key[:, None] & is_column[None, :]
+                    k = tl.load(keys + source[:, None] + column[None, :], wanted, 0.0)
+                    scores = tl.dot(query, tl.trans(k), input_precision="ieee")
+                    if phase == 1:
+                        is_visible = is_key[None, :] & (place[None, :] <= position[:, None])
+                        if HAS_WINDOW:
+                            is_visible = is_visible & (place[None, :] > position[:, None] - window)
+                        scores = tl.where(is_visible, scores, float("-inf"))
+                    higher = tl.maximum(highest, tl.max(scores, 1))
+                    # A row that has seen nothing yet has no highest score; a difference of infinities would be NaN.
+                    base = tl.where(higher == float("-inf"), 0.0, higher)
+                    # Fused by name: a row's bits are the same where the mask is compiled and where it is not.
+                    weights = tl.exp2(tl.fma(scores, scale, -(base * scale)[:, None]))
+                    kept = tl.exp2((highest - base) * scale)
+                    v = tl.load(values + source[:, None] + column[None, :], wanted, 0.0)
+                    total = tl.fma(total, kept, tl.sum(weights, 1))
+                    attended = tl.dot(weights.to(v.dtype), v, attended * kept[:, None], input_precision="ieee")
+                    highest = higher
+                    page = ahead
+                begin = clear
+
+            if IS_SPLIT:
+                part = parts + (item.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head) * PART
+                tl.store(part[:, None] + column[None, :], attended, loaded)
+                tl.store(part + HEAD_DIM, highest * scale, is_row)
+                tl.store(part + HEAD_DIM + 1, total, is_row)
+            else:
+                target = output + (token * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + column[None, :]
+                tl.store(target, (attended / total[:, None]).to(output.dtype.element_ty), loaded)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["query_starts"])
 def _join(
-    parts, output, query_starts, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr
+    parts,
+    stops,
+    output,
+    query_starts,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """One program per request and head: its splits, weighted by how high their scores were."""
-    request = tl.program_id(0).to(tl.int64)
+    """One program per request and head: its splits, weighted by how high their scores were.
+
+    Estimated, not measured: 4 * head_dim bytes a split, just written, so out of the L2 cache; 2 to 3 us.
+    """
+    request = tl.program_id(0)
     head = tl.program_id(1)
-    split = tl.arange(0, SPLITS)
     column = tl.arange(0, WIDTH)
-    source = parts + ((request * HEADS + head) * SPLITS + split) * (HEAD_DIM + 2)
-    highest = tl.load(source + HEAD_DIM)
-    total = tl.load(source + HEAD_DIM + 1)
-    weights = tl.exp2(highest - tl.max(highest, 0))
-    wanted = (total > 0)[:, None] & (column < HEAD_DIM)[None, :]
-    attended = tl.load(source[:, None] + column[None, :], wanted, 0.0)
-    joined = tl.sum(attended * weights[:, None], 0) / tl.sum(total * weights, 0)
+    stop = tl.load(stops + request)
+    highest = float("-inf")
+    total = 0.0
+    joined = tl.zeros([WIDTH], tl.float32)
+    for block in range(tl.load(stops + request - 1, request > 0, 0), stop, BLOCK):
+        item = block + tl.arange(0, BLOCK)
+        part = parts + (item.to(tl.int64) * HEADS + head) * PART
+        high = tl.load(part + HEAD_DIM, item < stop, float("-inf"))
+        weight = tl.load(part + HEAD_DIM + 1, item < stop, 0.0)
+        higher = tl.maximum(highest, tl.max(high, 0))
+        # Splits before a window have seen nothing.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        factor = tl.exp2(high - base)
+        kept = tl.exp2(highest - base)
+        wanted = (weight > 0)[:, None] & (column < HEAD_DIM)[None, :]
+        attended = tl.load(part[:, None] + column[None, :], wanted, 0.0)
+        joined = joined * kept + tl.sum(attended * factor[:, None], 0)
+        total = total * kept + tl.sum(weight * factor, 0)
+        highest = higher
     token = tl.load(query_starts + request).to(tl.int64)
     target = output + (token * HEADS + head) * HEAD_DIM + column
-    tl.store(target, joined.to(output.dtype.element_ty), column < HEAD_DIM)
+    tl.store(target, (joined / total).to(output.dtype.element_ty), column < HEAD_DIM)
 
 
-def attend_prompts(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scale: float, window: int | None) -> None:
-    """Attention of requests with any number of tokens, without splits.
+def attend_prompts(
+    q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scale: float, window: int | None, *, are_single: bool = False
+) -> None:
+    """Attention of requests with any number of tokens.
 
     Args:
         q: [T, num_heads, head_dim], heads contiguous, tokens with any stride; also holds tokens of other requests.
         output: [T, num_heads, head_dim] contiguous; only the tokens of these requests are written.
         window: a token sees itself and at most window - 1 tokens before it; None: all.
+        are_single: each request has one token, whose sums are those that it would have in a longer chunk: on a GPU of
+            capability 9.0, by the layout of the compiled code (`tests/kernels/test_triton_compiles.py`).
     """
-    group = q.shape[1] // kv.keys.shape[2]
-    rows = DECODE_ROWS if q.is_cuda and q.dtype == torch.float32 else PROMPT_ROWS
-    tokens = max(2, rows // group)
+    rows = DECODE_ROWS if q.is_cuda and q.dtype == torch.float32 else SINGLE_ROWS if are_single else PROMPT_ROWS
+    tokens = 1 if are_single else max(2, rows // (q.shape[1] // kv.keys.shape[2]))
     # The tokens from the first of these requests on bound their tiles from above; the host knows no more.
-    most = q.shape[0] // tokens + len(kv.context_lens)
-    _launch(q, kv, output, output, scale, window, tokens, (most, 1))
+    tiles = len(kv.context_lens) + (0 if are_single else q.shape[0] // tokens)
+    _launch(q, kv, output, None, scale, window, (tokens, rows, tiles))
+
+
+def list_splits(
+    context_lens: torch.Tensor, longest: np.ndarray, ends: torch.Tensor, heads: tuple[int, int, int], num_units: int
+) -> Splits | None:
+    """List the splits of a step on the device, where lengths may change with each replay of a graph.
+
+    Args:
+        context_lens: [B] int32 on the device.
+        longest: [B] on the host, the most that they may be.
+        ends: `SPLIT_ENDS` on the device.
+        heads: query heads, key heads, and what they measure.
+        num_units: multiprocessors of the device.
+
+    Returns:
+        None: no context is longer than one split.
+    """
+    if longest.max() <= SPLIT_KEYS:
+        return None
+    most = int(np.searchsorted(SPLIT_ENDS, longest).sum()) + len(longest)
+    stops = (torch.searchsorted(ends, context_lens) + 1).cumsum(0, dtype=torch.int32)
+    numbers = torch.arange(most, dtype=torch.int32, device=stops.device)
+    items = torch.searchsorted(stops, numbers, right=True, out_int32=True)
+    parts = torch.empty(most, heads[0], heads[2] + PART_EXTRA, dtype=torch.float32, device=stops.device)
+    return Splits(min(most * heads[1], PROGRAMS_PER_UNIT * num_units), items, stops, parts)
 
 
 def attend_decodes(
-    q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scale: float, window: int | None, splits: int
+    q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scale: float, window: int | None, splits: Splits | None
 ) -> None:
-    """Attention of requests with one token each, their contexts split among `splits` programs, a power of two."""
-    num_requests, num_heads, head_dim = len(kv.context_lens), q.shape[1], q.shape[2]
-    if splits == 1:
-        _launch(q, kv, output, output, scale, window, 1, (num_requests, 1))
-        return
-    parts = torch.empty(num_requests, num_heads, splits, head_dim + 2, dtype=torch.float32, device=q.device)
-    _launch(q, kv, output, parts, scale, window, 1, (num_requests, splits))
-    _join[(num_requests, num_heads)](
-        parts, output, kv.query_starts, num_heads, head_dim, triton.next_power_of_2(head_dim), splits
-    )
+    """Attention of requests with one token each; layers may share their splits, one after the other."""
+    _launch(q, kv, output, splits, scale, window, (1, DECODE_ROWS, len(kv.context_lens)))
+    if splits is not None:
+        (num_requests,), (num_heads, head_dim) = splits.stops.shape, q.shape[1:]
+        _join[(num_requests, num_heads)](
+            *(splits.parts, splits.stops, output, kv.query_starts, num_heads, head_dim),
+            *(triton.next_power_of_2(head_dim), head_dim + PART_EXTRA, LEVEL_SPLITS),
+        )
 
 
 def _launch(
-    q: torch.Tensor,
-    kv: PagedKV,
-    output: torch.Tensor,
-    parts: torch.Tensor,
-    scale: float,
-    window: int | None,
-    tile_tokens: int,
-    grid: tuple[int, int],
+    q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | None, scale: float, window: int | None, tile: Tile
 ) -> None:
+    tokens, rows, tiles = tile
     page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
     group = q.shape[1] // num_kv_heads
-    rows = max(DECODE_ROWS, triton.next_power_of_2(tile_tokens * group))
-    _attend[(grid[0], num_kv_heads, grid[1])](
-        q,
-        kv.keys,
-        kv.values,
-        output,
-        parts,
-        kv.page_table,
-        kv.query_starts,
-        kv.context_lens,
-        len(kv.context_lens),
-        scale * LOG2_E,
-        q.stride(0),
-        kv.page_table.stride(0),
-        window or 0,
+    _attend[(tiles * num_kv_heads if splits is None else splits.num_programs,)](
+        *(q, kv.keys, kv.values, out),
+        *((out,) * 3 if splits is None else (splits.items, splits.stops, splits.parts)),
+        *(kv.page_table, kv.query_starts, kv.context_lens, len(kv.context_lens)),
+        *(scale * LOG2_E, q.stride(0), kv.page_table.stride(0), window or 0),
         PAGE_SIZE=page_size,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
         WIDTH=max(16, triton.next_power_of_2(head_dim)),
-        TILE_TOKENS=tile_tokens,
-        ROWS=rows,
+        TILE_TOKENS=tokens,
+        ROWS=max(rows, triton.next_power_of_2(tokens * group)),
         TILE=TILE_KEYS,
+        SPLIT=SPLIT_KEYS,
+        LEVEL=LEVEL_SPLITS,
+        PART=head_dim + PART_EXTRA,
+        ALL_MASKED=int(window is not None or rows == DECODE_ROWS),
         HAS_WINDOW=window is not None,
-        IS_SPLIT=grid[1] > 1,
+        IS_SPLIT=splits is not None,
         num_warps=8 if rows > 64 else 4,
-        num_stages=2,
+        num_stages=3 if head_dim * q.element_size() <= THREE_STAGES_BYTES else 2,
     )
