@@ -21,7 +21,7 @@ from tests.checkpoints import greedy_continuation, load_oracle, make_checkpoint,
 from tests.kernels.gpu import DEVICE
 from tests.runner.fake_platform import FakePlatform
 from tokenmill.config import EngineConfig
-from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.engine.engine import Engine
@@ -216,6 +216,17 @@ def test_a_failed_step_ends_its_requests_and_no_others(model: Path, cases: Any) 
         assert outputs[0][-1].error is not None
         runner.model = working
         assert tokens(run(engine, prompts[1:], [GREEDY] * 2)) == expected[1:]
+
+
+def test_a_dead_device_ends_the_engine(model: Path) -> None:
+    class DeadPlatform(FakePlatform):
+        def synchronize(self) -> None:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    with running(model, DeadPlatform(), async_scheduling=True, enforce_eager=True) as engine:
+        engine.executor.runner.model = Broken()
+        with pytest.raises(EngineFailed, match="unspecified launch failure"):
+            run(engine, [[1, 2, 3]], [GREEDY])
 
 
 def test_an_old_gpu_is_told_what_it_lacks(model: Path) -> None:

@@ -151,7 +151,7 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
     runner = make_runner(config, platform, model.decoder, model.kernels, memory, masks)
     graphs = _capture(platform, runner, timer)
     on_thread = config.async_scheduling and not platform.is_accelerator
-    executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner)
+    executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
     header = log_header(config, memory.size, limits)
     with timer.phase("warming up"):
         warm_up(Engine(header.make_scheduler(), executor, limits))

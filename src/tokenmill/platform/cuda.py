@@ -148,5 +148,5 @@ class CudaPlatform:
         return isinstance(error, torch.cuda.OutOfMemoryError) or self._host.is_out_of_memory(error)
 
     def synchronize(self) -> None:
-        """Wait for all work; for measurements, never for a step."""
+        """See `Platform.synchronize`. An illegal access, say, leaves a context in which every call raises."""
         torch.cuda.synchronize(self.device)

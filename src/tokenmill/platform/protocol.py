@@ -89,5 +89,8 @@ class Platform(Protocol):
             stream: where the graph is replayed.
         """
 
+    def synchronize(self) -> None:
+        """Wait for all work: never in a step that goes well. Raises what a device that has failed says of it."""
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an error says that the device's memory, or the host's, is full."""
