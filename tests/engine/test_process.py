@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -99,6 +100,7 @@ def test_a_device_that_dies_in_a_step_ends_the_process_with_a_sentence(
     monkeypatch.setattr("tokenmill.engine.setup.select_platform", lambda device: platform)
     folder = make_checkpoint(tmp_path / "m")
     engine = EngineConfig(model=str(folder), device="cpu", dtype="float32", num_pages=64, enforce_eager=True)
+    engine = dataclasses.replace(engine, max_num_seqs=2, max_num_batched_tokens=8)
     LaunchFile(engine.resolve(), ServerConfig()).write(tmp_path)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox: Inbox[ToApi] = Inbox(context, tmp_path, API, ToApi)

@@ -14,12 +14,12 @@ from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
-from tokenmill.core.messages import AddRequest, EngineReady
-from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.messages import EngineReady
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.memory import StepMemory, allocate, take_memory
 from tokenmill.engine.observer import Observer
 from tokenmill.engine.step_log import LogHeader, StepLog, check_writable
+from tokenmill.engine.warm_up import warm_up
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.kv.events import KVEventLog
 from tokenmill.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
@@ -154,7 +154,7 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
     executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
     header = log_header(config, memory.size, limits)
     with timer.phase("warming up"):
-        warm_up(Engine(header.make_scheduler(), executor, limits))
+        warm_up(Engine(header.make_scheduler(), executor, limits), platform)
     events = KVEventLog() if config.kv_events() is not None else None
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
     engine = Engine(header.make_scheduler(events), executor, limits, header.depth, Observer(log), [grammars])
@@ -330,11 +330,3 @@ def scheduler_config(config: EngineConfig, size: KVSize) -> SchedulerConfig:
         admission=config.admission,
         seed=config.seed,
     )
-
-
-def warm_up(engine: Engine) -> None:
-    """Run one small request, so that the first client does not pay for what torch sets up on first use."""
-    params = SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
-    engine.add(AddRequest(id="warm-up", prompt_token_ids=[0] * min(8, engine.limits.max_model_len - 2), params=params))
-    while engine.has_work:
-        engine.step()
