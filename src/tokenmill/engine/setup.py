@@ -49,6 +49,10 @@ from tokenmill.weights.loader import plan_model
 
 logger = logging.getLogger(__name__)
 
+# Decodes beside prompts run in a graph of their own where the weights, which the step then reads twice, are no larger:
+# what eager decodes cost, a launch or two in each layer, is half a millisecond (estimated, not measured).
+TWICE_READ_BYTES = 2 << 30
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -148,7 +152,7 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
     )
     grammars = grammar_cache(config, model.folder, limits)
     masks = GrammarRows(grammars.template, limits.vocab_size, on_host=not platform.is_accelerator)
-    runner = make_runner(config, platform, model.decoder, model.kernels, memory, masks)
+    runner = make_runner(config, platform, model, memory, masks)
     graphs = _capture(platform, runner, timer)
     on_thread = config.async_scheduling and not platform.is_accelerator
     executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
@@ -239,34 +243,31 @@ def _pass_reason(model: LoadedModel, memory: StepMemory) -> str:
 
 
 def make_runner(
-    config: EngineConfig,
-    platform: Platform,
-    model: Decoder,
-    kernels: Kernels,
-    memory: StepMemory,
-    masks: GrammarRows,
+    config: EngineConfig, platform: Platform, model: LoadedModel, memory: StepMemory, masks: GrammarRows
 ) -> ModelRunner:
     """What a step is on the platform."""
     rows, attention = RowState(memory.tables, memory.sampling, masks), memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)
-    in_calls = in_one_call(model, attention)
-    sampler = HostSampler(in_calls, memory.tables, getattr(kernels, "native", None))
+    in_calls = in_one_call(model.decoder, attention)
+    sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None))
     return ModelRunner(in_calls, attention, rows, sampler, HostTransport())
 
 
 def _device_runner(
-    config: EngineConfig, platform: Platform, model: Decoder, attention: AttentionBackend, rows: RowState
+    config: EngineConfig, platform: Platform, loaded: LoadedModel, attention: AttentionBackend, rows: RowState
 ) -> ModelRunner:
     from tokenmill.attention.paged import PagedAttention
     from tokenmill.runner.captured_decodes import CapturedDecodes
     from tokenmill.sampling import triton_draw
 
     assert isinstance(attention, PagedAttention), "a GPU has its attention over pages"
-    stream, sampler, graphs = platform.stream(), DeviceSampler(model, rows.tables, triton_draw.draw), None
+    model, stream, graphs = loaded.decoder, platform.stream(), None
+    sampler = DeviceSampler(model, rows.tables, triton_draw.draw)
     if attention.is_capturable and not config.enforce_eager:
         graphs = CapturedDecodes(platform, stream, model, attention, sampler)
-    return ModelRunner(model, attention, rows, sampler, Staging(platform, stream), graphs)
+    takes_parts = loaded.weight_bytes <= TWICE_READ_BYTES
+    return ModelRunner(model, attention, rows, sampler, Staging(platform, stream), graphs, takes_parts)
 
 
 def _capture(platform: Platform, runner: ModelRunner, timer: StartupTimer) -> str:

@@ -10,56 +10,43 @@ from tokenmill.platform.protocol import Platform
 
 
 def warm_up(engine: Engine, platform: Platform) -> None:
-    """Run one small request; on an accelerator as much as steps may hold. What a step raises is raised.
+    """Run one small request; on an accelerator decodes, and prompts beside them that fill the budget of a step.
+
+    Every row samples in that step. What a step raises is raised.
 
     Raises:
         OutOfMemory: the device has too little left for its largest step.
     """
+    config, longest = engine.scheduler.config, max(1, engine.limits.max_model_len - 2)
     if not platform.is_accelerator:
-        _add(engine, 0, min(8, engine.limits.max_model_len - 2))
-        return _run(engine)
+        return _run(engine, [min(8, longest)])
+    num_decodes, left = config.max_num_seqs // 2, config.max_num_batched_tokens - config.max_num_seqs
+    prompts = []
+    for _ in range(config.max_num_seqs - num_decodes):
+        prompts.append(1 + min(left, longest - 1))
+        left -= prompts[-1] - 1
     try:
-        _run_full_step(engine)
+        _run(engine, [1] * num_decodes, prompts)
     except Exception as error:
         if not platform.is_out_of_memory(error):
             raise
-        budget = engine.scheduler.config.max_num_batched_tokens
         raise OutOfMemory(
-            f"no memory is left for a step of {budget} tokens: lower --max-num-batched-tokens, or let the KV cache "
-            "leave more (--gpu-memory-utilization)"
+            f"no memory is left for a step of {config.max_num_batched_tokens} tokens: lower --max-num-batched-tokens, "
+            "or let the KV cache leave more (--gpu-memory-utilization)"
         ) from error
 
 
-def _run_full_step(engine: Engine) -> None:
-    """One step of the whole budget, in which every row samples: decodes in half of them, beside prompts."""
-    config = engine.scheduler.config
-    rows, longest = config.max_num_seqs, max(1, engine.limits.max_model_len - 2)
-    for row in range(rows // 2):
-        _add(engine, row, 1)
-    if rows > 1:
-        _step(engine)
-    left = config.max_num_batched_tokens - rows
-    for row in range(rows // 2, rows):
-        more = min(left, longest - 1)
-        _add(engine, row, 1 + more)
-        left -= more
-    _run(engine)
+def _run(engine: Engine, *groups: list[int]) -> None:
+    """Prompts of these lengths that share nothing, each group a step after the one before.
 
-
-def _add(engine: Engine, number: int, num_tokens: int) -> None:
-    """A prompt that shares nothing with the others."""
-    params = SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
-    name = f"warm-up {number}"
-    engine.add(AddRequest(id=name, prompt_token_ids=[0] * num_tokens, params=params, cache_salt=name))
-
-
-def _run(engine: Engine) -> None:
-    while engine.has_work:
-        _step(engine)
-
-
-def _step(engine: Engine) -> None:
-    """As `Engine.step` does, but for the barrier that keeps an error from those who start the engine."""
-    plan = engine.scheduler.schedule()
-    assert plan is not None, "all wait for a step, and none runs"
-    engine.scheduler.commit(engine.executor.launch(plan).result())
+    As `Engine.step` does, but for the barrier that keeps an error from those who start the engine.
+    """
+    arriving, params = list(groups), SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
+    while arriving or engine.has_work:
+        for length in arriving.pop(0) if arriving else ():
+            name = f"warm-up {engine.num_arrived}"
+            engine.add(AddRequest(id=name, prompt_token_ids=[0] * length, params=params, cache_salt=name))
+        plan = engine.scheduler.schedule()
+        assert plan is not None or not engine.has_work, "all wait for a step, and none runs"
+        if plan is not None:
+            engine.scheduler.commit(engine.executor.launch(plan).result())

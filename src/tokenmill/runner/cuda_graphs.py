@@ -8,8 +8,7 @@ models: the work is a function of one tensor of inputs.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -58,18 +57,24 @@ class DecodeGraphs:
         Raises:
             InvalidConfig: the memory is too small; says what to change.
         """
-        with _no_garbage_collection():
+        # A collection that frees the graphs or the pinned memory of an engine before would break a capture that runs.
+        gc.collect()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
             for done, size in enumerate(reversed(self._sizes)):
                 report(done, len(self._sizes))
-                try:
-                    self._graphs[size] = self._platform.capture(partial(self._write, size), self._stream)
-                except Exception as error:
-                    if not self._platform.is_out_of_memory(error):
-                        raise
-                    raise InvalidConfig(
-                        f"no memory is left for a CUDA graph of {size} rows: lower --gpu-memory-utilization or "
-                        "--max-num-seqs, or pass --enforce-eager"
-                    ) from error
+                self._graphs[size] = self._platform.capture(partial(self._write, size), self._stream)
+        except Exception as error:
+            if not self._platform.is_out_of_memory(error):
+                raise
+            raise InvalidConfig(
+                f"no memory is left for a CUDA graph of {size} rows: lower --gpu-memory-utilization or "
+                "--max-num-seqs, or pass --enforce-eager"
+            ) from error
+        finally:
+            if was_enabled:
+                gc.enable()
         report(len(self._sizes), len(self._sizes))
 
     def _write(self, size: int) -> Tensors:
@@ -108,16 +113,3 @@ class DecodeGraphs:
         self._inputs[:size].copy_(inputs)
         self._graphs[size].replay()
         return self._graphs[size].outputs
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A collection that frees the graphs or the pinned memory of an engine before would break a capture that runs."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -118,7 +118,7 @@ class DeviceSampler:
         grammars = masks()
         if samples.drafts is not None and (grammars is not None or metadata.needs_processing):
             self.tables.write_drafts(sent)  # the first draw has taken their places, and penalties look at them
-        source = Drawn(logits, sent["draws"][: len(drawn)], drawn)
+        source = Drawn(logits, sent["draws"], drawn)
         sampled = self._sampler.sample(source, metadata, self.tables.tokens, grammars)
         if sampled.token_ids is not drawn:
             self.tables.write_tokens(*places(source.draws), sampled.token_ids)
