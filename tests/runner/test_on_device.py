@@ -144,6 +144,18 @@ def test_a_mixture_of_experts_is_captured_too(tmp_path: Path) -> None:
         assert tokens(run(engine, prompts, [GREEDY] * 3)) == expected, f"seed {SEED}"
 
 
+def test_experts_in_a_loop_are_not_captured(tmp_path: Path) -> None:
+    """The host reads how many tokens each has, which a graph cannot hold."""
+    prompt = [random.Random(SEED).randrange(250) for _ in range(5)]
+    model = make_checkpoint(tmp_path, "qwen3_moe", seed=SEED, **SHAPE, num_experts=4)
+    found, device = [], FakePlatform()
+    for platform in (None, device):
+        with running(model, platform, kernels="torch") as engine:
+            found.append(tokens(run(engine, [prompt], [GREEDY])))
+    assert found[0] == found[1], f"seed {SEED}"
+    assert device.captured == []
+
+
 def test_the_host_waits_once_a_step(model: Path, cases: Any) -> None:
     platform = FakePlatform()
     with running(model, platform, async_scheduling=True) as engine:

@@ -26,7 +26,7 @@ from tokenmill.machine.device import DTYPES, check, choose_backend, choose_kerne
 from tokenmill.machine.fit import check_fit, check_parameters
 from tokenmill.machine.kv_size import MIB, KVSize, wanted_context
 from tokenmill.model_files import eos_token_ids
-from tokenmill.models.architecture import Architecture
+from tokenmill.models.architecture import Architecture, MoeSpec
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.native_decoder import in_one_call, native_pass_obstacle
 from tokenmill.platform.protocol import Platform
@@ -264,7 +264,10 @@ def _device_runner(
     assert isinstance(attention, PagedAttention), "a GPU has its attention over pages"
     model, stream, graphs = loaded.decoder, platform.stream(), None
     sampler = DeviceSampler(model, rows.tables, triton_draw.draw)
-    if attention.is_capturable and not config.enforce_eager:
+    layers = model.architecture.layers
+    # One expert after the other: how many tokens each has, the host has to know.
+    has_loops = loaded.kernels.name == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in layers)
+    if attention.is_capturable and not config.enforce_eager and not has_loops:
         graphs = CapturedDecodes(platform, stream, model, attention, sampler)
     takes_parts = loaded.weight_bytes <= TWICE_READ_BYTES
     return ModelRunner(model, attention, rows, sampler, Staging(platform, stream), graphs, takes_parts)
