@@ -91,12 +91,12 @@ class ModelRunner:
                 sampled = self.graphs.sample(samples, metadata, sent, masks, outputs)
             elif outputs is not None and len(samples):
                 sampled = self._sampler.sample(outputs, samples, metadata, sent, masks)
-            fetched = None if sampled is None else transport.fetch(sampled.token_ids)
+            on_host = None if sampled is None else sampled.on_host(transport)
             done = transport.finish()
 
         def finish() -> StepResult:
             done.wait()
-            return result_of(plan, samples, reports, sampled, fetched)
+            return result_of(plan, samples, reports, on_host)
 
         return finish
 
