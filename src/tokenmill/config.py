@@ -122,7 +122,7 @@ class EngineConfig:
     max_num_seqs: int = flag(256, "requests that run at the same time", aliases=("--max-running-requests",))
     max_num_batched_tokens: int | None = flag(
         None,
-        "tokens in a step (auto: 2048 on a GPU, 512 on a CPU, where a step of more takes long and is no faster)",
+        "tokens in a step (auto: 8192 on a GPU, 512 on a CPU, where a step of more takes long and is no faster)",
         aliases=("--chunked-prefill-size",),
         size=True,
     )
@@ -199,7 +199,7 @@ class EngineConfig:
         if overlap is None and self.device != "auto":
             overlap = is_gpu
         if budget is None and self.device != "auto":
-            budget = max(self.max_num_seqs, 2048 if is_gpu or not self.enable_chunked_prefill else 512)
+            budget = max(self.max_num_seqs, 8192 if is_gpu else 512 if self.enable_chunked_prefill else 2048)
         if utilization is not None and not 0.0 < utilization <= 1.0:
             raise InvalidConfig(f"--gpu-memory-utilization must be in (0, 1], got {utilization}")
         for name in ("long_prefill_token_threshold", "max_string_length"):

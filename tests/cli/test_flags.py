@@ -198,7 +198,8 @@ def test_the_model_may_be_named_in_place(capsys):
         ("cpu", {}, 512),
         ("cpu", {"max_num_seqs": 700}, 700),
         ("cpu", {"enable_chunked_prefill": False}, 2048),
-        ("cuda:0", {}, 2048),
+        ("cuda:0", {}, 8192),
+        ("cuda:0", {"enable_chunked_prefill": False}, 8192),
         ("cpu", {"max_num_batched_tokens": 4096}, 4096),
     ],
 )

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import zmq
 
 from tests.checkpoints import make_checkpoint
+from tests.kernels.gpu import DEVICE
+from tests.runner.fake_platform import FakePlatform
 from tokenmill.config import EngineConfig, ServerConfig
-from tokenmill.core.messages import Beat, EngineMessage, EngineProgress, EngineReady, Ping, Pong, ToApi
-from tokenmill.engine.process import START_PATIENCE
+from tokenmill.core.messages import (
+    AddRequest,
+    Beat,
+    EngineMessage,
+    EngineProgress,
+    EngineReady,
+    PartFailed,
+    Ping,
+    Pong,
+    ToApi,
+)
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.engine.process import START_PATIENCE, EngineLoop, serve
 from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name
 from tokenmill.replicas.launch_file import LaunchFile
 
@@ -51,3 +68,54 @@ def test_the_engine_beats_while_it_starts_and_answers_pings_when_it_is_ready(tmp
             process.kill()
             inbox.close()
             context.destroy(linger=0)
+
+
+class DyingPlatform(FakePlatform):
+    """Attributes: `is_dead`: every call to the device raises."""
+
+    is_dead = False
+
+    def synchronize(self) -> None:
+        if self.is_dead:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a device that dies is one of the imagination")
+def test_a_device_that_dies_in_a_step_ends_the_process_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = DyingPlatform()
+
+    class Dying:
+        def forward(self, *_: Any) -> None:
+            platform.is_dead = True
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    def run(loop: EngineLoop) -> None:
+        loop._engine.executor.runner.model = Dying()
+        run_to_its_end(loop)
+
+    run_to_its_end = EngineLoop.run
+    monkeypatch.setattr(EngineLoop, "run", run)
+    monkeypatch.setattr("tokenmill.engine.setup.select_platform", lambda device: platform)
+    folder = make_checkpoint(tmp_path / "m")
+    engine = EngineConfig(model=str(folder), device="cpu", dtype="float32", num_pages=64, enforce_eager=True)
+    engine = dataclasses.replace(engine, max_num_seqs=2, max_num_batched_tokens=8)
+    LaunchFile(engine.resolve(), ServerConfig()).write(tmp_path)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox: Inbox[ToApi] = Inbox(context, tmp_path, API, ToApi)
+    outbox = Outbox(context, tmp_path, engine_name(0))
+    outbox.send(AddRequest(id="a", prompt_token_ids=[1, 2, 3], params=SamplingParams(max_tokens=2)))
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert serve(tmp_path, 0) == 1
+        told = []
+        while (message := inbox.receive()) is not None:
+            told.append(message)
+        assert isinstance(told[-1], PartFailed)
+        assert told[-1].exit_code == 1
+        assert "the device has failed and runs no further step: CUDA error" in told[-1].error
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        inbox.close()
+        context.destroy(linger=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -63,6 +65,47 @@ def test_what_no_graph_holds_runs_without_one() -> None:
     assert graphs.padded(np.zeros((1, 2), dtype=np.int64)) is None, "nothing is captured yet"
     graphs.capture()
     assert graphs.padded(np.zeros((21, 2), dtype=np.int64)) is None
+
+
+def test_all_sizes_write_into_the_memory_of_the_largest(rng: np.random.Generator) -> None:
+    graphs, _ = make(20)
+    graphs.capture()
+    found = {}
+    for n in (1, 2, 4, 8, 16, 20):
+        inputs = torch.from_numpy(rng.integers(0, 100, (n, 2)))
+        outputs = graphs.run(inputs)
+        assert [len(output) for output in outputs] == [n, n]
+        assert torch.equal(outputs[1], inputs.sum(1))
+        found[n] = [output.untyped_storage().data_ptr() for output in outputs]
+    assert all(places == found[20] for places in found.values())
+    assert len(set(found[20])) == 2, "logits and tokens each have their own"
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_no_garbage_is_collected_while_graphs_are_captured(is_enabled: bool, is_broken: bool) -> None:
+    seen = []
+
+    def work(inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        seen.append(gc.isenabled())
+        if is_broken:
+            raise MemoryError
+        return (inputs,)
+
+    platform, was_enabled = FakePlatform(), gc.isenabled()
+    graphs = DecodeGraphs(platform, platform.stream(), work, PADDING, 4)
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        if is_broken:
+            with pytest.raises(InvalidConfig, match="no memory is left for a CUDA graph of 4 rows"):
+                graphs.capture()
+        else:
+            graphs.capture()
+        assert gc.isenabled() == is_enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
+    assert seen
+    assert not any(seen)
 
 
 def test_a_full_memory_is_told_with_what_to_change() -> None:

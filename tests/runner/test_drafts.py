@@ -151,6 +151,7 @@ def test_no_bit_of_an_output_changes(models: dict[str, Path], family: str, optio
 def test_nor_on_a_device(models: dict[str, Path], options: dict[str, Any]) -> None:
     rng, platform = random.Random(SEED), FakePlatform()
     small = {"dtype": "float32", "num_pages": 60, "batch_invariant": True, "async_scheduling": False}
+    small |= {"max_num_seqs": 10, "max_num_batched_tokens": 40}
     with running(models["qwen3"], platform, **small, **options) as engine:
         before = platform.replays
         _, drafted = check(engine, requests(rng, [KINDS[1], KINDS[4]], 10), rng, is_exact=False)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tokenmill.core.errors import EngineFailed
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.runner.executor import Executor, InlineExecutor, ThreadExecutor
 
@@ -109,6 +110,23 @@ def test_recovery_waits_for_what_is_launched(kind: type) -> None:
     assert results([executor.launch(plan_of(3))]) == [3]
     assert [str(one).split(":")[0] for one in results(steps)] == ["ValueError", "RuntimeError", "RuntimeError"]
     executor.close()
+
+
+def test_a_dead_device_is_told_from_a_failed_step() -> None:
+    alive = InlineExecutor(Steps(failing={0, 1}), lambda: None)
+    results([alive.launch(plan_of(0))])
+    alive.recover()
+
+    def dead() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access\nCompile with TORCH_USE_CUDA_DSA")
+
+    runner = Steps(failing={0})
+    executor = InlineExecutor(runner, dead)
+    results([executor.launch(plan_of(0))])
+    with pytest.raises(EngineFailed, match=r"runs no further step: CUDA error: an illegal memory access$"):
+        executor.recover()
+    executor.close()
+    assert runner.is_closed, "an engine that has failed is closed like any other"
 
 
 def test_an_inline_step_ends_when_it_is_asked_and_one_on_a_thread_by_itself() -> None:

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +22,9 @@ from tests.checkpoints import greedy_continuation, load_oracle, make_checkpoint,
 from tests.kernels.gpu import DEVICE
 from tests.runner.fake_platform import FakePlatform
 from tokenmill.config import EngineConfig
-from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.messages import AddRequest, TokenOutput
+from tokenmill.core.plan import StepOutcome, StepPlan
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.setup import build_engine
@@ -53,7 +55,7 @@ def make_cases(model: Path) -> tuple[list[list[int]], list[list[int]]]:
     prompts: list[list[int]] = []
     expected: list[list[int]] = []
     while len(prompts) < 3:
-        prompt = [generator.randrange(250) for _ in range((20, 1, 6)[len(prompts)])]
+        prompt = [generator.randrange(250) for _ in range((6, 1, 20)[len(prompts)])]
         output = greedy_continuation(oracle, prompt, NUM_TOKENS)
         if smallest_margin(oracle, prompt, output) > 1e-3:
             prompts.append(prompt)
@@ -142,6 +144,18 @@ def test_a_mixture_of_experts_is_captured_too(tmp_path: Path) -> None:
         assert tokens(run(engine, prompts, [GREEDY] * 3)) == expected, f"seed {SEED}"
 
 
+def test_experts_in_a_loop_are_not_captured(tmp_path: Path) -> None:
+    """The host reads how many tokens each has, which a graph cannot hold."""
+    prompt = [random.Random(SEED).randrange(250) for _ in range(5)]
+    model = make_checkpoint(tmp_path, "qwen3_moe", seed=SEED, **SHAPE, num_experts=4)
+    found, device = [], FakePlatform()
+    for platform in (None, device):
+        with running(model, platform, kernels="torch") as engine:
+            found.append(tokens(run(engine, [prompt], [GREEDY])))
+    assert found[0] == found[1], f"seed {SEED}"
+    assert device.captured == []
+
+
 def test_the_host_waits_once_a_step(model: Path, cases: Any) -> None:
     platform = FakePlatform()
     with running(model, platform, async_scheduling=True) as engine:
@@ -171,6 +185,39 @@ def test_all_that_sampling_offers_gives_the_tokens_of_the_cpu(model: Path, cases
     assert rounded(found[1][2][0].prompt_logprobs) == rounded(found[0][2][0].prompt_logprobs)
 
 
+def test_decodes_beside_prompts_run_in_a_graph_and_draw_what_one_pass_draws(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = random.Random(SEED)
+    prompts = [[generator.randrange(250) for _ in range(length)] for length in (2, 1, 10)]
+    params = [
+        SamplingParams(temperature=0.8, top_k=5, seed=1, max_tokens=5, ignore_eos=True, logprobs=2),
+        SamplingParams(temperature=1.0, seed=2, max_tokens=5, ignore_eos=True, presence_penalty=0.5),
+        SamplingParams(temperature=0.9, seed=4, max_tokens=2, ignore_eos=True, logprobs=1),
+    ]
+    found, mixed = [], Counter[tuple[int, int]]()
+    for number, most_bytes in enumerate((1 << 40, 0)):
+        platform = FakePlatform()
+        monkeypatch.setattr("tokenmill.engine.setup.TWICE_READ_BYTES", most_bytes)
+        with running(model, platform, max_num_batched_tokens=6, async_scheduling=True) as engine:
+
+            def launch(plan: StepPlan, launch: Any = engine.executor.launch, platform: Any = platform) -> StepOutcome:
+                before = platform.replays
+                outcome = launch(plan)
+                if plan.num_scheduled[0] == 1 < plan.num_scheduled.max():
+                    mixed[number, platform.replays - before] += 1  # noqa: B023
+                return outcome
+
+            engine.executor.launch = launch
+            found.append(run(engine, prompts, params))
+    assert mixed[0, 1] > 1, "parts"
+    assert mixed[1, 0] > 1, "one pass, for a model whose weights are too large to be read twice"
+    assert len(mixed) == 2
+    assert tokens(found[1]) == tokens(found[0]), f"seed {SEED}"
+    for want, got in zip(found[0], found[1], strict=True):
+        assert rounded([each.logprobs for each in got]) == rounded([each.logprobs for each in want])
+
+
 def test_a_grammar_beside_requests_without_one(model: Path, cases: Any) -> None:
     """Its mask needs the token before: the host waits for that step, and the others' tokens stay what they were."""
     prompts, expected = cases
@@ -198,7 +245,7 @@ def test_a_grammar_gives_the_tokens_of_the_cpu(model: Path, cases: Any) -> None:
     found = []
     for platform in (None, FakePlatform()):
         with running(model, platform, enforce_eager=platform is not None) as engine:
-            found.append(run(engine, [cases[0][2]] * len(params), params))
+            found.append(run(engine, [cases[0][0]] * len(params), params))
     assert tokens(found[1]) == tokens(found[0]), f"seed {SEED}"
 
 
@@ -216,6 +263,17 @@ def test_a_failed_step_ends_its_requests_and_no_others(model: Path, cases: Any) 
         assert outputs[0][-1].error is not None
         runner.model = working
         assert tokens(run(engine, prompts[1:], [GREEDY] * 2)) == expected[1:]
+
+
+def test_a_dead_device_ends_the_engine(model: Path) -> None:
+    class DeadPlatform(FakePlatform):
+        def synchronize(self) -> None:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    with running(model, DeadPlatform(), async_scheduling=True, enforce_eager=True) as engine:
+        engine.executor.runner.model = Broken()
+        with pytest.raises(EngineFailed, match="unspecified launch failure"):
+            run(engine, [[1, 2, 3]], [GREEDY])
 
 
 def test_an_old_gpu_is_told_what_it_lacks(model: Path) -> None:

@@ -53,9 +53,27 @@ def test_results_come_back_to_memory_of_their_own_step() -> None:
     kept = []
     for step in range(NUM_SLOTS):
         staging.send({})
-        kept.append(staging.fetch(torch.tensor([step, step + 1])))
+        kept += staging.fetch(torch.tensor([step, step + 1]))
         staging.finish()
     assert [values.tolist() for values in kept] == [[step, step + 1] for step in range(NUM_SLOTS)]
+
+
+def test_results_of_a_step_come_back_in_one_copy(rng: np.random.Generator) -> None:
+    staging = Staging(platform := FakePlatform(), platform.stream())
+    for size in (3, 9, 3000):
+        staging.send({})
+        sent = [
+            torch.from_numpy(rng.integers(-9, 9, size)),
+            torch.from_numpy(rng.random((size, 5))),
+            torch.from_numpy(rng.integers(0, 9, (size, 4))).t(),
+            torch.empty(0, dtype=torch.int64),
+        ]
+        came = staging.fetch(*sent)
+        staging.finish()
+        assert len({tensor.untyped_storage().data_ptr() for tensor in came}) == 1
+        for want, got in zip(sent, came, strict=True):
+            assert got.dtype == want.dtype
+            assert torch.equal(got, want)
 
 
 def test_memory_grows_by_doubling_and_is_kept() -> None:

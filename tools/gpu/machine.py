@@ -25,9 +25,6 @@ class DryPlatform(CpuPlatform):
         """A few."""
         return 8
 
-    def synchronize(self) -> None:
-        """Work is done when it is issued."""
-
 
 def make_platform(device: str) -> Any:
     """The GPU, or what stands in for it.

@@ -65,6 +65,13 @@ class EngineDead(TokenMillError):
     type = "engine_unavailable"
 
 
+class EngineFailed(TokenMillError):
+    """The engine cannot go on: what it runs on has failed, and so would every further step."""
+
+    status = 503
+    type = "engine_unavailable"
+
+
 class QueueFull(TokenMillError):
     """More waits than `--max-num-queued-reqs` or `--max-num-queued-tokens` allow.
 

@@ -176,6 +176,9 @@ class Engine:
         """Launch what can be launched; commit the oldest step when `depth` steps run or nothing else can be done.
 
         A step that raises ends the requests that are in it, and no others.
+
+        Raises:
+            EngineFailed: it took the device with it.
         """
         outputs = self._pass_gates() + self.scheduler.begin_turns()
         self._observer.begin()

@@ -14,19 +14,19 @@ from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
-from tokenmill.core.messages import AddRequest, EngineReady
-from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.messages import EngineReady
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.memory import StepMemory, allocate, take_memory
 from tokenmill.engine.observer import Observer
 from tokenmill.engine.step_log import LogHeader, StepLog, check_writable
+from tokenmill.engine.warm_up import warm_up
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.kv.events import KVEventLog
 from tokenmill.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
 from tokenmill.machine.fit import check_fit, check_parameters
 from tokenmill.machine.kv_size import MIB, KVSize, wanted_context
 from tokenmill.model_files import eos_token_ids
-from tokenmill.models.architecture import Architecture
+from tokenmill.models.architecture import Architecture, MoeSpec
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.native_decoder import in_one_call, native_pass_obstacle
 from tokenmill.platform.protocol import Platform
@@ -48,6 +48,10 @@ from tokenmill.weights.hub import fetch
 from tokenmill.weights.loader import plan_model
 
 logger = logging.getLogger(__name__)
+
+# Decodes beside prompts run in a graph of their own where the weights, which the step then reads twice, are no larger:
+# what eager decodes cost, a launch or two in each layer, is half a millisecond (estimated, not measured).
+TWICE_READ_BYTES = 2 << 30
 
 Progress = Callable[[str, int, int], None]
 
@@ -148,13 +152,13 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
     )
     grammars = grammar_cache(config, model.folder, limits)
     masks = GrammarRows(grammars.template, limits.vocab_size, on_host=not platform.is_accelerator)
-    runner = make_runner(config, platform, model.decoder, model.kernels, memory, masks)
+    runner = make_runner(config, platform, model, memory, masks)
     graphs = _capture(platform, runner, timer)
     on_thread = config.async_scheduling and not platform.is_accelerator
-    executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner)
+    executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
     header = log_header(config, memory.size, limits)
     with timer.phase("warming up"):
-        warm_up(Engine(header.make_scheduler(), executor, limits))
+        warm_up(Engine(header.make_scheduler(), executor, limits), platform)
     events = KVEventLog() if config.kv_events() is not None else None
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
     engine = Engine(header.make_scheduler(events), executor, limits, header.depth, Observer(log), [grammars])
@@ -239,34 +243,34 @@ def _pass_reason(model: LoadedModel, memory: StepMemory) -> str:
 
 
 def make_runner(
-    config: EngineConfig,
-    platform: Platform,
-    model: Decoder,
-    kernels: Kernels,
-    memory: StepMemory,
-    masks: GrammarRows,
+    config: EngineConfig, platform: Platform, model: LoadedModel, memory: StepMemory, masks: GrammarRows
 ) -> ModelRunner:
     """What a step is on the platform."""
     rows, attention = RowState(memory.tables, memory.sampling, masks), memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)
-    in_calls = in_one_call(model, attention)
-    sampler = HostSampler(in_calls, memory.tables, getattr(kernels, "native", None))
+    in_calls = in_one_call(model.decoder, attention)
+    sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None))
     return ModelRunner(in_calls, attention, rows, sampler, HostTransport())
 
 
 def _device_runner(
-    config: EngineConfig, platform: Platform, model: Decoder, attention: AttentionBackend, rows: RowState
+    config: EngineConfig, platform: Platform, loaded: LoadedModel, attention: AttentionBackend, rows: RowState
 ) -> ModelRunner:
     from tokenmill.attention.paged import PagedAttention
     from tokenmill.runner.captured_decodes import CapturedDecodes
     from tokenmill.sampling import triton_draw
 
     assert isinstance(attention, PagedAttention), "a GPU has its attention over pages"
-    stream, sampler, graphs = platform.stream(), DeviceSampler(model, rows.tables, triton_draw.draw), None
-    if attention.is_capturable and not config.enforce_eager:
+    model, stream, graphs = loaded.decoder, platform.stream(), None
+    sampler = DeviceSampler(model, rows.tables, triton_draw.draw)
+    layers = model.architecture.layers
+    # One expert after the other: how many tokens each has, the host has to know.
+    has_loops = loaded.kernels.name == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in layers)
+    if attention.is_capturable and not config.enforce_eager and not has_loops:
         graphs = CapturedDecodes(platform, stream, model, attention, sampler)
-    return ModelRunner(model, attention, rows, sampler, Staging(platform, stream), graphs)
+    takes_parts = loaded.weight_bytes <= TWICE_READ_BYTES
+    return ModelRunner(model, attention, rows, sampler, Staging(platform, stream), graphs, takes_parts)
 
 
 def _capture(platform: Platform, runner: ModelRunner, timer: StartupTimer) -> str:
@@ -330,11 +334,3 @@ def scheduler_config(config: EngineConfig, size: KVSize) -> SchedulerConfig:
         admission=config.admission,
         seed=config.seed,
     )
-
-
-def warm_up(engine: Engine) -> None:
-    """Run one small request, so that the first client does not pay for what torch sets up on first use."""
-    params = SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
-    engine.add(AddRequest(id="warm-up", prompt_token_ids=[0] * min(8, engine.limits.max_model_len - 2), params=params))
-    while engine.has_work:
-        engine.step()

@@ -78,6 +78,9 @@ class CpuPlatform:
         """See `Platform.capture`."""
         return RepeatedWork(work)
 
+    def synchronize(self) -> None:
+        """See `Platform.synchronize`: work is done when it is issued."""
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See `Platform.is_out_of_memory`; torch has no error of its own for it."""
         is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM

@@ -30,10 +30,15 @@ class CudaEvent:
 
 
 class CudaStream:
-    """See `Stream`."""
+    """See `Stream`.
+
+    Attributes:
+        pool: memory of the graphs that are captured here; of no others, since it ends with the last of them.
+    """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
+        self.pool: tuple[int, int] | None = None
         self._entered: list[torch.cuda.StreamContext] = []
 
     def __enter__(self) -> Self:
@@ -86,7 +91,6 @@ class CudaPlatform:
         self.device = f"cuda:{index}"
         self._properties = torch.cuda.get_device_properties(index)
         self._host = CpuPlatform()
-        self._pool: tuple[int, int] | None = None
         torch.cuda.set_device(index)
 
     @property
@@ -136,10 +140,10 @@ class CudaPlatform:
         with stream:
             work()
         torch.cuda.synchronize(self.device)
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        if stream.pool is None:
+            stream.pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream.stream):
+        with torch.cuda.graph(graph, pool=stream.pool, stream=stream.stream):
             outputs = work()
         return CudaGraph(graph, outputs)
 
@@ -148,5 +152,5 @@ class CudaPlatform:
         return isinstance(error, torch.cuda.OutOfMemoryError) or self._host.is_out_of_memory(error)
 
     def synchronize(self) -> None:
-        """Wait for all work; for measurements, never for a step."""
+        """See `Platform.synchronize`. An illegal access, say, leaves a context in which every call raises."""
         torch.cuda.synchronize(self.device)

@@ -82,12 +82,15 @@ class Platform(Protocol):
         """[num_bytes] uint8 on the host, where the device can copy from and to without the host's help."""
 
     def capture(self, work: Callable[[], Tensors], stream: Stream) -> Graph:
-        """Run some work once, and capture it as a graph. All graphs of a platform share one pool of memory.
+        """Run some work once, and capture it as a graph. All graphs of a stream share one pool of memory.
 
         Args:
             work: allocates nothing that has to live on but what it gives back, and never waits for the device.
             stream: where the graph is replayed.
         """
+
+    def synchronize(self) -> None:
+        """Wait for all work: never in a step that goes well. Raises what a device that has failed says of it."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether an error says that the device's memory, or the host's, is full."""

@@ -1,4 +1,4 @@
-"""`CapturedDecodes`: steps of nothing but decodes, each one graph from the token table back to it."""
+"""`CapturedDecodes`: the decodes of a step as one graph, from the token table back to it."""
 
 from __future__ import annotations
 
@@ -50,16 +50,27 @@ class CapturedDecodes:
         """Let go of the graphs, and with them of the model and the KV cache."""
         self._graphs.close()
 
-    def fit(self, arrays: Arrays) -> bool:
-        """Pad the draws of a step up to the size of a graph; False if none is that large."""
-        padded = self._graphs.padded(arrays["draws"])
+    def fit(self, arrays: Arrays, num_samples: int) -> bool:
+        """Add the first draws of a step, padded up to the size of a graph; False if none is that large."""
+        padded = self._graphs.padded(arrays["draws"][:num_samples])
         if padded is not None:
-            arrays["draws"] = padded
+            arrays["decodes"] = padded
         return padded is not None
 
-    def sample(self, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks) -> Sampled:
-        """Issue the step whose arrays `fit`."""
-        logits, drawn = (part[: len(samples)] for part in self._graphs.run(sent["draws"]))
+    def sample(
+        self, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks, outputs: torch.Tensor | None
+    ) -> Sampled:
+        """Issue the decodes of the step whose arrays `fit`, and sample.
+
+        Args:
+            outputs: [m, hidden_size] of the model, from which the last m of the samples are; None: there are none.
+        """
+        num = len(samples) - (0 if outputs is None else len(outputs))
+        logits, drawn = (part[:num] for part in self._graphs.run(sent["decodes"]))
+        if outputs is not None and len(outputs):
+            others = self._model.logits(outputs)
+            logits = torch.cat([logits, others])
+            drawn = torch.cat([drawn, self._sampler.draw(others, sent["draws"][num:])])
         return self._sampler.sample_drawn(logits, drawn, samples, metadata, sent, masks)
 
     def _decode(self, draws: torch.Tensor) -> Tensors:

@@ -1,11 +1,13 @@
 """Decode steps as graphs: captured once for a ladder of sizes, then issued with one call each.
 
 A step of n requests runs in the smallest size that holds it; the rows that are too many are a row that belongs to
-nobody and whose pages are all page 0. Knows nothing of models: the work is a function of one tensor of inputs.
+nobody and whose pages are all page 0. What graphs give back stands in one memory, that of the largest. Knows nothing of
+models: the work is a function of one tensor of inputs.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import partial
 
@@ -46,6 +48,7 @@ class DecodeGraphs:
         self._padding = padding
         self._sizes = ladder(max_rows)
         self._inputs = torch.from_numpy(padding).to(platform.device).repeat(self._sizes[-1], 1)
+        self._outputs: Tensors | None = None
         self._graphs: dict[int, Graph] = {}
 
     def capture(self, report: Report = lambda done, total: None) -> None:
@@ -54,19 +57,32 @@ class DecodeGraphs:
         Raises:
             InvalidConfig: the memory is too small; says what to change.
         """
-        for done, size in enumerate(reversed(self._sizes)):
-            report(done, len(self._sizes))
-            inputs = self._inputs[:size]
-            try:
-                self._graphs[size] = self._platform.capture(partial(self._work, inputs), self._stream)
-            except Exception as error:
-                if not self._platform.is_out_of_memory(error):
-                    raise
-                raise InvalidConfig(
-                    f"no memory is left for a CUDA graph of {size} rows: lower --gpu-memory-utilization or "
-                    "--max-num-seqs, or pass --enforce-eager"
-                ) from error
+        # A collection that frees the graphs or the pinned memory of an engine before would break a capture that runs.
+        gc.collect()
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            for done, size in enumerate(reversed(self._sizes)):
+                report(done, len(self._sizes))
+                self._graphs[size] = self._platform.capture(partial(self._write, size), self._stream)
+        except Exception as error:
+            if not self._platform.is_out_of_memory(error):
+                raise
+            raise InvalidConfig(
+                f"no memory is left for a CUDA graph of {size} rows: lower --gpu-memory-utilization or "
+                "--max-num-seqs, or pass --enforce-eager"
+            ) from error
+        finally:
+            if was_enabled:
+                gc.enable()
         report(len(self._sizes), len(self._sizes))
+
+    def _write(self, size: int) -> Tensors:
+        """The work of one size; what it gives, in the memory that all sizes share."""
+        values = self._work(self._inputs[:size])
+        if self._outputs is None:
+            self._outputs = tuple(torch.empty_like(value) for value in values)
+        return tuple(shared[:size].copy_(value) for shared, value in zip(self._outputs, values, strict=True))
 
     @property
     def num_graphs(self) -> int:
@@ -76,6 +92,7 @@ class DecodeGraphs:
     def close(self) -> None:
         """Let go of the graphs and of the work in them: its owner owns these graphs, and memory waits for neither."""
         self._graphs.clear()
+        self._outputs = None
         del self._work
 
     def padded(self, inputs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
@@ -90,7 +107,7 @@ class DecodeGraphs:
         """On the stream of the graphs: issue the graph for these inputs [size, fields], padded, on the device.
 
         Returns:
-            What the work gave back for the whole size; the next replay overwrites it.
+            What the work gave back for the whole size; the next replay, of any size, overwrites it.
         """
         size = len(inputs)
         self._inputs[:size].copy_(inputs)

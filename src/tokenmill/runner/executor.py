@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from tokenmill.core.errors import EngineFailed
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 
 
@@ -20,7 +21,11 @@ class Executor(Protocol):
         """Start a step. Behind one that failed all are refused until `recover`: their differences build on its."""
 
     def recover(self) -> None:
-        """After a failure: wait for the steps that are launched, then run plans again."""
+        """After a failure: wait for the steps that are launched, then run plans again.
+
+        Raises:
+            EngineFailed: the device runs none any more.
+        """
 
     def close(self) -> None:
         """Wait for the steps that are launched, and let go of what they ran with."""
@@ -40,10 +45,14 @@ class InlineExecutor:
     """Starts each step where it is launched and finishes it where its result is asked for.
 
     On a device with a queue of its own this is overlap: to start is to issue, and the device goes on by itself.
+
+    Args:
+        synchronize: waits for the device; raises if it is dead, not only the step.
     """
 
-    def __init__(self, runner: StepRunner) -> None:
+    def __init__(self, runner: StepRunner, synchronize: Callable[[], None] = lambda: None) -> None:
         self.runner = runner
+        self._synchronize = synchronize
         self._previous: StepOutcome | None = None
 
     def launch(self, plan: StepPlan) -> StepOutcome:
@@ -60,14 +69,22 @@ class InlineExecutor:
 
     def recover(self) -> None:
         """See `Executor`."""
-        if self._previous is not None:
-            self._previous.wait()
-        self._previous = None
+        self._wait()
+        try:
+            self._synchronize()
+        except Exception as error:
+            what = str(error).partition("\n")[0]
+            raise EngineFailed(f"the device has failed and runs no further step: {what}") from error
 
     def close(self) -> None:
         """See `Executor`."""
-        self.recover()
+        self._wait()
         self.runner.close()
+
+    def _wait(self) -> None:
+        if self._previous is not None:
+            self._previous.wait()
+        self._previous = None
 
 
 class ThreadExecutor:

@@ -16,20 +16,26 @@ from tokenmill.runner.samples import Samples
 from tokenmill.runner.transport import Arrays, Sent
 
 
-def step_arrays(plan: StepPlan, samples: Samples, wanted: OutputTokens) -> Arrays:
-    """What a step's batch is made of."""
-    query_starts = samples.query_starts
+def step_arrays(plan: StepPlan, samples: Samples, wanted: OutputTokens, first: int = 0) -> Arrays:
+    """What a step's batch is made of.
+
+    Args:
+        first: the requests before this one run elsewhere; each of their tokens has an output.
+    """
+    start = samples.query_starts[first]
+    query_starts = samples.query_starts[first:] - start
+    rows, num_computed, num_scheduled = plan.rows[first:], plan.num_computed[first:], plan.num_scheduled[first:]
     # Token t of request b stands at position num_computed[b] + (t - query_starts[b]).
     positions = np.arange(query_starts[-1], dtype=np.int64)
-    positions += np.repeat(plan.num_computed - query_starts[:-1], plan.num_scheduled)
+    positions += np.repeat(num_computed - query_starts[:-1], num_scheduled)
     return {
-        "rows": plan.rows.astype(np.int64),
-        "row_of_token": np.repeat(plan.rows, plan.num_scheduled).astype(np.int64),
+        "rows": rows.astype(np.int64),
+        "row_of_token": np.repeat(rows, num_scheduled).astype(np.int64),
         "positions": positions,
-        "context_lens": plan.num_computed + plan.num_scheduled,
+        "context_lens": num_computed + num_scheduled,
         "query_starts": query_starts,
-        "output_indices": wanted.indices,
-        "samples": wanted.samples,
+        "output_indices": wanted.indices[start:] - start,
+        "samples": wanted.samples[start:] - start,
     }
 
 

@@ -25,12 +25,12 @@ from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.runner.inputs import build_batch, step_arrays
 from tokenmill.runner.model import Model
-from tokenmill.runner.prompt_reports import Reports
+from tokenmill.runner.prompt_reports import OutputTokens, Reports
 from tokenmill.runner.results import result_of
 from tokenmill.runner.row_state import RowState
 from tokenmill.runner.samples import Samples
 from tokenmill.runner.step_sampler import StepSampler
-from tokenmill.runner.transport import Transport
+from tokenmill.runner.transport import Arrays, Transport
 from tokenmill.sampling.grammar_rows import GrammarStep
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ModelRunner:
     """Steps of one model over the rows of one device.
 
     Attributes:
-        graphs: captured decode steps, where there are any.
+        graphs: captured decodes, where there are any.
     """
 
     def __init__(
@@ -52,9 +52,15 @@ class ModelRunner:
         sampler: StepSampler,
         transport: Transport,
         graphs: CapturedDecodes | None = None,
+        takes_parts: bool = True,
     ) -> None:
+        """
+        Args:
+            takes_parts: decodes in front of prompts run in a graph of their own; else a step with prompts is one pass.
+        """
         self.model = model
         self.graphs = graphs
+        self._takes_parts = takes_parts
         self._attention = attention
         self._rows = rows
         self._sampler = sampler
@@ -68,31 +74,45 @@ class ModelRunner:
         metadata = rows.sampling.select(samples.rows, samples.positions)
         arrays["draws"] = metadata.draws
         wanted = rows.prompts.outputs_of(plan, samples)
-        is_decode = len(samples) == plan.num_tokens and not wanted.spans
-        graphs = self.graphs if is_decode and self.graphs is not None and self.graphs.fit(arrays) else None
-        if graphs is None:
-            arrays |= step_arrays(plan, samples, wanted)
-        sent, reports, sampled = transport.send(arrays), Reports(), None
+        num_captured = self._num_captured(plan, samples, wanted, arrays)
+        has_rest = num_captured < len(plan.rows)
+        if has_rest:
+            arrays |= step_arrays(plan, samples, wanted, num_captured)
+        sent, reports, outputs, sampled = transport.send(arrays), Reports(), None, None
         masks = partial(self._masks, samples, previous)
         with transport:
             rows.tables.apply(plan, sent)
-            if graphs is not None:
-                sampled = graphs.sample(samples, metadata, sent, masks)
-            else:
+            if has_rest:
                 outputs = self.model.forward(build_batch(arrays, sent, rows.tables), self._attention)
                 if wanted.spans:
                     reports = rows.prompts.take(plan, wanted.spans, outputs, rows.tables, self.model.logits)
                     outputs = outputs[sent["samples"]]
-                if len(samples):
-                    sampled = self._sampler.sample(outputs, samples, metadata, sent, masks)
-            fetched = None if sampled is None else transport.fetch(sampled.token_ids)
+            if num_captured and self.graphs is not None:
+                sampled = self.graphs.sample(samples, metadata, sent, masks, outputs)
+            elif outputs is not None and len(samples):
+                sampled = self._sampler.sample(outputs, samples, metadata, sent, masks)
+            on_host = None if sampled is None else sampled.on_host(transport)
             done = transport.finish()
 
         def finish() -> StepResult:
             done.wait()
-            return result_of(plan, samples, reports, sampled, fetched)
+            return result_of(plan, samples, reports, on_host)
 
         return finish
+
+    def _num_captured(self, plan: StepPlan, samples: Samples, wanted: OutputTokens, arrays: Arrays) -> int:
+        """How many requests at the front of a step run in a graph, whose draws are among the arrays then.
+
+        Decodes in front of prompts do so alone, unless there are drafts or reports: those count places from the first
+        request of the step, so it is one pass.
+        """
+        if self.graphs is None or wanted.spans:
+            return 0
+        is_decode = plan.num_samples == plan.num_scheduled
+        num = len(is_decode) if is_decode.all() else int(is_decode.argmin())
+        if num < len(is_decode) and (plan.draft_ids is not None or not self._takes_parts):
+            return 0
+        return num if num and self.graphs.fit(arrays, int(samples.query_starts[num])) else 0
 
     def _masks(self, samples: Samples, previous: StepOutcome | None) -> GrammarStep | None:
         """The grammars of a step, once they have the tokens of the one before: here the host has to wait."""

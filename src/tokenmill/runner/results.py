@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from tokenmill.core.plan import IntArray, RowFailure, StepPlan, StepResult, TokenLogprobs
 from tokenmill.runner.prompt_reports import Reports
@@ -23,16 +22,13 @@ _FAILURES = {
 }
 
 
-def result_of(
-    plan: StepPlan, samples: Samples, reports: Reports, sampled: Sampled | None, fetched: torch.Tensor | None
-) -> StepResult:
+def result_of(plan: StepPlan, samples: Samples, reports: Reports, sampled: Sampled | None) -> StepResult:
     """The outcome of a step.
 
     Args:
-        sampled: None: the step samples nothing.
-        fetched: its tokens on the host, [S] int64.
+        sampled: on the host; None: the step samples nothing.
     """
-    token_ids = np.empty(0, dtype=np.int32) if fetched is None else fetched.numpy().astype(np.int32)
+    token_ids = np.empty(0, dtype=np.int32) if sampled is None else sampled.token_ids.numpy().astype(np.int32)
     failures = {**_failures_of(token_ids, samples, sampled), **reports.failures}
     brings = samples.are_due(token_ids) & (token_ids >= 0)
     if failures:

@@ -6,6 +6,7 @@ are in flight, so with more slots than steps in flight nobody waits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -74,14 +75,17 @@ class Staging:
     def __exit__(self, *error: object) -> None:
         self._compute.__exit__(*error)
 
-    def fetch(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """On the compute stream: begin to copy [S] int64 to the host; there once `finish`'s event has come to pass."""
+    def fetch(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        """See `Transport`; on the compute stream, in one copy."""
         slot = self._slots[self._current]
-        if token_ids.nbytes > len(slot.results):
-            slot.results = self._platform.pinned(max(token_ids.nbytes, SMALLEST))
-        results = slot.results[: token_ids.nbytes].view(torch.int64)
-        results.copy_(token_ids, non_blocking=True)
-        return results
+        words = [tensor.flatten().view(torch.int64) for tensor in tensors]
+        packed = words[0] if len(words) == 1 else torch.cat(words)
+        if packed.nbytes > len(slot.results):
+            slot.results = self._platform.pinned(max(packed.nbytes, SMALLEST))
+        results = slot.results[: packed.nbytes].view(torch.int64)
+        results.copy_(packed, non_blocking=True)
+        parts = results.split([len(own) for own in words])
+        return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
     def finish(self) -> Event:
         """On the compute stream: all of the step is issued; the event behind it."""

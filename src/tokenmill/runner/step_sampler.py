@@ -7,7 +7,7 @@ device that the host does not wait for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from tokenmill.runner.model import Model
 from tokenmill.runner.row_tables import RowTables
 from tokenmill.runner.samples import Samples
-from tokenmill.runner.transport import Sent
+from tokenmill.runner.transport import Sent, Transport
 from tokenmill.sampling.draws import column
 from tokenmill.sampling.grammar_rows import GrammarStep
 from tokenmill.sampling.logprobs import LogprobTensors
@@ -34,7 +34,7 @@ class Sampled:
     """What S samples gave.
 
     Attributes:
-        token_ids: [S] int64 on the device, `NO_TOKEN` or `NOTHING_LEFT` where there is none.
+        token_ids: [S] int64, `NO_TOKEN` or `NOTHING_LEFT` where there is none.
         logprobs: of those that asked; None: nobody did.
         masks: the grammars that have to be told; None: there are none.
     """
@@ -42,6 +42,15 @@ class Sampled:
     token_ids: torch.Tensor
     logprobs: LogprobTensors | None = None
     masks: GrammarStep | None = None
+
+    def on_host(self, transport: Transport) -> Sampled:
+        """The same on the host: begin to copy it there."""
+        told = self.logprobs
+        if told is None:
+            return replace(self, token_ids=transport.fetch(self.token_ids)[0])
+        numbers = (told.indices, told.token_ids, told.logprobs, told.ranks.long(), told.top_ids, told.top_logprobs)
+        token_ids, indices, *others = transport.fetch(self.token_ids, *numbers)
+        return replace(self, token_ids=token_ids, logprobs=LogprobTensors(indices, told.counts, *others))
 
 
 class StepSampler(Protocol):
@@ -118,7 +127,7 @@ class DeviceSampler:
         grammars = masks()
         if samples.drafts is not None and (grammars is not None or metadata.needs_processing):
             self.tables.write_drafts(sent)  # the first draw has taken their places, and penalties look at them
-        source = Drawn(logits, sent["draws"][: len(drawn)], drawn)
+        source = Drawn(logits, sent["draws"], drawn)
         sampled = self._sampler.sample(source, metadata, self.tables.tokens, grammars)
         if sampled.token_ids is not drawn:
             self.tables.write_tokens(*places(source.draws), sampled.token_ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import numpy.typing as npt
@@ -29,8 +29,8 @@ class Transport(Protocol):
     def __exit__(self, *error: object) -> None:
         """Issue work where it went before."""
 
-    def fetch(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Begin to copy [S] int64 to the host; there once the event of `finish` has come to pass."""
+    def fetch(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Begin to copy eight-byte numbers to the host, once a step; there when the event of `finish` has come."""
 
     def finish(self) -> Event:
         """All of the step is issued; the event behind it."""
@@ -43,9 +43,9 @@ class HostTransport(ImmediateStream):
         """See `Transport`."""
         return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
-    def fetch(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def fetch(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         """See `Transport`."""
-        return token_ids
+        return tensors
 
     def finish(self) -> Event:
         """See `Transport`."""

@@ -1,0 +1,106 @@
+"""What an engine runs before it serves: on a device a step as full as any, so that a lack of memory shows at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.checkpoints import make_checkpoint
+from tests.kernels.gpu import DEVICE
+from tests.runner.fake_platform import FakePlatform
+from tokenmill.attention.batch import ForwardBatch
+from tokenmill.config import EngineConfig
+from tokenmill.core.errors import OutOfMemory
+from tokenmill.engine.setup import build_engine
+from tokenmill.models.decoder import Decoder
+from tokenmill.platform.cpu import CpuPlatform
+
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="what stands in for a device is a CPU")
+
+Passes = list[tuple[list[int], int]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("m"), "qwen3", vocab_size=277, num_hidden_layers=1)
+
+
+def passes_of(model: Path, platform: CpuPlatform, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Passes:
+    """Tokens of each request, and the number of outputs, of the passes that a start runs eagerly."""
+    found: Passes = []
+
+    def forward(decoder: Decoder, batch: ForwardBatch, attention: Any) -> torch.Tensor:
+        found.append((batch.query_lens.tolist(), len(batch.output_indices)))
+        return original(decoder, batch, attention)
+
+    original = Decoder.forward
+    monkeypatch.setattr(Decoder, "forward", forward)
+    build(model, platform, **options)
+    return found
+
+
+def build(model: Path, platform: CpuPlatform, **options: Any) -> None:
+    """Start an engine, and end it."""
+    sizes = {"max_num_seqs": 6, "max_num_batched_tokens": 24, "max_model_len": 16, "page_size": 4, "num_pages": 60}
+    config = EngineConfig(
+        model=str(model), num_threads=1, device="cpu", dtype="float32", kernels="torch", **{**sizes, **options}
+    )
+    build_engine(config.resolve(), platform=platform).engine.close()
+
+
+def test_a_device_runs_a_mixed_step_of_the_whole_budget(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = passes_of(model, FakePlatform(), monkeypatch, enforce_eager=True)
+    # Three decodes, then prompts that share what they leave: 14 is the longest, and each has a token.
+    assert ([1, 1, 1, 14, 6, 1], 6) in passes
+
+
+@pytest.mark.parametrize(
+    ("options", "fullest"),
+    [
+        ({"max_num_seqs": 1}, [14]),
+        ({"num_pages": 5, "max_num_seqs": 3}, None),
+        ({"max_model_len": 2, "max_num_batched_tokens": 6}, [1, 1, 1]),
+        ({"batch_policy": "prefill-first"}, [14, 6, 1]),
+        ({"enable_chunked_prefill": False}, [1, 1, 1, 14, 6, 1]),
+    ],
+)
+def test_so_it_does_with_what_the_flags_leave(
+    model: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], fullest: list[int] | None
+) -> None:
+    passes = passes_of(model, FakePlatform(), monkeypatch, enforce_eager=True, **options)
+    assert passes, "a small pool runs what it can"
+    assert fullest is None or fullest in [lens for lens, _ in passes]
+
+
+def test_a_cpu_runs_one_small_request(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert passes_of(model, CpuPlatform(), monkeypatch) == [([8], 1), ([1], 1)]
+
+
+def test_a_device_without_memory_for_its_largest_step_says_what_to_lower(
+    model: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    most = int(rng.integers(2, 24))
+
+    def forward(decoder: Decoder, batch: ForwardBatch, attention: Any) -> torch.Tensor:
+        if len(batch.token_ids) > most:
+            raise MemoryError
+        return original(decoder, batch, attention)
+
+    original = Decoder.forward
+    monkeypatch.setattr(Decoder, "forward", forward)
+    with pytest.raises(OutOfMemory, match=r"a step of 24 tokens: lower --max-num-batched-tokens.*--gpu-memory"):
+        build(model, FakePlatform(), enforce_eager=True)
+
+
+def test_an_error_of_the_first_steps_is_that_of_the_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(*_: Any) -> torch.Tensor:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Decoder, "forward", forward)
+    for platform in (FakePlatform(), CpuPlatform()):
+        with pytest.raises(ValueError, match="a bug"):
+            build(model, platform, enforce_eager=platform.is_accelerator)
