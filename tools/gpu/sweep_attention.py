@@ -1,0 +1,204 @@
+"""The attention kernel over its launch parameters, on the heads of Qwen3-0.6B: what reaches most, best first.
+
+    python -m tools.gpu.sweep_attention [--device cpu] [--seconds 150]
+
+Decodes at two batch sizes, and one prompt: pipeline stages, keys of a tile, warps, page sizes, splits of a context,
+rows of a tile. Cases that differ in least from what the engine launches come first, so that a deadline cuts the rest.
+Every case is compared with the engine's own result. A row each as it comes, then the best, one line of JSON last.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tools.gpu.machine import device_seconds, make_platform
+from tools.gpu.rows import Row, Rows, guarded, parse
+
+if TYPE_CHECKING:
+    from tokenmill.kernels.triton.attention import PagedKV
+
+NUM_BEST = 5
+LARGEST_PAGE = 256
+# Of outputs that are means of normal numbers, in half precision.
+LARGEST_DIFFERENCE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The parameters of a launch."""
+
+    num_stages: int
+    tile_keys: int
+    warps: int
+    page_size: int
+    splits: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is attended to: requests with one new token each (decodes), or with all of their tokens (prompts)."""
+
+    name: str
+    batch: int
+    context: int
+    is_prompt: bool
+    num_heads: int = 16
+    num_kv_heads: int = 8
+    head_dim: int = 128
+
+    @property
+    def query_len(self) -> int:
+        """New tokens of a request."""
+        return self.context if self.is_prompt else 1
+
+    def rates(self, seconds: float) -> Row:
+        """Bytes of keys and values, and operations, per second."""
+        num_bytes = 2 * 2 * self.batch * self.context * self.num_kv_heads * self.head_dim
+        seen = self.context * self.context / 2 if self.is_prompt else self.context
+        operations = 4 * self.batch * seen * self.num_heads * self.head_dim
+        return {"gb_per_s": num_bytes / seconds / 1e9, "tflops": operations / seconds / 1e12}
+
+
+# What the engine launches, in half precision.
+DECODE, PROMPT = Case(2, 64, 4, 16, 1, 16), Case(2, 64, 8, 16, 1, 128)
+DECODE_CHOICES = ((2, 3, 4), (32, 64, 128), (2, 4, 8), (16, 64, 256), (1, 4), (16,))
+PROMPT_CHOICES = ((2, 3, 4), (32, 64, 128), (4, 8), (16, 256), (1,), (64, 128))
+SHAPES = (
+    Shape("decode, batch 64, context 1024", 64, 1024, False),
+    Shape("decode, batch 256, context 1024", 256, 1024, False),
+    Shape("prompt of 8192 tokens", 1, 8192, True),
+)
+TINY: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+DRY_SHAPES = (Shape("decode, tiny", 2, 70, False, **TINY), Shape("prompt, tiny", 1, 20, True, **TINY))
+DRY_CHOICES = {
+    False: ((2,), (32, 64), (4,), (16, 64), (1, 2), (16,)),
+    True: ((2,), (32, 64), (4,), (16,), (1,), (16, 128)),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Sweep until it is done or the time is up."""
+    options = parse(__doc__ or "", argv, 150)
+    platform = make_platform(options.device)
+    is_dry = platform.name != "cuda"
+    shapes = DRY_SHAPES if is_dry else SHAPES
+    with Rows(options.seconds) as rows:
+        for shape in shapes:
+            until = time.monotonic() + options.seconds / len(shapes)
+            found = rows.take(sweep(shape, platform, is_dry, until))
+            best = sorted((row for row in found if "us" in row), key=lambda row: row["us"])[:NUM_BEST]
+            rows.take({"rank": rank, **row} for rank, row in enumerate(best, 1))
+    return int(rows.has_failed)
+
+
+def sweep(shape: Shape, platform: Any, is_dry: bool, until: float) -> Iterator[Row]:
+    """A row for each case of a shape, the engine's own first.
+
+    Args:
+        until: by `time.monotonic`, when no further case begins.
+    """
+    first = PROMPT if shape.is_prompt else DECODE
+    choices = PROMPT_CHOICES if shape.is_prompt else DECODE_CHOICES
+    bench = AttentionBench(shape, platform.device)
+    for case in cases(first, DRY_CHOICES[shape.is_prompt] if is_dry else choices):
+        if time.monotonic() < until:
+            yield from guarded(f"{shape.name}, {case}", bench.rows(case, platform))
+
+
+def cases(first: Case, choices: Sequence[Sequence[int]]) -> list[Case]:
+    """All combinations; those that differ least from the first come first."""
+    own = astuple(first)
+    every = [one for one in product(*choices) if one != own]
+    every.sort(key=lambda one: sum(a != b for a, b in zip(one, own, strict=True)))
+    return [first, *(Case(*one) for one in every)]
+
+
+class AttentionBench:
+    """One shape with random numbers: the same keys and values whatever the page size."""
+
+    def __init__(self, shape: Shape, device: str) -> None:
+        self._shape = shape
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        length = -(-shape.context // LARGEST_PAGE) * LARGEST_PAGE
+        self._kv = torch.randn(2, shape.batch * length, shape.num_kv_heads, shape.head_dim, device=device, dtype=dtype)
+        tokens = shape.batch * shape.query_len
+        self._q = torch.randn(tokens, shape.num_heads, shape.head_dim, device=device, dtype=dtype)
+        self._length = length
+        self._wanted: torch.Tensor | None = None
+
+    def rows(self, case: Case, platform: Any) -> Iterator[Row]:
+        """The time of a case, and how far its result is from the first one's: a failure if it is far."""
+        kv, output = self._paged(case.page_size), torch.empty_like(self._q)
+        seconds = device_seconds(lambda: launch(self._q, kv, output, self._shape, case), platform)
+        if self._wanted is None:
+            self._wanted = output.clone()
+        difference = float((output - self._wanted).abs().max())
+        row: Row = {"what": self._shape.name, "us": 1e6 * seconds, **self._shape.rates(seconds), **asdict(case)}
+        yield row | {"difference": difference, "passed": difference < LARGEST_DIFFERENCE}
+
+    def _paged(self, page_size: int) -> PagedKV:
+        from tokenmill.kernels.triton.attention import PagedKV
+
+        shape, device = self._shape, self._q.device
+        pages = self._kv.view(2, -1, page_size, *self._kv.shape[2:])
+        # Page 0 is nobody's; the others are in no order, as after hours of serving.
+        places = torch.randperm(pages.shape[1], device=device)
+        memory = pages.new_zeros(2, pages.shape[1] + 1, *pages.shape[2:])
+        memory[:, places + 1] = pages
+        lens = torch.full((shape.batch,), shape.context, dtype=torch.int32, device=device)
+        starts = torch.arange(shape.batch + 1, dtype=torch.int32, device=device) * shape.query_len
+        table = (places + 1).to(torch.int32).view(shape.batch, self._length // page_size)
+        return PagedKV(memory[0], memory[1], table, lens, starts)
+
+
+def launch(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, shape: Shape, case: Case) -> None:
+    """The one place that knows what the kernel takes; see `attention._launch`, which chooses what a case says."""
+    from tokenmill.kernels.triton import attention
+
+    group = shape.num_heads // shape.num_kv_heads
+    tokens = max(2, case.rows // group) if shape.is_prompt else 1
+    tiles = len(q) // tokens + shape.batch if shape.is_prompt else shape.batch
+    parts = output
+    if case.splits > 1:
+        parts = torch.empty(*q.shape[:2], case.splits, shape.head_dim + 2, dtype=torch.float32, device=q.device)
+    attention._attend[(tiles, shape.num_kv_heads, case.splits)](
+        q,
+        kv.keys,
+        kv.values,
+        output,
+        parts,
+        kv.page_table,
+        kv.query_starts,
+        kv.context_lens,
+        shape.batch,
+        shape.head_dim**-0.5 * attention.LOG2_E,
+        q.stride(0),
+        kv.page_table.stride(0),
+        0,
+        PAGE_SIZE=case.page_size,
+        NUM_KV_HEADS=shape.num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=shape.head_dim,
+        WIDTH=shape.head_dim,
+        TILE_TOKENS=tokens,
+        ROWS=case.rows,
+        TILE=case.tile_keys,
+        HAS_WINDOW=False,
+        IS_SPLIT=case.splits > 1,
+        num_warps=case.warps,
+        num_stages=case.num_stages,
+    )
+    if case.splits > 1:
+        constants = (shape.num_heads, shape.head_dim, shape.head_dim, case.splits)
+        attention._join[(shape.batch, shape.num_heads)](parts, output, kv.query_starts, *constants)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
