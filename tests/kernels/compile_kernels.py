@@ -3,7 +3,8 @@
     TRITON_INTERPRET=0 python tests/kernels/compile_kernels.py 90
     TRITON_INTERPRET=0 python tests/kernels/compile_kernels.py 80,89,90,100 --types bf16,fp32
 
-A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units.
+A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units, and the loads that a program
+issues before it waits for the kernels in front (`-`: it is launched behind their end).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tokenmill.kernels.triton import attention, gate, heads, matmul, norm
+from tokenmill.kernels.triton import attention, decode_inputs, gate, heads, matmul, norm
 from tokenmill.sampling import triton_draw
 
 # Types of the arguments by their names, the same in all kernels.
@@ -26,14 +27,26 @@ ACTIVATIONS = (
 )
 POINTERS = {
     **dict.fromkeys(("parts", "logits"), "*fp32"),
-    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts"), "*i32"),
-    **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids"), "*i64"),
+    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "pages", "tokens", "lens"), "*i32"),
+    **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "rows", "ends", "places"), "*i64"),
     "numbers": "*fp64",
 }
 NUMBERS = {
     **dict.fromkeys(("eps", "scale"), "fp32"),
     **dict.fromkeys(
-        ("num_requests", "q_stride", "table_stride", "num_groups", "num_rows", "stride", "size", "window"), "i32"
+        (
+            "num_requests",
+            "q_stride",
+            "table_stride",
+            "num_groups",
+            "num_rows",
+            "stride",
+            "size",
+            "window",
+            "num_pages",
+            "num_tokens",
+        ),
+        "i32",
     ),
 }
 ATTENTION = {"PAGE_SIZE": 16, "NUM_KV_HEADS": 8, "GROUP": 2, "HEAD_DIM": 128, "WIDTH": 128, "TILE": attention.TILE_KEYS}
@@ -58,6 +71,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (attention._attend, {**ATTENTION, "TILE_TOKENS": 1, "ROWS": 16, "HAS_WINDOW": True, "IS_SPLIT": True}, 4),
     (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "SPLITS": 8}, 4),
     (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
+    (decode_inputs._decode_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),
     (triton_draw._draw, {"TILE": triton_draw.TILE}, 8),
 ]
 
@@ -65,6 +79,8 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
 def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: int, dtype: str) -> Any:
     """A kernel with the types and alignments that a model of `dtype` gives its arguments."""
     pointers = {**POINTERS, **dict.fromkeys(ACTIVATIONS, f"*{dtype}")}
+    if "PDL" in kernel.arg_names:
+        constants = {**constants, "PDL": capability >= 90}
     types = {**pointers, **NUMBERS, **dict.fromkeys(constants, "constexpr")}
     names = kernel.arg_names
     aligned = {
@@ -81,6 +97,13 @@ def units_of(ptx: str) -> str:
     return next((name for name in ("tcgen05", "wgmma", "mma.sync") if name in ptx), "-")
 
 
+def loads_ahead(ptx: str) -> str:
+    """How many loads stand before a kernel's wait for those in front of it; `-` if it does not wait."""
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    assert not wait or "st.global" not in before, "what others may still read is not written"
+    return str(before.count("ld.global")) if wait else "-"
+
+
 def main() -> None:
     """Compile them all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -92,8 +115,9 @@ def main() -> None:
         prompts = {**ATTENTION, **tiles, "HAS_WINDOW": False, "IS_SPLIT": False}
         for kernel, constants, warps in [(attention._attend, prompts, num_warps), *CASES]:
             compiled = compile_one(kernel, constants, warps, capability, dtype)
-            code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
-            print(capability, dtype, kernel.__name__, code, shared, units_of(compiled.asm["ptx"]), flush=True)
+            code, ptx = len(compiled.asm["cubin"]), compiled.asm["ptx"]
+            sizes = code, compiled.metadata.shared
+            print(capability, dtype, kernel.__name__, *sizes, units_of(ptx), loads_ahead(ptx), flush=True)
 
 
 if __name__ == "__main__":
