@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tokenmill.kernels.triton import attention, decode_inputs, gate, heads, matmul, norm
+from tokenmill.kernels.triton import attention, decode_inputs, fp8, gate, heads, matmul, norm
 from tokenmill.sampling import triton_draw
 
 # Types of the arguments by their names, the same in all kernels.
@@ -30,6 +30,7 @@ POINTERS = {
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "pages", "tokens", "lens"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "rows", "ends", "places"), "*i64"),
     "numbers": "*fp64",
+    "scales": "*fp32",
 }
 NUMBERS = {
     **dict.fromkeys(("eps", "scale"), "fp32"),
@@ -71,6 +72,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (attention._attend, {**ATTENTION, "TILE_TOKENS": 1, "ROWS": 16, "HAS_WINDOW": True, "IS_SPLIT": True}, 4),
     (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "SPLITS": 8}, 4),
     (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
+    (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
     (decode_inputs._decode_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),
     (triton_draw._draw, {"TILE": triton_draw.TILE}, 8),
 ]

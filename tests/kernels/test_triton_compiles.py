@@ -27,11 +27,11 @@ def test_every_kernel_compiles_for_a_gpu_that_need_not_be_there(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert len(rows) == 9
+    assert len(rows) == 10
     # A multiprocessor of capability 9.0 has 227 KiB for a program; attention to prompts uses its matrix units.
     assert all(int(code) > 1000 and int(shared) <= 227 << 10 for *_, code, shared, _, _ in rows)
     assert [units for *_, name, _, _, units, _ in rows if name == "_attend"] == ["wgmma", "mma.sync"]
     # These begin while the kernel in front ends; only weights, which no kernel writes, are read before it has.
     ahead = {name: loads for *_, name, _, _, _, loads in rows if loads != "-"}
     assert int(ahead.pop("_rms_norm")) > 0
-    assert ahead == {"_silu_and_mul": "0", "_place_heads": "0"}
+    assert ahead == {"_silu_and_mul": "0", "_place_heads": "0", "_quantize": "0"}
