@@ -46,6 +46,7 @@ def test_a_step_is_profiled_from_start_to_sampler(capsys: pytest.CaptureFixture[
 def test_the_sweep_compares_and_ranks_its_cases(capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep_attention.main(["--device", "cpu"]) == 0
     rows = found(capsys.readouterr().out)["rows"]
+    assert (rows[0]["cases"], rows[0]["of_them_failed"]) == (4 + 2, 0)
     for shape in sweep_attention.DRY_SHAPES:
         own = [row for row in rows if row["what"] == shape.name]
         tried = [row for row in own if "rank" not in row]

@@ -99,8 +99,13 @@ class StepProfile:
     def decode(self, batch: int, context: int) -> Iterator[Row]:
         """Steps of `batch` requests with `context` tokens each."""
         what = f"decode, batch {batch}, context {context}"
+        pages, there = -(-(context + self._num_steps) // self._page_size), self._engine.scheduler.kv.pool.num_usable
+        if batch * pages > there:
+            yield {"what": what, "skipped": f"its KV takes {batch * pages} pages, there are {there}"}
+            return
+        # What failed before is no matter here.
+        self._engine.executor.recover()
         launches, waiting = [], []
-        pages = -(-(context + self._num_steps) // self._page_size)
         for plan in decode_plans(batch, context, pages, self._num_steps):
             start = time.perf_counter()
             waiting.append(self._engine.executor.launch(plan))
@@ -129,6 +134,7 @@ class StepProfile:
         """One step of one whole prompt."""
         what = f"prompt of {length} tokens"
         pages = -(-length // self._page_size)
+        self._engine.executor.recover()
         launches = []
 
         def step() -> None:

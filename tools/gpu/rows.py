@@ -55,9 +55,14 @@ class Rows:
         self._timer.daemon = True
 
     @property
+    def seconds_left(self) -> float:
+        """Until the deadline."""
+        return self._until - time.monotonic()
+
+    @property
     def has_time(self) -> bool:
         """Whether another measurement may begin."""
-        return time.monotonic() < self._until
+        return self.seconds_left > 0
 
     def take(self, rows: Iterable[Row]) -> list[Row]:
         """Print rows and keep them, until the deadline; those that came."""

@@ -3,17 +3,21 @@
     python -m tools.gpu.sweep_attention [--device cpu] [--seconds 150]
 
 Decodes at two batch sizes, and one prompt: pipeline stages, keys of a tile, warps, page sizes, splits of a context,
-rows of a tile. Cases that differ in least from what the engine launches come first, so that a deadline cuts the rest.
-Every case is compared with the engine's own result. A row each as it comes, then the best, one line of JSON last.
+rows of a tile. Cases that differ in least from what the engine launches come first, so that a deadline cuts the rest;
+processes beside this one compile them first, and leave them in triton's cache. Every case is compared with the engine's
+own result. A row each as it comes, then the best, one line of JSON last.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import product
+from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 
 NUM_BEST = 5
 LARGEST_PAGE = 256
+# Processes that compile, and the share of the time that they may take.
+MOST_PROCESSES, COMPILING = 12, 0.5
 # Of outputs that are means of normal numbers, in half precision.
 LARGEST_DIFFERENCE = 0.02
 
@@ -78,8 +84,8 @@ SHAPES = (
 TINY: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 DRY_SHAPES = (Shape("decode, tiny", 2, 70, False, **TINY), Shape("prompt, tiny", 1, 20, True, **TINY))
 DRY_CHOICES = {
-    False: ((2,), (32, 64), (4,), (16, 64), (1, 2), (16,)),
-    True: ((2,), (32, 64), (4,), (16,), (1,), (16, 128)),
+    False: ((2,), (64,), (4,), (16, 64), (1, 2), (16,)),
+    True: ((2,), (32, 64), (8,), (16,), (1,), (128,)),
 }
 
 
@@ -90,12 +96,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_dry = platform.name != "cuda"
     shapes = DRY_SHAPES if is_dry else SHAPES
     with Rows(options.seconds) as rows:
-        for shape in shapes:
-            until = time.monotonic() + options.seconds / len(shapes)
+        rows.take(compiled_ahead(shapes, is_dry, time.monotonic() + options.seconds * COMPILING))
+        for place, shape in enumerate(shapes):
+            until = time.monotonic() + rows.seconds_left / (len(shapes) - place)
             found = rows.take(sweep(shape, platform, is_dry, until))
             best = sorted((row for row in found if "us" in row), key=lambda row: row["us"])[:NUM_BEST]
             rows.take({"rank": rank, **row} for rank, row in enumerate(best, 1))
     return int(rows.has_failed)
+
+
+def choices_for(shape: Shape, is_dry: bool) -> list[Case]:
+    """The cases of a shape, the engine's own first."""
+    first = PROMPT if shape.is_prompt else DECODE
+    choices = PROMPT_CHOICES if shape.is_prompt else DECODE_CHOICES
+    return cases(first, DRY_CHOICES[shape.is_prompt] if is_dry else choices)
+
+
+def compiled_ahead(shapes: Sequence[Shape], is_dry: bool, until: float) -> Iterator[Row]:
+    """Compile the cases by running each once on a small shape, many at a time; says how many there was time for."""
+    small = {shape.is_prompt: replace(shape, batch=1, context=32 if is_dry else LARGEST_PAGE) for shape in shapes}
+    waiting = [
+        (place, shape, case) for shape in small.values() for place, case in enumerate(choices_for(shape, is_dry))
+    ]
+    waiting.sort(key=lambda job: job[0])
+    width = min(MOST_PROCESSES, os.cpu_count() or 1)
+    device = "cpu" if is_dry else "cuda"
+    pool: Executor = ThreadPoolExecutor(1) if is_dry else ProcessPoolExecutor(width, get_context("spawn"))
+    futures = [pool.submit(run_once, shape, case, device) for _, shape, case in waiting]
+    done, _ = wait(futures, max(0.0, until - time.monotonic()))
+    pool.shutdown(wait=False, cancel_futures=True)
+    failed = sum(1 for future in done if not future.cancelled() and future.exception() is not None)
+    yield {"what": "compiled ahead", "cases": len(futures), "done": len(done), "of_them_failed": failed}
+
+
+def run_once(shape: Shape, case: Case, device: str) -> None:
+    """A case on a shape, in a process that has nothing else to do."""
+    list(AttentionBench(shape, device).rows(case, make_platform(device)))
 
 
 def sweep(shape: Shape, platform: Any, is_dry: bool, until: float) -> Iterator[Row]:
@@ -104,10 +140,8 @@ def sweep(shape: Shape, platform: Any, is_dry: bool, until: float) -> Iterator[R
     Args:
         until: by `time.monotonic`, when no further case begins.
     """
-    first = PROMPT if shape.is_prompt else DECODE
-    choices = PROMPT_CHOICES if shape.is_prompt else DECODE_CHOICES
     bench = AttentionBench(shape, platform.device)
-    for case in cases(first, DRY_CHOICES[shape.is_prompt] if is_dry else choices):
+    for case in choices_for(shape, is_dry):
         if time.monotonic() < until:
             yield from guarded(f"{shape.name}, {case}", bench.rows(case, platform))
 
