@@ -2,10 +2,10 @@
 
     python -m tools.gpu.sweep_attention [--device cpu] [--seconds 150]
 
-Decodes at two batch sizes, and one prompt: pipeline stages, keys of a tile, warps, page sizes, splits of a context,
-rows of a tile. Cases that differ in least from what the engine launches come first, so that a deadline cuts the rest;
-processes beside this one compile them first, and leave them in triton's cache. Every case is compared with the engine's
-own result. A row each as it comes, then the best, one line of JSON last.
+Decodes at two batch sizes, and one prompt: pipeline stages, keys of a tile, warps, page sizes, rows of a prompt's tile;
+the splits of contexts are the engine's. Cases that differ in least from what the engine launches come first, so that a
+deadline cuts the rest; processes beside this one compile them first, and leave them in triton's cache. Every case is
+compared with the engine's own launch. A row each as it comes, then the best, one line of JSON last.
 """
 
 from __future__ import annotations
@@ -13,22 +13,28 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from tools.gpu.machine import device_seconds, make_platform
 from tools.gpu.rows import Row, Rows, guarded, parse
 
+from tokenmill.attention.batch import DeviceLens
+from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
+
 if TYPE_CHECKING:
-    from tokenmill.kernels.triton.attention import PagedKV
+    from tokenmill.attention.paged import Requests
 
 NUM_BEST = 5
-LARGEST_PAGE = 256
+PAGE_SIZE, LARGEST_PAGE = 16, 256
 # Processes that compile, and the share of the time that they may take.
 MOST_PROCESSES, COMPILING = 12, 0.5
 # Of outputs that are means of normal numbers, in half precision.
@@ -43,7 +49,6 @@ class Case:
     tile_keys: int
     warps: int
     page_size: int
-    splits: int
     rows: int
 
 
@@ -72,10 +77,10 @@ class Shape:
         return {"gb_per_s": num_bytes / seconds / 1e9, "tflops": operations / seconds / 1e12}
 
 
-# What the engine launches, in half precision.
-DECODE, PROMPT = Case(2, 64, 4, 16, 1, 16), Case(2, 64, 8, 16, 1, 128)
-DECODE_CHOICES = ((2, 3, 4), (32, 64, 128), (2, 4, 8), (16, 64, 256), (1, 4), (16,))
-PROMPT_CHOICES = ((2, 3, 4), (32, 64, 128), (4, 8), (16, 256), (1,), (64, 128))
+# Near to what the engine launches, in half precision; the engine's own launch is measured before all of them.
+DECODE, PROMPT = Case(3, 64, 4, 16, 16), Case(3, 64, 8, 16, 128)
+DECODE_CHOICES = ((2, 3, 4), (32, 64, 128), (2, 4, 8), (16, 64, 256), (16,))
+PROMPT_CHOICES = ((2, 3, 4), (32, 64, 128), (4, 8), (16, 256), (64, 128))
 SHAPES = (
     Shape("decode, batch 64, context 1024", 64, 1024, False),
     Shape("decode, batch 256, context 1024", 256, 1024, False),
@@ -84,8 +89,8 @@ SHAPES = (
 TINY: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 DRY_SHAPES = (Shape("decode, tiny", 2, 70, False, **TINY), Shape("prompt, tiny", 1, 20, True, **TINY))
 DRY_CHOICES = {
-    False: ((2,), (64,), (4,), (16, 64), (1, 2), (16,)),
-    True: ((2,), (32, 64), (8,), (16,), (1,), (128,)),
+    False: ((3,), (64,), (4,), (16, 64), (16,)),
+    True: ((3,), (32, 64), (8,), (16,), (128,)),
 }
 
 
@@ -106,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def choices_for(shape: Shape, is_dry: bool) -> list[Case]:
-    """The cases of a shape, the engine's own first."""
+    """The cases of a shape."""
     first = PROMPT if shape.is_prompt else DECODE
     choices = PROMPT_CHOICES if shape.is_prompt else DECODE_CHOICES
     return cases(first, DRY_CHOICES[shape.is_prompt] if is_dry else choices)
@@ -135,13 +140,13 @@ def run_once(shape: Shape, case: Case, device: str) -> None:
 
 
 def sweep(shape: Shape, platform: Any, is_dry: bool, until: float) -> Iterator[Row]:
-    """A row for each case of a shape, the engine's own first.
+    """A row for each case of a shape, the engine's own launch first.
 
     Args:
         until: by `time.monotonic`, when no further case begins.
     """
     bench = AttentionBench(shape, platform.device)
-    for case in choices_for(shape, is_dry):
+    for case in (None, *choices_for(shape, is_dry)):
         if time.monotonic() < until:
             yield from guarded(f"{shape.name}, {case}", bench.rows(case, platform))
 
@@ -167,18 +172,24 @@ class AttentionBench:
         self._length = length
         self._wanted: torch.Tensor | None = None
 
-    def rows(self, case: Case, platform: Any) -> Iterator[Row]:
-        """The time of a case, and how far its result is from the first one's: a failure if it is far."""
-        kv, output = self._paged(case.page_size), torch.empty_like(self._q)
-        seconds = device_seconds(lambda: launch(self._q, kv, output, self._shape, case), platform)
+    def rows(self, case: Case | None, platform: Any) -> Iterator[Row]:
+        """The time of a case (None: of the engine's own launch), and how far its result is from the first one's."""
+        memory, requests = self._paged(case.page_size if case else PAGE_SIZE)
+        output = torch.empty_like(self._q)
+        implementation = implementation_of(self._shape, platform)
+        plan, layer = implementation.plan(requests), AttentionLayer(0, self._shape.head_dim**-0.5)
+        with overriding(case):
+            work = partial(implementation.attend, self._q, memory, output, plan, layer)
+            seconds = device_seconds(work, platform)
         if self._wanted is None:
             self._wanted = output.clone()
         difference = float((output - self._wanted).abs().max())
-        row: Row = {"what": self._shape.name, "us": 1e6 * seconds, **self._shape.rates(seconds), **asdict(case)}
+        row: Row = {"what": self._shape.name, "us": 1e6 * seconds, **self._shape.rates(seconds)}
+        row |= asdict(case) if case else {"case": "the engine's own"}
         yield row | {"difference": difference, "passed": difference < LARGEST_DIFFERENCE}
 
-    def _paged(self, page_size: int) -> PagedKV:
-        from tokenmill.kernels.triton.attention import PagedKV
+    def _paged(self, page_size: int) -> tuple[tuple[torch.Tensor, torch.Tensor], Requests]:
+        from tokenmill.attention.paged import Requests
 
         shape, device = self._shape, self._q.device
         pages = self._kv.view(2, -1, page_size, *self._kv.shape[2:])
@@ -189,49 +200,44 @@ class AttentionBench:
         lens = torch.full((shape.batch,), shape.context, dtype=torch.int32, device=device)
         starts = torch.arange(shape.batch + 1, dtype=torch.int32, device=device) * shape.query_len
         table = (places + 1).to(torch.int32).view(shape.batch, self._length // page_size)
-        return PagedKV(memory[0], memory[1], table, lens, starts)
+        query_lens = np.full(shape.batch, shape.query_len, dtype=np.int32)
+        context_lens = np.full(shape.batch, shape.context, dtype=np.int32)
+        every = slice(0, len(self._q))
+        return (memory[0], memory[1]), Requests(every, table, DeviceLens(lens, starts), query_lens, context_lens)
 
 
-def launch(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, shape: Shape, case: Case) -> None:
-    """The one place that knows what the kernel takes; see `attention._launch`, which chooses what a case says."""
+def implementation_of(shape: Shape, platform: Any) -> Any:
+    """The engine's attention to decodes, or to prompts."""
+    from tokenmill.attention.backends.triton import TritonDecodes, TritonPrompts
+
+    spec = AttentionSpec(1, shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    return TritonPrompts() if shape.is_prompt else TritonDecodes(spec, platform.num_units())
+
+
+@contextmanager
+def overriding(case: Case | None) -> Iterator[None]:
+    """Launch the attention kernel by a case's parameters; what else it takes is the engine's to choose."""
     from tokenmill.kernels.triton import attention
 
-    group = shape.num_heads // shape.num_kv_heads
-    tokens = max(2, case.rows // group) if shape.is_prompt else 1
-    tiles = len(q) // tokens + shape.batch if shape.is_prompt else shape.batch
-    parts = output
-    if case.splits > 1:
-        parts = torch.empty(*q.shape[:2], case.splits, shape.head_dim + 2, dtype=torch.float32, device=q.device)
-    attention._attend[(tiles, shape.num_kv_heads, case.splits)](
-        q,
-        kv.keys,
-        kv.values,
-        output,
-        parts,
-        kv.page_table,
-        kv.query_starts,
-        kv.context_lens,
-        shape.batch,
-        shape.head_dim**-0.5 * attention.LOG2_E,
-        q.stride(0),
-        kv.page_table.stride(0),
-        0,
-        PAGE_SIZE=case.page_size,
-        NUM_KV_HEADS=shape.num_kv_heads,
-        GROUP=group,
-        HEAD_DIM=shape.head_dim,
-        WIDTH=shape.head_dim,
-        TILE_TOKENS=tokens,
-        ROWS=case.rows,
-        TILE=case.tile_keys,
-        HAS_WINDOW=False,
-        IS_SPLIT=case.splits > 1,
-        num_warps=case.warps,
-        num_stages=case.num_stages,
-    )
-    if case.splits > 1:
-        constants = (shape.num_heads, shape.head_dim, shape.head_dim, case.splits)
-        attention._join[(shape.batch, shape.num_heads)](parts, output, kv.query_starts, *constants)
+    kernel, rows = attention._attend, attention.PROMPT_ROWS
+    if case is not None:
+        options = {"TILE": case.tile_keys, "num_warps": case.warps, "num_stages": case.num_stages}
+        attention._attend, attention.PROMPT_ROWS = Overridden(kernel, options), case.rows
+    try:
+        yield
+    finally:
+        attention._attend, attention.PROMPT_ROWS = kernel, rows
+
+
+class Overridden:
+    """A kernel some of whose keyword arguments are not the caller's."""
+
+    def __init__(self, kernel: Any, options: dict[str, int]) -> None:
+        self._kernel = kernel
+        self._options = options
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return lambda *args, **own: self._kernel[grid](*args, **{**own, **self._options})
 
 
 if __name__ == "__main__":
