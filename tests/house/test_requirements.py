@@ -80,3 +80,11 @@ def test_runtime_needs_no_test_tool():
 def test_what_is_carried_to_a_gpu_is_what_runs_here():
     gpu, runtime = pins("gpu.txt"), pins("runtime.txt")
     assert {name: gpu[name] for name in ("msgspec", "safetensors", "tokenizers")}.items() <= runtime.items()
+    assert pins("gpu-carry.txt").items() <= runtime.items()
+
+
+def test_what_is_carried_to_a_gpu_is_complete_but_for_what_is_there():
+    carried = pins("gpu-carry.txt")
+    needs = set().union(*(needed(name, set()) for name in carried))
+    there = {"annotated-doc", "anyio", "certifi", "click", "h11", "idna"}  # and its own packages of torch
+    assert needs - carried.keys() <= there

@@ -3,8 +3,9 @@
     TRITON_INTERPRET=0 python tests/kernels/compile_kernels.py 90
     TRITON_INTERPRET=0 python tests/kernels/compile_kernels.py 80,89,90,100 --types bf16,fp32
 
-A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units,
-how warps share a tile and the shapes of their instructions, most groups of copies left open at a wait.
+A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units, how warps share a tile and
+the shapes of their instructions, most groups of copies left open at a wait, and the loads that a program issues before
+it waits for the kernels in front (`-`: it is launched behind their end).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tokenmill.kernels.triton import attention, gate, heads, matmul, norm
+from tokenmill.kernels.triton import attention, decode_inputs, fp8, gate, heads, matmul, norm
 from tokenmill.sampling import triton_draw, triton_select
 
 # Types of the arguments by their names, the same in all kernels.
@@ -27,15 +28,29 @@ ACTIVATIONS = (
     *("cos_table", "sin_table", "q", "keys", "values", "logits"),
 )
 POINTERS = {
-    "parts": "*fp32",
+    **dict.fromkeys(("parts", "scales"), "*fp32"),
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items", "counters"), "*i32"),
+    **dict.fromkeys(("pages", "tokens", "lens"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
+    **dict.fromkeys(("rows", "ends", "places"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
 }
 NUMBERS = {
     **dict.fromkeys(("eps", "scale"), "fp32"),
     **dict.fromkeys(
-        ("num_requests", "q_stride", "table_stride", "num_groups", "num_rows", "stride", "size", "window"), "i32"
+        (
+            "num_requests",
+            "q_stride",
+            "table_stride",
+            "num_groups",
+            "num_rows",
+            "stride",
+            "size",
+            "window",
+            "num_pages",
+            "num_tokens",
+        ),
+        "i32",
     ),
 }
 # Of numbers that are multiples of 16 in most models.
@@ -82,6 +97,8 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
     (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16}, 4),
     (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
+    (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
+    (decode_inputs._decode_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),
     (triton_draw._summarize, CHUNKS, 4),
     *((triton_select.select, {**CHUNKS, "TILE": triton_draw.TILE, "LEVEL": level}, 8) for level in range(4)),
     (triton_draw._finish, CHUNKS, 8),
@@ -91,6 +108,8 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
 def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: int, dtype: str) -> Any:
     """A kernel with the types and alignments that a model of `dtype` gives its arguments."""
     pointers = {**POINTERS, **dict.fromkeys(ACTIVATIONS, f"*{dtype}")}
+    if "PDL" in kernel.arg_names:
+        constants = {**constants, "PDL": capability >= 90}
     types = {**pointers, **NUMBERS, **dict.fromkeys(constants, "constexpr")}
     names = kernel.arg_names
     aligned = {
@@ -122,6 +141,13 @@ def open_copies(ptx: str) -> int:
     return max((int(count) for count in re.findall(r"cp\.async\.wait_group\s+(\d+)", ptx)), default=0)
 
 
+def loads_ahead(ptx: str) -> str:
+    """How many loads stand before a kernel's wait for those in front of it; `-` if it does not wait."""
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    assert not wait or "st.global" not in before, "what others may still read is not written"
+    return str(before.count("ld.global")) if wait else "-"
+
+
 def main() -> None:
     """Compile them all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -137,7 +163,8 @@ def main() -> None:
             compiled = compile_one(kernel, constants, warps, capability, dtype)
             code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
             ptx, layout = compiled.asm["ptx"], layout_of(compiled.asm["ttgir"])
-            print(capability, dtype, kernel.__name__, code, shared, units_of(ptx), layout, open_copies(ptx), flush=True)
+            found = units_of(ptx), layout, open_copies(ptx), loads_ahead(ptx)
+            print(capability, dtype, kernel.__name__, code, shared, *found, flush=True)
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ class ModelBench:
         """Decode steps as the whole engine makes them, and what share of such a step the device has nothing to do."""
         row: dict[str, Any] = {"model": self.name, "what": f"engine's decode step, batch {batch}, context {context}"}
         steps = 3 if self._is_dry else NUM_STEPS
-        times = self._decode_times(engine, batch, context, steps, lambda: None)
+        times = decode_times(engine, batch, context, steps, lambda: None)
         if not times:
             return {**row, "skipped": "no step decoded all requests at once"}
         seconds = statistics.median(times)
@@ -104,33 +104,9 @@ class ModelBench:
         if self._is_dry:
             return row
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            count = len(self._decode_times(engine, batch, context, steps, profile.start))
+            count = len(decode_times(engine, batch, context, steps, profile.start))
         busy = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6 / max(count, 1)
         return {**row, "busy_ms": 1e3 * busy, "idle": max(0.0, 1 - busy / seconds)}
-
-    def _decode_times(
-        self, engine: Engine, batch: int, context: int, steps: int, begin: Callable[[], object]
-    ) -> list[float]:
-        """Seconds of the engine's steps that carry a token of each of `batch` requests; `begin` before the first."""
-        generator = random.Random(batch)
-        # While the last prompts are computed the first requests decode already.
-        tokens = steps + -(-batch * context // engine.scheduler.config.max_num_batched_tokens) + 2
-        params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=tokens)
-        for number in range(batch):
-            prompt = [generator.randrange(1, 250) for _ in range(context)]
-            engine.add(AddRequest(id=f"scheduled {number}", prompt_token_ids=prompt, params=params))
-        times: list[float] = []
-        is_full = False
-        while engine.has_work:
-            start = time.perf_counter()
-            outputs = engine.step()
-            # Steps that carry a token of each request, and end none: decodes, all of them.
-            if is_full and len(outputs) == batch and not any(output.finish_reason for output in outputs):
-                times.append(time.perf_counter() - start)
-            elif not is_full and len(outputs) == batch:
-                is_full = True
-                begin()
-        return times
 
     def _prompt(self, engine: Engine, length: int) -> dict[str, Any]:
         """One prompt in one step, and its operations per second."""
@@ -168,6 +144,29 @@ class ModelBench:
         architecture = self._architecture
         unread = 0 if architecture.tie_embeddings else architecture.vocab_size * architecture.hidden_size
         return 2 * (architecture.num_parameters() - unread)
+
+
+def decode_times(engine: Engine, batch: int, context: int, steps: int, begin: Callable[[], object]) -> list[float]:
+    """Seconds of the engine's steps that carry a token of each of `batch` requests; `begin` before the first."""
+    generator = random.Random(batch)
+    # While the last prompts are computed the first requests decode already.
+    tokens = steps + -(-batch * context // engine.scheduler.config.max_num_batched_tokens) + 2
+    params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=tokens)
+    for number in range(batch):
+        prompt = [generator.randrange(1, 250) for _ in range(context)]
+        engine.add(AddRequest(id=f"scheduled {number}", prompt_token_ids=prompt, params=params))
+    times: list[float] = []
+    is_full = False
+    while engine.has_work:
+        start = time.perf_counter()
+        outputs = engine.step()
+        # Steps that carry a token of each request, and end none: decodes, all of them.
+        if is_full and len(outputs) == batch and not any(output.finish_reason for output in outputs):
+            times.append(time.perf_counter() - start)
+        elif not is_full and len(outputs) == batch:
+            is_full = True
+            begin()
+    return times
 
 
 def recipe(vocab_size: int, is_dry: bool) -> Work:

@@ -11,21 +11,28 @@ from tokenmill.config import EngineConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.setup import build_engine
+from tokenmill.engine.setup import BuiltEngine, build_engine
 
 
 @contextmanager
 def running(folder: Path, platform: Any, **options: Any) -> Iterator[Engine]:
     """An engine, closed at the end; without a platform the CPU's own, with the reference attention: the oracle."""
+    with built(folder, platform, **options) as parts:
+        yield parts.engine
+
+
+@contextmanager
+def built(folder: Path, platform: Any, **options: Any) -> Iterator[BuiltEngine]:
+    """The same, with what it says of itself."""
     own = {"device": "cpu", "attention_backend": "reference", "kernels": "torch"} if platform is None else {}
     if platform is not None:
         own = {"device": platform.device if platform.name == "cuda" else "cpu"}
     config = EngineConfig(model=str(folder), **{**own, **options}).resolve()
-    engine = build_engine(config, platform=platform).engine
+    parts = build_engine(config, platform=platform)
     try:
-        yield engine
+        yield parts
     finally:
-        engine.close()
+        parts.engine.close()
 
 
 def generate(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:

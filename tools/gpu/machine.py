@@ -71,6 +71,22 @@ def seconds_of(work: Callable[[], object], platform: Any, repeats: int = 5) -> f
     return statistics.median(times)
 
 
+def device_seconds(work: Callable[[], object], platform: Any, repeats: int = 20) -> float:
+    """Seconds that the device itself takes for some work, by events around all repeats on the current stream."""
+    work()
+    if platform.name != "cuda":
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+    start, end = (torch.Event(torch.device(platform.device), enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repeats):
+        work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / repeats
+
+
 def copy_rate(platform: Any) -> float:
     """Bytes read and written per second by a copy within the device's memory, ten at a time."""
     size = 1 << (30 if platform.name == "cuda" else 22)

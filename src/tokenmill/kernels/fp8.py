@@ -33,6 +33,7 @@ class Fp8Weight(TorchWeight):
     """
 
     __slots__ = ("scales",)
+    _quantize = staticmethod(quantize_rows)
 
     def __init__(self, out_size: int, in_size: int, device: str) -> None:
         super().__init__(out_size, in_size, FP8, device)
@@ -48,7 +49,7 @@ class Fp8Weight(TorchWeight):
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `LinearWeight.multiply`."""
-        values, scales = quantize_rows(x)
+        values, scales = self._quantize(x)
         product = torch._scaled_mm(
             values, self.weight.t(), scale_a=scales, scale_b=self.scales.t(), out_dtype=x.dtype, use_fast_accum=True
         )

@@ -7,8 +7,9 @@ import torch
 
 from tokenmill.attention.batch import DeviceLens, ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.kernels.triton.decode_inputs import decode_inputs
 from tokenmill.platform.protocol import Platform, Stream, Tensors
-from tokenmill.runner.cuda_graphs import DecodeGraphs, Report
+from tokenmill.runner.cuda_graphs import LARGEST, DecodeGraphs, Report
 from tokenmill.runner.model import Model
 from tokenmill.runner.samples import Samples
 from tokenmill.runner.step_sampler import DeviceSampler, Masks, Sampled, places
@@ -31,6 +32,8 @@ class CapturedDecodes:
         self._attention = attention
         self._sampler = sampler
         self._tables = sampler.tables
+        self._indices = torch.arange(LARGEST + 1, device=platform.device)
+        self._starts = self._indices.to(torch.int32)
         spare_row = len(self._tables.pages) - 1
         self._graphs = DecodeGraphs(
             platform, stream, self._decode, pack(np.array([Draw(row=spare_row)], dtype=RECORD)), spare_row
@@ -75,23 +78,18 @@ class CapturedDecodes:
 
     def _decode(self, draws: torch.Tensor) -> Tensors:
         """A whole decode step of n rows by their packed draws: what a graph holds. Lengths stay on the device."""
-        tables, (rows, after) = self._tables, places(draws)
-        n, page_size = len(rows), tables.page_size
-        positions = after - 1
-        page_table = tables.pages.index_select(0, rows)
-        page = page_table.gather(1, (positions // page_size)[:, None]).squeeze(1).long()
-        every = np.arange(n + 1, dtype=np.int32)
-        indices = torch.arange(n + 1, device=rows.device)
+        tables, n = self._tables, len(draws)
+        (token_ids, positions, slots), lens, page_table = decode_inputs(*places(draws), tables.pages, tables.tokens)
         batch = ForwardBatch(
-            token_ids=tables.tokens[rows, positions].long(),
+            token_ids=token_ids,
             positions=positions,
-            slots=page * page_size + positions % page_size,
+            slots=slots,
             page_table=page_table,
             query_lens=np.ones(n, dtype=np.int32),
             context_lens=np.full(n, tables.tokens.shape[1], dtype=np.int32),
-            query_starts=every,
-            output_indices=indices[:n],
-            lens=DeviceLens(after.to(torch.int32), indices.to(torch.int32)),
+            query_starts=np.arange(n + 1, dtype=np.int32),
+            output_indices=self._indices[:n],
+            lens=DeviceLens(lens, self._starts[: n + 1]),
         )
         logits = self._model.logits(self._model.forward(batch, self._attention))
         return logits, self._sampler.draw(logits, draws)

@@ -1,4 +1,8 @@
-"""silu(gate) * up of a fused projection."""
+"""silu(gate) * up of a fused projection, in one pass over it.
+
+Estimate, not measured: 6 bytes are read and written for each output, 15 instructions; for 256 rows of 3,072 that is
+4.7 MB, 1.1 us on an H200, about what a launch costs; the launch is what overlaps with the product before it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenmill.kernels.triton.launch import dependent, follow
+
 _WIDTH = 1024
 
 
 @triton.jit
-def _silu_and_mul(gate_up, output, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+def _silu_and_mul(gate_up, output, SIZE: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr):
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = columns < SIZE
@@ -28,5 +35,5 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     output = gate_up.new_empty(num_tokens, size)
     if num_tokens:
         width = min(_WIDTH, triton.next_power_of_2(size))
-        _silu_and_mul[(num_tokens, triton.cdiv(size, width))](gate_up, output, SIZE=size, WIDTH=width)
+        _silu_and_mul[(num_tokens, triton.cdiv(size, width))](gate_up, output, size, width, **dependent(gate_up))
     return output

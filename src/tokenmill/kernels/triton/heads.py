@@ -2,6 +2,9 @@
 
 Norms of the heads of q and k, their rotation, and the write of k and v into the cache. The reference is
 `kernels.heads.split_heads` and a write into the pool.
+
+Estimate, not measured: 4 bytes a number of qkv and 30 instructions; 256 tokens of 32 heads of 128 are 4.2 MB, a
+microsecond on an H200, in 8,192 programs of one warp.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import triton
 import triton.language as tl
 
 from tokenmill.kernels.heads import HeadNorms, RotaryTables
+from tokenmill.kernels.triton.launch import dependent, follow
 
 # Heads of a program: enough bytes on their way from one warp, and always as many, so that bits do not depend on T.
 HEADS_TILE = 8
@@ -35,6 +39,7 @@ def _place_heads(
     TILE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     ROTATES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program, a warp, per token and TILE heads; q is written back, k and v go to their slot.
 
@@ -43,6 +48,7 @@ def _place_heads(
     programs, 32 us a layer; 2 KiB from each of the 32 warps that a multiprocessor holds are twice what keeps its
     memory busy, where a program for each head had 256 bytes.
     """
+    follow(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TILE + tl.arange(0, TILE)
     column = tl.arange(0, WIDTH)
@@ -119,5 +125,6 @@ def place_heads(
         HAS_NORMS=norms is not None,
         ROTATES=rotary is not None,
         num_warps=1,
+        **dependent(qkv),
     )
     return heads[:, :num_heads]

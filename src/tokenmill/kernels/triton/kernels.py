@@ -9,6 +9,7 @@ from tokenmill.kernels.protocol import Experts, WeightRole
 from tokenmill.kernels.torch_kernels import TorchKernels, TorchWeight
 from tokenmill.kernels.triton import matmul, norm
 from tokenmill.kernels.triton.experts import StackedExperts
+from tokenmill.kernels.triton.fp8 import quantize_rows
 from tokenmill.kernels.triton.gate import silu_and_mul
 
 
@@ -33,7 +34,9 @@ class InvariantWeight(TritonWeight):
 
 
 class TritonFp8Weight(Fp8Weight, TritonWeight):
-    """Eight-bit floats, and the gate in one pass."""
+    """Eight-bit floats, and the gate in one pass; activations are rounded in another."""
+
+    _quantize = staticmethod(quantize_rows)
 
 
 class TritonKernels(TorchKernels):

@@ -1,4 +1,8 @@
-"""RMSNorm, with and without the addition of a residual: one program per row, one pass over memory."""
+"""RMSNorm, with and without the addition of a residual: one program per row, one pass over memory.
+
+Estimate, not measured: 4 bytes a number, 8 with the addition, and 20 instructions; 256 rows of 1,024 are 2.1 MB, half a
+microsecond on an H200, less than a launch costs. The weight is on its way before the kernel in front has ended.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,18 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenmill.kernels.triton.launch import dependent, follow
+
 
 @triton.jit
-def _rms_norm(x, delta, weight, output, eps, scale, SIZE: tl.constexpr, WIDTH: tl.constexpr, ADDS: tl.constexpr):
+def _rms_norm(
+    x, delta, weight, output, eps, scale, SIZE: tl.constexpr, WIDTH: tl.constexpr, ADDS: tl.constexpr, PDL: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
     inside = columns < SIZE
+    scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    follow(PDL)
     values = tl.load(x + row * SIZE + columns, mask=inside, other=0.0)
     if ADDS:
         added = tl.load(delta + row * SIZE + columns, mask=inside, other=0.0)
@@ -21,7 +31,6 @@ def _rms_norm(x, delta, weight, output, eps, scale, SIZE: tl.constexpr, WIDTH: t
     wide = values.to(tl.float32)
     factor = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
     normed = (wide * factor).to(values.dtype).to(tl.float32)
-    scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(output + row * SIZE + columns, (normed * scales).to(values.dtype), mask=inside)
 
 
@@ -45,15 +54,6 @@ def _launch(
         width = triton.next_power_of_2(x.shape[1])
         warps = min(max(width // 512, 1), 8)
         _rms_norm[(x.shape[0],)](
-            x,
-            delta,
-            weight,
-            output,
-            eps,
-            scale,
-            SIZE=x.shape[1],
-            WIDTH=width,
-            ADDS=delta is not None,
-            num_warps=warps,
+            x, delta, weight, output, eps, scale, x.shape[1], width, delta is not None, num_warps=warps, **dependent(x)
         )
     return output

@@ -1,0 +1,32 @@
+"""Kernels that begin before the one in front of them has ended (programmatic dependent launch), where a GPU can."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+def dependent(x: torch.Tensor) -> dict[str, bool]:
+    """Options of a launch on x's device, for a kernel with the constant `PDL` in which every program calls `follow`."""
+    return {"PDL": True, "launch_pdl": True} if x.is_cuda and _is_possible() else {"PDL": False}
+
+
+@triton.jit
+def follow(PDL: tl.constexpr):
+    """Wait for all kernels in front, before touching what these read or write; then let the next one begin.
+
+    Because every program waits, the end of a kernel tells the next one that those before it have ended too.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@cache
+def _is_possible() -> bool:
+    target = triton.runtime.driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= 90)

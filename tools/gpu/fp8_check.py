@@ -1,0 +1,82 @@
+"""Eight-bit products on the device: against float64, and how long they take beside bfloat16.
+
+    python -m tools.gpu.fp8_check [--device cpu] [--seconds 60]
+
+For the products of Qwen3-0.6B and Qwen3-14B and several numbers of tokens: the error of `_scaled_mm` against the
+product of the same rounded values in float64, the error of the rounding itself, and the times of the product, of the
+rounding of the activations, and of the bfloat16 product. A row each as it comes, one line of JSON last.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from tools.gpu.machine import device_seconds, make_platform
+from tools.gpu.rows import Row, Rows, guarded, parse
+
+# Outputs and inputs: qkv, gate and up, down.
+SIZES = ((4096, 1024), (6144, 1024), (1024, 3072), (7168, 5120), (34816, 5120), (5120, 17408))
+TOKENS = (1, 16, 64, 256, 8192)
+DRY_SIZES, DRY_TOKENS = ((32, 48),), (1, 5)
+# Rows of a product that are compared.
+MOST_COMPARED = 64
+# Of the norm of the result: sums are of less than float32's precision with `use_fast_accum`, and rounded to bfloat16.
+LARGEST_ERROR = 0.01
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check until it is done or the time is up; 1 if a product is wrong."""
+    options = parse(__doc__ or "", argv, 60)
+    platform = make_platform(options.device)
+    sizes, counts = (DRY_SIZES, DRY_TOKENS) if platform.name != "cuda" else (SIZES, TOKENS)
+    with Rows(options.seconds) as rows:
+        for out_size, in_size in sizes:
+            for tokens in counts:
+                what = f"fp8 product, {tokens} x {in_size} by {out_size}"
+                if rows.has_time:
+                    rows.take(guarded(what, compare(what, (tokens, out_size, in_size), platform)))
+    return int(rows.has_failed)
+
+
+def compare(what: str, shape: tuple[int, int, int], platform: Any) -> Iterator[Row]:
+    """The row of one product.
+
+    Args:
+        shape: tokens, outputs, inputs.
+    """
+    from tokenmill.kernels.triton.fp8 import quantize_rows
+    from tokenmill.kernels.triton.kernels import TritonFp8Weight
+
+    tokens, out_size, in_size = shape
+    device = platform.device
+    dense = (torch.randn(out_size, in_size, device=device) / in_size**0.5).bfloat16()
+    x = torch.randn(tokens, in_size, device=device).bfloat16()
+    # Rows of unlike magnitude: a scale that belongs to another row would show.
+    x *= torch.logspace(-3, 3, tokens, device=device)[:, None].bfloat16()
+    weight = TritonFp8Weight(out_size, in_size, device)
+    weight.load_rows(0, dense)
+    picked = torch.randperm(tokens, device=device)[:MOST_COMPARED]
+    got = weight.multiply(x)[picked].double()
+    values, scales = quantize_rows(x)
+    rounded = (values[picked].double() * scales[picked]) @ (weight.weight.double() * weight.scales).t()
+    exact = x[picked].double() @ dense.double().t()
+    # Row by row: the smallest must be as good as the largest.
+    error, rounding = largest_error(got, rounded), largest_error(got, exact)
+    row: Row = {"what": what, "error": error, "with_rounding": rounding, "passed": error < LARGEST_ERROR}
+    whole = 1e6 * device_seconds(lambda: weight.multiply(x), platform)
+    quantizing = 1e6 * device_seconds(lambda: quantize_rows(x), platform)
+    half = 1e6 * device_seconds(lambda: torch.nn.functional.linear(x, dense), platform)
+    row |= {"fp8_us": whole, "of_it_quantizing_us": quantizing, "bf16_us": half, "speedup": half / whole}
+    yield row
+
+
+def largest_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest distance of a row from what it should be, as part of its norm."""
+    return float(((got - want).norm(dim=1) / want.norm(dim=1)).max())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
