@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.scheduler.harness import Harness
+from tests.scheduler.paged_memory_runner import expected_output
 from tokenmill.core.request import FinishReason
 from tokenmill.scheduler.scheduler import MAX_QUEUED_INPUTS
 
@@ -204,3 +205,22 @@ def test_with_a_step_launched_nothing_is_stuck_and_a_paused_session_is_no_work()
     assert not harness.engine.has_work
     assert session in harness.scheduler.requests
     harness.drain()
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_a_session_outlives_a_step_that_fails_behind_its_turn(depth: int) -> None:
+    """The step knew not that the turn had ended, and took a page for it of which the runner never heard."""
+    num_outlived = 0
+    for failing in range(1, 12):
+        harness = Harness(depth=depth, page_size=1, num_pages=40, eos=frozenset(expected_output([1, 2, 3], 3)[2:]))
+        harness.runner.failing_steps.add(failing)
+        session = harness.open_session([1, 2, 3], max_tokens=9)
+        run_turn(harness)
+        has_failed = failing in [plan.step for plan in harness.runner.plans]
+        if has_failed and harness.records[session].finish_reason is FinishReason.STOP:
+            num_outlived += 1
+            assert harness.extend(session, [6, 7], max_tokens=5)
+            run_turn(harness)
+            assert harness.records[session].finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        harness.drain()
+    assert num_outlived == depth - 1

@@ -267,7 +267,8 @@ class Scheduler:
     def fail_in_flight(self, error: str) -> list[TokenOutput]:
         """End the requests of all launched steps: one of those steps raised, and the later ones build on it.
 
-        Their pages were never committed, so nothing that the failed steps wrote can be matched.
+        Their pages were never committed, so nothing that the failed steps wrote can be matched. A session whose turn
+        had ended before lives on without its row: what a failed step was to tell the runner of it, it never heard.
 
         Returns:
             The terminal output of each request that was alive.
@@ -279,8 +280,10 @@ class Scheduler:
                 if request.awaits_step:
                     self._state.end(request, FinishReason.ERROR)
                     outputs.append(TokenOutput(request.id, [], FinishReason.ERROR, error=error))
-                else:
+                elif request.is_finished:
                     self._state.retire(request)
+                elif not request.num_inflight_steps:
+                    self._state.take_back(request)
         return outputs
 
     def reset_prefix_cache(self, preempt_running: bool) -> bool:

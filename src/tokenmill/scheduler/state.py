@@ -160,11 +160,14 @@ class SchedulerState:
         idle = [request for request in owners if not request.num_inflight_steps]
         if not idle:
             return False
-        victim = max(idle, key=lambda request: request.rank)
-        victim.num_preemptions += 1
-        self.num_preemptions += 1
-        self._release(victim)
+        self.take_back(max(idle, key=lambda request: request.rank))
         return True
+
+    def take_back(self, request: Request) -> None:
+        """Take row and pages from one that neither runs nor ends: a session, perhaps with new input."""
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self._release(request)
 
     def end(self, request: Request, reason: FinishReason) -> None:
         """End a request wherever it is."""
