@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduler.harness import Harness
+from tests.scheduler.harness import HalfRightDrafter, Harness
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.request import RequestStatus
 from tokenmill.engine.replay import replay
@@ -49,7 +49,7 @@ def test_a_replay_makes_every_plan_again(tmp_path: Path, depth: int, drafts: int
     harness = record_traffic(tmp_path / "log", depth, drafts)
     assert any(plan.draft_ids is not None for plan in harness.runner.plans) == bool(drafts)
     assert harness.scheduler.num_preemptions > 0
-    outcome = replay(tmp_path / "log")
+    outcome = replay(tmp_path / "log", HalfRightDrafter(drafts) if drafts else None)
     assert outcome.difference is None, f"seed {SEED}"
     assert outcome.num_plans == len(harness.runner.plans)
 

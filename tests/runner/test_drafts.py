@@ -20,6 +20,7 @@ from tests.checkpoints import make_checkpoint
 from tests.kernels.gpu import DEVICE
 from tests.runner.fake_platform import FakePlatform
 from tests.runner.test_not_numbers import POISON, poisoned, run, running
+from tests.scheduler.drafters import KnowingDrafter
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.request import Request, TokenArray
@@ -45,7 +46,7 @@ KINDS: list[dict[str, Any]] = [
 NATIVE: dict[str, Any] = {"dtype": "bfloat16", "kernels": "native", "page_size": 16, "max_num_batched_tokens": 60}
 
 
-class LyingDrafter:
+class LyingDrafter(KnowingDrafter):
     """Proposes what `outputs` says will follow, up to a lie that is anywhere, or nowhere."""
 
     def __init__(self, outputs: dict[str, list[int]], rng: random.Random) -> None:
@@ -53,7 +54,7 @@ class LyingDrafter:
         self.rng = rng
         self.counts: Counter[int] = Counter()
 
-    def propose(self, request: Request, limit: int) -> TokenArray:
+    def draft(self, request: Request, limit: int) -> TokenArray:
         assert request.params.grammar is None, "one with a grammar is not drafted for"
         known = request.num_tokens - request.num_prompt_tokens
         drafts = [*self.outputs[request.id][known:], *(self.rng.randrange(200) for _ in range(3))]
@@ -168,8 +169,8 @@ def test_what_is_not_due_fails_nobody(tmp_path: Path) -> None:
         wanted = [msgspec.structs.replace(one, prompt_token_ids=[9, 10 + int(one.id)]) for one in wanted]
 
         class Poisoner(LyingDrafter):
-            def propose(self, request: Request, limit: int) -> TokenArray:
-                drafts = super().propose(request, limit)
+            def draft(self, request: Request, limit: int) -> TokenArray:
+                drafts = super().draft(request, limit)
                 drafts[self.rng.randint(0, 3) :] = POISON
                 return drafts
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.scheduler.drafters import KnowingDrafter
 from tests.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output, next_token
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import AddRequest, TokenOutput
@@ -58,13 +59,19 @@ class Record:
     embedding: bytes | None = None
 
 
-class HalfRightDrafter:
-    """Proposes what the runner will say, with an error now and then: by the request's length, so that it repeats."""
+class HalfRightDrafter(KnowingDrafter):
+    """Proposes what the runner will say, with an error now and then, and holds a request now and then.
+
+    By the length of its tokens, so that it repeats.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
 
-    def propose(self, request: Request, limit: int) -> TokenArray:
+    def holds(self, request: Request, num_running: int) -> bool:
+        return random.Random(request.arrival * 1000 + request.num_tokens).random() < 0.5
+
+    def draft(self, request: Request, limit: int) -> TokenArray:
         context = request.token_ids.tolist()
         rng = random.Random(request.arrival * 1000 + len(context))
         drafts = []
@@ -228,7 +235,10 @@ class Harness:
             assert record.tokens == expected[: len(record.tokens)]
 
     def check_page_tables(self) -> None:
-        """A page table only grows while its request holds a row: nothing found later is ever swapped in."""
+        """A page table only grows while its request holds a row: nothing found later is ever swapped in.
+
+        But for the pages that rejected drafts leave behind the tokens that are computed.
+        """
         tables = {}
         for request in self.scheduler.requests.values():
             if request.row is not None:
@@ -236,6 +246,8 @@ class Harness:
                 tables[key] = list(self.kv.pages(request))
                 before = self.page_tables.get(key, [])
                 assert tables[key][: len(before)] == before, f"the page table of request {request.id} changed"
+                if self.settings.drafts:
+                    del tables[key][self.kv.num_pages_for(request.num_computed_tokens) :]
         self.page_tables = tables
 
     def check_batch(self) -> None:

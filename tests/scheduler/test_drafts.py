@@ -59,7 +59,7 @@ def test_a_row_brings_one_to_five_tokens_and_no_output_changes(depth: int) -> No
 class AlwaysRight(HalfRightDrafter):
     """Proposes as many tokens as it may, all of them right."""
 
-    def propose(self, request: Request, limit: int) -> TokenArray:
+    def draft(self, request: Request, limit: int) -> TokenArray:
         return np.array(expected_output(request.token_ids.tolist(), min(limit, self.most)), dtype=np.int32)
 
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.core.request import TokenArray
+from tokenmill.core.request import Proposal, TokenArray
 from tokenmill.core.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
@@ -116,6 +116,7 @@ class StepResult:
         failures: batch index -> why that request cannot go on.
         prompt_logprobs: batch index -> those of the prompt's tokens from position `num_computed + 1` on.
         embeddings: batch index -> the vector of its prompt, float32, little-endian.
+        proposals: batch index -> what may follow the tokens that it is brought.
     """
 
     step: int
@@ -125,6 +126,7 @@ class StepResult:
     failures: dict[int, RowFailure] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
+    proposals: dict[int, Proposal] = field(default_factory=dict)
 
 
 class StepOutcome:

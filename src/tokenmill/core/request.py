@@ -94,6 +94,18 @@ class TurnInput:
     max_model_len: int
 
 
+class Proposal(NamedTuple):
+    """What may follow a request's tokens, in the opinion of what runs beside the model.
+
+    Attributes:
+        token_ids: [k] int32.
+        is_forced: its grammar leaves nothing else.
+    """
+
+    token_ids: TokenArray
+    is_forced: bool
+
+
 class Request:
     """One sequence to generate.
 
@@ -114,7 +126,9 @@ class Request:
         inputs: of a session, those that came while a turn was running, in order.
         num_reported_tokens: tokens of the prompt whose log probabilities are out, where they are wanted.
         num_charged_tokens: as many of its tokens have been run for its tenant, or were found in the cache.
+        num_draft_tokens, num_accepted_tokens: what speculation has run of it, and what was kept of that.
         pooling: "mean" or "last": a vector is wanted for the prompt instead of a continuation.
+        proposal: what may follow its tokens, if the step that brought the last of them had a notion of it.
         rank: its place in the queues: (class, turn of its tenant, arrival); set by the scheduler.
         row: the row of the page and token tables it owns, or None.
         tenant: who takes turns with others, where the policy has turns: a client, or one call.
@@ -133,9 +147,11 @@ class Request:
         "is_resumable",
         "mask_missed",
         "max_tokens_total",
+        "num_accepted_tokens",
         "num_cached_tokens",
         "num_charged_tokens",
         "num_computed_tokens",
+        "num_draft_tokens",
         "num_inflight_steps",
         "num_pending_tokens",
         "num_preemptions",
@@ -145,6 +161,7 @@ class Request:
         "params",
         "pooling",
         "priority",
+        "proposal",
         "rank",
         "row",
         "status",
@@ -196,6 +213,9 @@ class Request:
         self.num_cached_tokens = 0
         self.num_charged_tokens = 0
         self.num_preemptions = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        self.proposal: Proposal | None = None
         self.num_reported_tokens = 0
         self.num_inflight_steps = 0
         self.row: int | None = None
@@ -277,6 +297,7 @@ class Request:
         Returns:
             Those taken in; what lies behind the end is dropped.
         """
+        self.proposal = None
         self.num_computed_tokens -= num_rejected
         self.num_pending_tokens -= num_rejected + len(token_ids)
         for number, token_id in enumerate(token_ids, 1):
@@ -332,6 +353,7 @@ class Request:
         self.num_tokens += len(token_ids)
         self.num_prompt_tokens = self.num_tokens
         self.num_cached_tokens = 0
+        self.proposal = None
         self.params = turn.params
         self.is_resumable = not turn.is_last
         self.finish_reason = None

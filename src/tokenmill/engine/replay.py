@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.core.plan import IntArray, StepOutcome, StepPlan, StepResult
-from tokenmill.core.request import Request, RequestStatus, TokenArray
+from tokenmill.core.request import Proposal, RequestStatus
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.step_log import (
     Aborted,
@@ -25,8 +25,7 @@ from tokenmill.engine.step_log import (
     plain_plan,
     read_log,
 )
-
-_NO_DRAFTS = np.empty(0, dtype=np.int32)
+from tokenmill.scheduler.drafter import Drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +34,6 @@ class Replay:
 
     num_plans: int
     difference: str | None
-
-
-class RecordedDrafter:
-    """Proposes again what the recorded plan let each request run."""
-
-    def __init__(self) -> None:
-        self._drafts: dict[str, TokenArray] = {}
-
-    def follow(self, plan: dict[str, Any] | None) -> None:
-        """The plan that is made next was recorded as this one."""
-        self._drafts = {}
-        if plan is not None and plan["draft_ids"] is not None:
-            counts = [max(0, count - 1) for count in plan["num_samples"]]
-            parts = np.split(_array(plan["draft_ids"]), np.cumsum(counts)[:-1])
-            self._drafts = dict(zip(plan["request_ids"], parts, strict=True))
-
-    def propose(self, request: Request, limit: int) -> TokenArray:
-        """See `Drafter`."""
-        return self._drafts.get(request.id, _NO_DRAFTS)[:limit]
 
 
 class RecordedExecutor:
@@ -70,7 +50,8 @@ class RecordedExecutor:
         if outcome is None:
             return StepOutcome.failed(RuntimeError("the recorded step brought nothing"))
         token_ids, token_starts = _array(outcome.token_ids), _array(outcome.token_starts)
-        result = StepResult(plan.step, token_ids, token_starts, failures=outcome.failures)
+        proposals = {index: Proposal(_array(ids), is_forced) for index, (ids, is_forced) in outcome.proposals.items()}
+        result = StepResult(plan.step, token_ids, token_starts, failures=outcome.failures, proposals=proposals)
         return StepOutcome(lambda: result)
 
     def recover(self) -> None:
@@ -80,8 +61,11 @@ class RecordedExecutor:
         """Nothing is running."""
 
 
-def replay(path: Path) -> Replay:
+def replay(path: Path, drafter: Drafter | None = None) -> Replay:
     """Drive a scheduler with the arrivals and outcomes of a log and compare each plan with the recorded one.
+
+    Args:
+        drafter: one like that of the recording, as it was at its start; None: the one that the log names.
 
     Raises:
         TokenMillError: the file is no step log.
@@ -89,14 +73,12 @@ def replay(path: Path) -> Replay:
     header, stored = read_log(path)
     records = list(stored)
     executor = RecordedExecutor(records)
-    drafter = RecordedDrafter()
     engine = _engine(header, executor, drafter)
     num_plans = 0
     for record in records:
         for arrived in record.inputs:
             apply_input(engine, arrived)
         executor.launched = None
-        drafter.follow(record.plan)
         engine.step()
         made = None if executor.launched is None else plain_plan(executor.launched)
         difference = next(_differences(record.plan, made), None)
@@ -107,7 +89,7 @@ def replay(path: Path) -> Replay:
     return Replay(num_plans, None)
 
 
-def _engine(header: LogHeader, executor: RecordedExecutor, drafter: RecordedDrafter) -> Engine:
+def _engine(header: LogHeader, executor: RecordedExecutor, drafter: Drafter | None) -> Engine:
     limits = ModelLimits(header.max_model_len, header.vocab_size, frozenset(header.eos_token_ids))
     return Engine(header.make_scheduler(drafter=drafter), executor, limits, header.depth)
 

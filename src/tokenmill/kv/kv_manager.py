@@ -151,6 +151,15 @@ class KVManager:
             held.pages.extend(fresh)
         return fresh
 
+    def trim(self, request: Request, num_tokens: int) -> int:
+        """Take back the pages behind a request's first `num_tokens` tokens; how many there were."""
+        held = self._held[request.id]
+        spare = held.pages[max(self.num_pages_for(num_tokens), held.num_tree_pages) :]
+        if spare:
+            del held.pages[-len(spare) :]
+            self.pool.free(spare[::-1])
+        return len(spare)
+
     def num_missing_pages(self, request: Request, num_tokens: int) -> int:
         """Pages that a request lacks to hold `num_tokens` tokens."""
         return max(0, self.num_pages_for(num_tokens) - len(self._held[request.id].pages))

@@ -42,6 +42,11 @@ class PlanBuilder:
             )
         )
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step runs so far."""
+        return sum(self._num_scheduled)
+
     def schedule(self, request: Request, num_tokens: int, first_page: int, new_pages: list[int]) -> None:
         """Run `num_tokens` tokens of a request; `new_pages` stand in its page table from number `first_page` on."""
         assert 0 < num_tokens <= self.budget, "scheduling beyond the budget"

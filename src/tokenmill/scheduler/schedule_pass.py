@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tokenmill.core.request import Request
+from tokenmill.core.request import Request, TokenArray
 from tokenmill.kv.radix_tree import PrefixMatch
 from tokenmill.scheduler.config import Policies, SchedulerConfig
 from tokenmill.scheduler.drafter import Drafter
@@ -21,7 +21,9 @@ _SAME_PROMPT = "waits for a request that computes the same prompt"
 class SchedulePass:
     """Decides for one step; records at each request that must wait, why."""
 
-    def __init__(self, config: SchedulerConfig, policies: Policies, state: SchedulerState) -> None:
+    def __init__(
+        self, config: SchedulerConfig, policies: Policies, state: SchedulerState, drafter: Drafter | None = None
+    ) -> None:
         self.builder = PlanBuilder(state.step + 1, config.max_num_batched_tokens)
         self._config = config
         self._state = state
@@ -33,6 +35,7 @@ class SchedulePass:
         self._is_closed = False  # the first one that is not cannot begin in this step
         self._queue_policy = policies.queue
         self._admission = policies.admission
+        self._drafter = drafter
 
     @property
     def is_empty(self) -> bool:
@@ -109,11 +112,17 @@ class SchedulePass:
             remaining = request.num_uncomputed_tokens
             if remaining == 0 or request.will_reach_length:
                 continue  # its last token is being sampled by a launched step
+            if request.num_pending_tokens and self._is_held(request):
+                request.wait_reason = "waits for the launched step that samples its next token, to draft behind it"
+                continue
             if self.builder.budget == 0:
                 request.wait_reason = "the token budget of the step is used up"
                 continue
             enough_pages &= self._advance_one(request, 1 if remaining == 1 else self._chunk(remaining))
         return enough_pages
+
+    def _is_held(self, request: Request) -> bool:
+        return self._drafter is not None and self._drafter.holds(request, len(self._state.running))
 
     def _in_order(self) -> tuple[list[Request], int]:
         """The running requests in the order in which a step serves them, and how many decodes come before all prompts.
@@ -187,27 +196,49 @@ class SchedulePass:
         state = self._state
         return not state.running and (state.preempt_idle(but=request) or state.preempt_idle())
 
-    def add_drafts(self, drafter: Drafter) -> None:
+    def add_drafts(self) -> None:
         """Let decodes run draft tokens with what the step has left, now that every request has got its own token.
 
         Nobody is preempted for a draft: drafts that no page has room for are dropped. A request that a launched step
         still samples for gets none, since what follows is not known yet.
         """
-        for index, request in enumerate(self.builder.requests):
-            limit = min(self.builder.budget, request.max_tokens_total - request.num_tokens - 1)
-            if limit < 1 or request.num_inflight_steps > 1 or request.num_computed_tokens != request.num_tokens:
-                continue
-            if request.params.grammar is not None:
-                continue  # its mask is known for one token, not for those behind it
-            draft_ids = drafter.propose(request, limit)[:limit]
-            if not len(draft_ids):
-                continue
-            first_page = len(self._kv.pages(request))
-            new_pages = self._kv.allocate(request, request.num_tokens + len(draft_ids), self._num_reserved)
-            if new_pages is None:
-                draft_ids = draft_ids[: first_page * self._kv.page_size - request.num_tokens]
-            if len(draft_ids):
-                self.builder.add_drafts(index, draft_ids, first_page, new_pages or [])
+        if self._drafter is None or self.builder.budget == 0:
+            return
+        decodes = [
+            (index, request, min(self.builder.budget, request.max_tokens_total - request.num_tokens - 1))
+            for index, request in enumerate(self.builder.requests)
+            if request.num_inflight_steps == 1
+            and request.num_computed_tokens == request.num_tokens
+            and request.params.grammar is None  # its mask is known for one token, not for those behind it
+        ]
+        decodes = [decode for decode in decodes if decode[2] > 0]
+        if not decodes:
+            return
+        _, requests, limits = zip(*decodes, strict=True)
+        proposed = self._drafter.propose(requests, limits, self.builder.num_tokens)
+        for (index, request, limit), draft_ids in zip(decodes, proposed, strict=True):
+            self._add_drafts_of(index, request, draft_ids[: min(limit, self.builder.budget)])
+
+    def _add_drafts_of(self, index: int, request: Request, draft_ids: TokenArray) -> None:
+        if not len(draft_ids):
+            return
+        first_page = len(self._kv.pages(request))
+        new_pages = self._kv.allocate(request, request.num_tokens + len(draft_ids), self._num_reserved)
+        if new_pages is None:
+            draft_ids = draft_ids[: first_page * self._kv.page_size - request.num_tokens]
+        if len(draft_ids):
+            self.builder.add_drafts(index, draft_ids, first_page, new_pages or [])
+
+    def _drop_draft_pages(self) -> bool:
+        """Take back the pages that rejected drafts have left to running requests. False if there are none."""
+        if self._drafter is None:
+            return False
+        num_dropped = 0
+        for request in self._state.running:
+            if not request.has_drafts:
+                end = max(request.num_computed_tokens, request.num_tokens)
+                num_dropped += self._kv.trim(request, self._num_tokens_to_hold(request, end))
+        return num_dropped > 0
 
     def explain_waiting(self) -> None:
         """Give the first of the waiting requests its reason where nobody came to ask for it."""
@@ -219,6 +250,8 @@ class SchedulePass:
         end = request.num_computed_tokens + num_tokens
         enough_pages = True
         while (new_pages := self._kv.allocate(request, end, self._num_reserved)) is None:
+            if self._drop_draft_pages():
+                continue
             enough_pages = False
             missing = self._kv.num_missing_pages(request, end) + self._num_reserved - self._kv.num_available
             if self._state.num_returning_pages() >= missing:
@@ -274,7 +307,9 @@ class SchedulePass:
         if num_tokens < remaining and not self._config.enable_chunked_prefill:
             return f"needs {remaining} tokens of a step's budget, {self.builder.budget} are left"
         hold = self._num_tokens_to_hold(request, match.num_tokens + num_tokens)
-        if not self._kv.acquire(request, match, hold, self.builder.step, self._num_reserved):
+        while not self._kv.acquire(request, match, hold, self.builder.step, self._num_reserved):
+            if self._drop_draft_pages():
+                continue
             needed = self._kv.num_pages_for(hold) - len(match.pages)
             return self._short_of(_pages(needed))
         self._state.start(request)
@@ -296,8 +331,9 @@ class SchedulePass:
             return f"needs {remaining} tokens of a step's budget, {self.builder.budget} are left"
         hold = self._num_tokens_to_hold(request, request.num_computed_tokens + num_tokens)
         first_page = len(self._kv.pages(request))
-        new_pages = self._kv.allocate(request, hold, self._num_reserved)
-        if new_pages is None:
+        while (new_pages := self._kv.allocate(request, hold, self._num_reserved)) is None:
+            if self._drop_draft_pages():
+                continue
             needed = self._kv.num_pages_for(hold) - first_page
             return self._short_of(_pages(needed, "more "))
         self._state.start(request)

@@ -16,7 +16,7 @@ from tokenmill.core.plan import RowFailure, StepPlan, StepResult, TokenLogprobs
 from tokenmill.core.request import ARRIVING, WAITING_FOR_EVENT, FinishReason, Request, RequestStatus, TurnInput
 from tokenmill.kv.kv_manager import KVManager
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
-from tokenmill.scheduler.drafter import Drafter
+from tokenmill.scheduler.drafter import DraftCounts, Drafter
 from tokenmill.scheduler.queue import RequestQueue
 from tokenmill.scheduler.schedule_pass import SchedulePass
 from tokenmill.scheduler.state import InFlightStep, SchedulerState, is_ready
@@ -30,7 +30,11 @@ MAX_QUEUED_INPUTS = 16
 
 
 class Scheduler:
-    """All requests between their arrival and their last output."""
+    """All requests between their arrival and their last output.
+
+    Attributes:
+        draft_counts: what speculation has brought since the start.
+    """
 
     def __init__(self, config: SchedulerConfig, kv: KVManager, drafter: Drafter | None = None) -> None:
         """
@@ -46,8 +50,11 @@ class Scheduler:
         self.config = config
         self._policies = find_policies(config.policy, config.batch_policy, config.admission)
         self.kv = kv
-        self._state = SchedulerState(config.max_num_seqs, self._policies.queue, kv)
         self._drafter = drafter
+        self.draft_counts = DraftCounts()
+        self._state = SchedulerState(
+            config.max_num_seqs, self._policies.queue, kv, None if drafter is None else drafter.forget
+        )
         self._due: list[Request] = []  # sessions that may be paused and have further input
 
     @property
@@ -194,11 +201,10 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Decide the next step; None if nothing can run before a launched step is committed or something arrives."""
         self._state.begin_step()
-        step = SchedulePass(self.config, self._policies, self._state)
+        step = SchedulePass(self.config, self._policies, self._state, self._drafter)
         step.make_room()
         self._policies.batch.fill(step)
-        if self._drafter is not None:
-            step.add_drafts(self._drafter)
+        step.add_drafts()
         step.explain_waiting()
         if step.is_empty:
             return None
@@ -230,12 +236,12 @@ class Scheduler:
             fills_page.tolist(),
             strict=True,
         )
-        has_extras = bool(result.logprobs or result.prompt_logprobs or result.embeddings)
+        has_extras = bool(result.logprobs or result.prompt_logprobs or result.embeddings or result.proposals)
         outputs = []
         for index, (request, start, stop, num_samples, num_rejected, end, has_full_page) in enumerate(columns):
             request.num_inflight_steps -= 1
             if num_samples > 1:
-                request.has_drafts = False
+                self._observe_drafts(request, num_samples - 1, max(0, stop - start - 1))
             was_running = request.is_running
             # One that ended, or paused and perhaps got new input, has no use for what was launched before that.
             if (was_running or request.awaits_step) and not request.mask_missed:
@@ -253,6 +259,7 @@ class Scheduler:
                         self.kv.cache_full_pages(request, min(end, request.num_tokens - 1), plan.step)
                     if has_extras:
                         _add_extras(output, index, result)
+                        request.proposal = result.proposals.get(index)
                     outputs.append(output)
                 elif index in result.failures:
                     outputs.append(self._fail(request, result.failures[index]))
@@ -352,6 +359,15 @@ class Scheduler:
         request.finish(FinishReason.ERROR)
         self._state.num_corrupted += failure.status >= 500
         return TokenOutput(request.id, [], FinishReason.ERROR, error=failure.error, error_status=failure.status)
+
+    def _observe_drafts(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        """A step that ran drafts of a request is committed."""
+        request.has_drafts = False
+        request.num_draft_tokens += num_drafts
+        request.num_accepted_tokens += num_accepted
+        self.draft_counts.add(num_drafts, num_accepted)
+        if self._drafter is not None:
+            self._drafter.observe(request, num_drafts, num_accepted)
 
     def _take_tokens(
         self, request: Request, token_ids: list[int], num_rejected: int, queue: RequestQueue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +72,15 @@ class SchedulerState:
         full_at: `num_changes` when all rows or pages were in use, and nobody would yield any to those who wait.
     """
 
-    def __init__(self, num_rows: int, policy: QueuePolicy, kv: KVManager) -> None:
+    def __init__(
+        self, num_rows: int, policy: QueuePolicy, kv: KVManager, forget: Callable[[Request], None] | None = None
+    ) -> None:
+        """
+        Args:
+            forget: told of each request that is gone for good.
+        """
         self.kv = kv
+        self._forget = forget
         self._policy = policy
         self._rounds = Rounds() if policy.by_tenant else None
         self.rows = RowPool(num_rows)
@@ -189,6 +196,8 @@ class SchedulerState:
             del self.requests[request.id]
             if self._rounds is not None:
                 self._rounds.leave(request)
+            if self._forget is not None:
+                self._forget(request)
 
     def num_returning_rows(self) -> int:
         """Rows of ended and preempted requests that return once the launched steps are committed."""
