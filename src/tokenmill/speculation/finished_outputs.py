@@ -1,4 +1,4 @@
-"""`FinishedOutputs`: what ended requests have said, for those that come to say the same. Bounded; first in, first out."""
+"""`FinishedOutputs`: what ended requests have said, for those that say it again. Bounded; first in, first out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BASE = 0x2545F491
 # Stands where no output does: behind one, and where one was.
 _NO_TOKEN = -1
 # So many places of a chain are looked at, whatever hangs on it.
-_MAX_LINKS = 32
+MAX_LINKS = 16
 
 
 class _Chains:
@@ -141,14 +141,14 @@ class FinishedOutputs:
 
     def _places(self, chains: _Chains, context: list[int], limit: int) -> list[int]:
         tokens, links, room, length = self.tokens, chains.links, self._max_tokens, len(context)
-        wanted = array("i", context)
+        wanted, first = array("i", context), context[0]
         found: list[int] = []
         place, newer = chains.newest(context[-chains.length :]), -1
-        for _ in range(_MAX_LINKS):
+        for _ in range(MAX_LINKS):
             # What was written over is linked still, but to places of any age: there the chain ends.
             if place < 0 or (age := (self._end - place) % room) <= newer:
                 break
-            if tokens[place - length : place] == wanted:
+            if tokens[place - length] == first and tokens[place - length : place] == wanted:
                 found.append(place)
                 if len(found) == limit:
                     break

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from tokenmill.core.request import TokenArray
 
-# A context is one number with so many bits for each token. Vocabularies are smaller; a larger id would cost drafts only.
+# A context is one number with so many bits for each token; vocabularies are smaller. A larger id would cost drafts only.
 _TOKEN_BITS = 24
 # A long prompt is taken in piece by piece: no call takes more than some milliseconds.
 _TOKENS_PER_CALL = 2048
 
 
 class _Chains(NamedTuple):
-    """For one context length, all places behind equal contexts, linked from the newest to the oldest.
+    """For one context length, the places behind equal contexts.
 
         tokens   ... 5 9 2 | 7 ... 5 9 2 | 4      behind 5 9 2 there are two places: those of 7 and 4
                              ^------------ link
@@ -22,13 +22,13 @@ class _Chains(NamedTuple):
     Attributes:
         length: of the contexts, in tokens.
         mask: the bits of such a context.
-        newest: by context, the newest place behind it.
-        links: for each place the one before it behind the same context, or -1.
+        heads: by context, the newest place behind it (the first, where `to_first`).
+        links: for each place the one before it behind the same context (the first, where `to_first`), or -1.
     """
 
     length: int
     mask: int
-    newest: dict[int, int]
+    heads: dict[int, int]
     links: list[int]
 
 
@@ -44,13 +44,16 @@ class RequestText:
     Attributes:
         tokens: those taken in, [n].
         lengths: of the contexts, ascending.
+        to_first: places are linked to the first one behind the same context, not to the one before.
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], *, to_first: bool = False) -> None:
         self.tokens: list[int] = []
         self.lengths = lengths
+        self.to_first = to_first
         self._chains = [_Chains(length, (1 << length * _TOKEN_BITS) - 1, {}, [-1]) for length in lengths]
-        self._context = 0
+        # Ones, which are no token, before the text: nothing equals the contexts that begin there.
+        self._context = self._chains[-1].mask
 
     def take_in(self, token_ids: TokenArray) -> bool:
         """Bring the text up to these tokens, [n]. All but the last of those known before are among them, unchanged.
@@ -68,30 +71,27 @@ class RequestText:
         return len(self.tokens) == len(token_ids)
 
     def _append(self, fresh: list[int]) -> None:
-        place, context, longest = len(self.tokens), self._context, self._chains[-1].mask
+        place, context, longest, to_first = len(self.tokens), self._context, self._chains[-1].mask, self.to_first
         self.tokens.extend(fresh)
         for token_id in fresh:
             context = (context << _TOKEN_BITS | token_id) & longest
             place += 1
-            for length, mask, newest, links in self._chains:
-                if place < length:
-                    links.append(-1)
-                    continue
+            for _, mask, heads, links in self._chains:
                 key = context & mask
-                links.append(newest.get(key, -1))
-                newest[key] = place
+                links.append(heads.get(key, -1))
+                if not to_first or links[-1] < 0:
+                    heads[key] = place
         self._context = context
 
     def _drop_last(self) -> None:
-        place = len(self.tokens)
-        for length, mask, newest, links in self._chains:
+        for _, mask, heads, links in self._chains:
             older = links.pop()
             if older >= 0:
-                newest[self._context & mask] = older
-            elif place >= length:
-                del newest[self._context & mask]
+                heads[self._context & mask] = older
+            else:
+                del heads[self._context & mask]
         self.tokens.pop()
-        self._context = 0
+        self._context = self._chains[-1].mask
         for token_id in self.tokens[-self.lengths[-1] :]:
             self._context = self._context << _TOKEN_BITS | token_id
 
