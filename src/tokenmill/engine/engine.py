@@ -261,7 +261,7 @@ class Engine:
             generation_tokens=self._observer.stats.generation_tokens,
             num_drafts=self.scheduler.draft_counts.num_drafts,
             num_draft_tokens=self.scheduler.draft_counts.num_draft_tokens,
-            num_accepted_per_position=self.scheduler.draft_counts.accepted_per_position,
+            num_accepted_per_position=list(self.scheduler.draft_counts.accepted_per_position),
         )
 
     def close(self) -> None:
