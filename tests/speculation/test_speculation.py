@@ -12,7 +12,7 @@ from tests.scheduler.harness import Harness
 from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import Proposal, Request
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.replay import replay
+from tokenmill.simulate.replay import replay
 from tokenmill.speculation.config import SpeculationSettings, SpeculativeConfig
 from tokenmill.speculation.speculation import Speculation
 
