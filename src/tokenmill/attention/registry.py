@@ -53,7 +53,7 @@ class Backend:
         dtypes: of the model. kv_dtypes: those that its KV cache can have besides the model's.
         package: what must be installed, under this name here and as an extra of this project.
         obstacle: what only a try tells: why it cannot serve, or None.
-        is_capturable: CUDA graphs can hold its decodes.
+        make_captured: makes what attends to decodes in CUDA graphs, where that is something else.
         is_invariant: see `AttentionConfig`.
     """
 
@@ -61,6 +61,7 @@ class Backend:
     layout: type[KVCache] = TokenMajorKV
     make: Callable[[AttentionConfig, Any], AttentionBackend] | None = None
     make_paged: Callable[[AttentionConfig], tuple[PagedImplementation, PagedImplementation]] | None = None
+    make_captured: Callable[[AttentionConfig], PagedImplementation | None] = lambda config: None
     auto_for: tuple[bool, bool] = (True, True)
     merit: str = ""
     dtypes: tuple[torch.dtype, ...] = ()
@@ -71,7 +72,6 @@ class Backend:
     needs_native: bool = False
     package: str | None = None
     obstacle: Callable[[AttentionConfig], str | None] = lambda config: None
-    is_capturable: bool = False
     is_invariant: bool = False
 
     @property
@@ -132,7 +132,7 @@ class AttentionChoice:
 
         assert isinstance(kv, TokenMajorKV) and prompts.make_paged and decodes.make_paged, "a hybrid is for GPUs"
         parts = prompts.make_paged(config)[0], decodes.make_paged(config)[1]
-        return PagedAttention(kv, *parts, decodes.is_capturable)
+        return PagedAttention(kv, *parts, decodes.make_captured(config))
 
 
 def choose_attention(name: str, config: AttentionConfig) -> AttentionChoice:
@@ -238,9 +238,18 @@ def _flash(config: AttentionConfig) -> tuple[PagedImplementation, PagedImplement
 def _flashinfer(config: AttentionConfig) -> tuple[PagedImplementation, PagedImplementation]:
     from tokenmill.attention.backends.flashinfer import FlashInferAttention
 
+    return FlashInferAttention(*_for_flashinfer(config)), FlashInferAttention(*_for_flashinfer(config))
+
+
+def _flashinfer_in_graphs(config: AttentionConfig) -> PagedImplementation:
+    from tokenmill.attention.backends.flashinfer import FlashInferGraphs
+
+    return FlashInferGraphs(*_for_flashinfer(config))
+
+
+def _for_flashinfer(config: AttentionConfig) -> tuple[AttentionSpec, int, torch.dtype, str, Any]:
     library = importlib.import_module("flashinfer")
-    shape = (config.spec, config.page_size, config.dtype, config.platform.device)
-    return FlashInferAttention(*shape, library), FlashInferAttention(*shape, library)
+    return config.spec, config.page_size, config.dtype, config.platform.device, library
 
 
 def _triton(config: AttentionConfig) -> tuple[PagedImplementation, PagedImplementation]:
@@ -278,8 +287,13 @@ BACKENDS = (
         merit="flash for prompts, its own split decodes",
         dtypes=(torch.bfloat16, torch.float16),
         obstacle=_flash_obstacle,
-        is_capturable=True,
     ),
-    Backend("flashinfer", make_paged=_flashinfer, auto_for=(False, False), package="flashinfer"),
-    Backend("triton", make_paged=_triton, is_capturable=True, is_invariant=True),
+    Backend(
+        "flashinfer",
+        make_paged=_flashinfer,
+        make_captured=_flashinfer_in_graphs,
+        auto_for=(False, False),
+        package="flashinfer",
+    ),
+    Backend("triton", make_paged=_triton, is_invariant=True),
 )

@@ -267,7 +267,7 @@ def _device_runner(
     layers = model.architecture.layers
     # One expert after the other: how many tokens each has, the host has to know.
     has_loops = loaded.kernels.name == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in layers)
-    if attention.is_capturable and not config.enforce_eager and not has_loops:
+    if not config.enforce_eager and not has_loops:
         graphs = CapturedDecodes(platform, stream, model, attention, sampler)
     takes_parts = loaded.weight_bytes <= TWICE_READ_BYTES
     return ModelRunner(model, attention, rows, sampler, Staging(platform, stream), graphs, takes_parts)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.attention.batch import DeviceLens, ForwardBatch
-from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.attention.paged import PagedAttention
 from tokenmill.kernels.triton.decode_inputs import decode_inputs
-from tokenmill.platform.protocol import Platform, Stream, Tensors
+from tokenmill.platform.protocol import Event, Platform, Stream, Tensors
 from tokenmill.runner.cuda_graphs import LARGEST, DecodeGraphs, Report
 from tokenmill.runner.model import Model
 from tokenmill.runner.samples import Samples
@@ -26,10 +27,12 @@ class CapturedDecodes:
     """
 
     def __init__(
-        self, platform: Platform, stream: Stream, model: Model, attention: AttentionBackend, sampler: DeviceSampler
+        self, platform: Platform, stream: Stream, model: Model, attention: PagedAttention, sampler: DeviceSampler
     ) -> None:
         self._model = model
-        self._attention = attention
+        self._attention = attention.in_graphs()
+        self._stream = stream
+        self._planned: Event | None = None
         self._sampler = sampler
         self._tables = sampler.tables
         self._indices = torch.arange(LARGEST + 1, device=platform.device)
@@ -69,12 +72,22 @@ class CapturedDecodes:
             outputs: [m, hidden_size] of the model, from which the last m of the samples are; None: there are none.
         """
         num = len(samples) - (0 if outputs is None else len(outputs))
+        self._plan_attention(samples.positions[:num], len(sent["decodes"]))
         logits, drawn = (part[:num] for part in self._graphs.run(sent["decodes"]))
         if outputs is not None and len(outputs):
             others = self._model.logits(outputs)
             logits = torch.cat([logits, others])
             drawn = torch.cat([drawn, self._sampler.draw(others, sent["draws"][num:])])
         return self._sampler.sample_drawn(logits, drawn, samples, metadata, sent, masks)
+
+    def _plan_attention(self, context_lens: npt.NDArray[np.int64], num_rows: int) -> None:
+        """What the attention has to plan before a graph of so many rows is replayed."""
+        if self._planned is not None:
+            # The last plan is copied out of memory that the next one overwrites; by now it hardly ever waits.
+            self._planned.wait()
+        lens = np.ones(num_rows, dtype=np.int32)
+        lens[: len(context_lens)] = context_lens
+        self._planned = self._stream.record() if self._attention.before_replay(lens) else None
 
     def _decode(self, draws: torch.Tensor) -> Tensors:
         """A whole decode step of n rows by their packed draws: what a graph holds. Lengths stay on the device."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from tokenmill.attention.paged import Requests
+from tokenmill.attention.paged import PagedImplementation, Requests
 from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.kernels.triton.attention import SPLIT_ENDS, PagedKV, Splits, attend_decodes, attend_prompts, list_splits
 
 
-class TritonPrompts:
+class TritonPrompts(PagedImplementation):
     """See `PagedImplementation`; for requests with any number of tokens.
 
     Args:
@@ -35,7 +35,7 @@ class TritonPrompts:
         attend_prompts(q, paged(memory, plan), output, layer.scale, layer.window, are_single=self._are_single)
 
 
-class TritonDecodes:
+class TritonDecodes(PagedImplementation):
     """See `PagedImplementation`; for requests with one token, whose contexts are split at fixed positions.
 
     Args:
