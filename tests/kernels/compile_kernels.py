@@ -34,6 +34,7 @@ POINTERS = {
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
     **dict.fromkeys(("rows", "ends", "places"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
+    "rounded": "*u8",
 }
 NUMBERS = {
     **dict.fromkeys(("eps", "scale"), "fp32"),
@@ -91,7 +92,7 @@ ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
 DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [
-    (norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True}, 2),
+    *((norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True, "ROUNDS": has}, 2) for has in (False, True)),
     (gate._silu_and_mul, {"SIZE": 3072, "WIDTH": 1024}, 4),
     (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, **HEADS}, 1),
     *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
