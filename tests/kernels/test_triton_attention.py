@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tests.kernels.gpu import DEVICE, HALF, same
+from tokenmill.kernels.splits import SPLIT_ENDS
 from tokenmill.kernels.triton import attention
-from tokenmill.kernels.triton.attention import SPLIT_ENDS, PagedKV, Splits, attend_decodes, attend_prompts, list_splits
+from tokenmill.kernels.triton.attention import PagedKV, Splits, attend_decodes, attend_prompts, list_splits
 
 POISONS = (float("nan"), float("inf"), float("-inf"))
 

@@ -16,7 +16,7 @@ from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
 from tokenmill.core.messages import EngineReady
 from tokenmill.engine.engine import Engine, ModelLimits
-from tokenmill.engine.memory import StepMemory, allocate, take_memory
+from tokenmill.engine.memory import StepMemory, allocate, take, take_memory
 from tokenmill.engine.observer import Observer
 from tokenmill.engine.step_log import LogHeader, StepLog, check_writable
 from tokenmill.engine.warm_up import warm_up
@@ -142,17 +142,21 @@ def build_engine(
 
 def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model: LoadedModel | None) -> BuiltEngine:
     model = model or load(config, platform, timer)
-    with timer.phase("allocating KV"):
-        memory = allocate(config, platform, model.architecture, model.attention)
     limits = ModelLimits(
-        memory.size.max_model_len,
+        wanted_context(config, model.architecture.max_position),
         model.architecture.vocab_size,
         eos_token_ids(model.folder),
         fingerprint(model.folder, config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size)),
     )
     grammars = grammar_cache(config, model.folder, limits)
-    masks = GrammarRows(grammars.template, limits.vocab_size, on_host=not platform.is_accelerator)
-    runner = make_runner(config, platform, model, memory, masks)
+    available = platform.available_bytes()
+    if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
+        with timer.phase("measuring a step"):
+            available = room_for_kv(config, platform, model, limits, grammars)
+    with timer.phase("allocating KV"):
+        memory = allocate(config, platform, model.architecture, model.attention, available)
+    limits = dataclasses.replace(limits, max_model_len=memory.size.max_model_len)
+    runner = make_runner(config, platform, model, memory, grammars)
     graphs = _capture(platform, runner, timer)
     on_thread = config.async_scheduling and not platform.is_accelerator
     executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
@@ -164,6 +168,29 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
     engine = Engine(header.make_scheduler(events), executor, limits, header.depth, Observer(log), [grammars])
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
     return BuiltEngine(engine, ready, take_memory(config, platform, memory.attention), model)
+
+
+def room_for_kv(
+    config: EngineConfig, platform: Platform, model: LoadedModel, limits: ModelLimits, grammars: GrammarCache
+) -> int:
+    """Bytes that a step of the whole budget and the largest graph leave, measured over a KV cache that just holds them.
+
+    Raises:
+        OutOfMemory: they do not fit.
+    """
+    platform.available_bytes()  # from here on it is seen what is taken
+    size = KVSize(-(-config.step_budget // config.page_size) + 2 * config.max_num_seqs, limits.max_model_len)
+    memory = take(config, platform, model.architecture, model.attention, size)
+    runner = make_runner(config, platform, model, memory, grammars)
+    scheduler = log_header(config, size, limits).make_scheduler()
+    engine = Engine(scheduler, InlineExecutor(runner, platform.synchronize), limits)
+    try:
+        if runner.graphs is not None:
+            runner.graphs.capture(count=1)
+        warm_up(engine, platform)
+        return platform.untouched_bytes() + memory.attention.kv.num_bytes
+    finally:
+        engine.close()
 
 
 def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> LoadedModel:
@@ -243,9 +270,10 @@ def _pass_reason(model: LoadedModel, memory: StepMemory) -> str:
 
 
 def make_runner(
-    config: EngineConfig, platform: Platform, model: LoadedModel, memory: StepMemory, masks: GrammarRows
+    config: EngineConfig, platform: Platform, model: LoadedModel, memory: StepMemory, grammars: GrammarCache
 ) -> ModelRunner:
     """What a step is on the platform."""
+    masks = GrammarRows(grammars.template, model.architecture.vocab_size, on_host=not platform.is_accelerator)
     rows, attention = RowState(memory.tables, memory.sampling, masks), memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)

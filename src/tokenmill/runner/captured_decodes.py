@@ -43,13 +43,13 @@ class CapturedDecodes:
         )
 
     @torch.inference_mode()
-    def capture(self, report: Report = lambda done, total: None) -> int:
-        """Capture them all; returns how many.
+    def capture(self, report: Report = lambda done, total: None, count: int | None = None) -> int:
+        """Capture them all, or the largest `count`; returns how many.
 
         Raises:
             InvalidConfig: no memory is left for them.
         """
-        self._graphs.capture(report)
+        self._graphs.capture(report, count)
         return self._graphs.num_graphs
 
     def close(self) -> None:

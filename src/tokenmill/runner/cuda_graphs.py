@@ -51,8 +51,8 @@ class DecodeGraphs:
         self._outputs: Tensors | None = None
         self._graphs: dict[int, Graph] = {}
 
-    def capture(self, report: Report = lambda done, total: None) -> None:
-        """Capture all sizes, the largest first: the smaller ones fit into its memory.
+    def capture(self, report: Report = lambda done, total: None, count: int | None = None) -> None:
+        """Capture all sizes, or `count` of them, the largest first: the smaller ones fit into its memory.
 
         Raises:
             InvalidConfig: the memory is too small; says what to change.
@@ -62,7 +62,7 @@ class DecodeGraphs:
         was_enabled = gc.isenabled()
         gc.disable()
         try:
-            for done, size in enumerate(reversed(self._sizes)):
+            for done, size in enumerate(self._sizes[::-1][:count]):
                 report(done, len(self._sizes))
                 self._graphs[size] = self._platform.capture(partial(self._write, size), self._stream)
         except Exception as error:

@@ -6,7 +6,8 @@ import torch
 
 from tokenmill.attention.paged import PagedImplementation, Requests
 from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
-from tokenmill.kernels.triton.attention import SPLIT_ENDS, PagedKV, Splits, attend_decodes, attend_prompts, list_splits
+from tokenmill.kernels.splits import SPLIT_ENDS
+from tokenmill.kernels.triton.attention import PagedKV, Splits, attend_decodes, attend_prompts, list_splits
 
 
 class TritonPrompts(PagedImplementation):

@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenmill.kernels.splits import LEVEL_SPLITS, PART_EXTRA, SPLIT_ENDS, SPLIT_KEYS
 from tokenmill.kernels.triton.search import find_group, first_row
 
 LOG2_E = 1.4426950408889634
@@ -34,14 +35,8 @@ DECODE_ROWS = 16
 SINGLE_ROWS = 64
 # A third stage of keys and values fits beside a tile of queries up to this many bytes of a head.
 THREE_STAGES_BYTES = 256
-SPLIT_KEYS = 256
-# After so many splits they are twice as long.
-LEVEL_SPLITS = 16
-SPLIT_ENDS = np.cumsum(SPLIT_KEYS << np.arange(10 * LEVEL_SPLITS) // LEVEL_SPLITS).astype(np.int32)
 # Programs on a multiprocessor hide each other's waits; at 70 KiB each, three fit into the shared memory of an H200's.
 PROGRAMS_PER_UNIT = 3
-# Behind the sum of a part: its highest score, its total weight, and what keeps sums aligned.
-PART_EXTRA = 4
 
 
 Tile = tuple[int, int, int]
