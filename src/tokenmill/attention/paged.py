@@ -37,7 +37,13 @@ class Requests:
 
 
 class PagedImplementation(Protocol):
-    """Attends to requests whose keys and values are in their pages."""
+    """Attends to requests whose keys and values are in their pages.
+
+    Attributes:
+        takes_drafts: decodes in a graph may have several tokens; those behind the last request are nobody's then.
+    """
+
+    takes_drafts: bool = True
 
     def plan(self, requests: Requests) -> Any:
         """Prepare what the layers of a step share; passed to `attend`."""
@@ -82,6 +88,9 @@ class PagedAttention:
     Args:
         decodes: for requests with a single token.
         captured: for decodes in CUDA graphs, whose plan serves all lengths; None: as outside of them.
+
+    Attributes:
+        takes_drafts: see `PagedImplementation`, of those in graphs.
     """
 
     def __init__(
@@ -95,6 +104,7 @@ class PagedAttention:
         self._prompts = prompts
         self._decodes = decodes
         self._captured = captured or decodes
+        self.takes_drafts = self._captured.takes_drafts
 
     def in_graphs(self) -> PagedAttention:
         """The same memory, and what attends to it in CUDA graphs."""

@@ -20,6 +20,8 @@ from tokenmill.platform.protocol import Platform
 if TYPE_CHECKING:
     from tokenmill.attention.paged import PagedImplementation
 
+    Parts = tuple[PagedImplementation, PagedImplementation, PagedImplementation | None]
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
@@ -47,21 +49,20 @@ class Backend:
 
     Attributes:
         make: makes the backend over its KV cache; for CPUs.
-        make_paged: makes what attends to prompts and what attends to decodes; for GPUs, see `PagedAttention`.
+        make_paged: makes what attends to prompts, to decodes, and to decodes in CUDA graphs if that is something else;
+            for GPUs, see `PagedAttention`.
         auto_for: whether `auto` may take it for prompts, and for decodes; rows that come first are better.
         merit: why `auto` takes it.
         dtypes: of the model. kv_dtypes: those that its KV cache can have besides the model's.
         package: what must be installed, under this name here and as an extra of this project.
         obstacle: what only a try tells: why it cannot serve, or None.
-        make_captured: makes what attends to decodes in CUDA graphs, where that is something else.
         is_invariant: see `AttentionConfig`.
     """
 
     name: str
     layout: type[KVCache] = TokenMajorKV
     make: Callable[[AttentionConfig, Any], AttentionBackend] | None = None
-    make_paged: Callable[[AttentionConfig], tuple[PagedImplementation, PagedImplementation]] | None = None
-    make_captured: Callable[[AttentionConfig], PagedImplementation | None] = lambda config: None
+    make_paged: Callable[[AttentionConfig], Parts] | None = None
     auto_for: tuple[bool, bool] = (True, True)
     merit: str = ""
     dtypes: tuple[torch.dtype, ...] = ()
@@ -131,8 +132,7 @@ class AttentionChoice:
         from tokenmill.attention.paged import PagedAttention
 
         assert isinstance(kv, TokenMajorKV) and prompts.make_paged and decodes.make_paged, "a hybrid is for GPUs"
-        parts = prompts.make_paged(config)[0], decodes.make_paged(config)[1]
-        return PagedAttention(kv, *parts, decodes.make_captured(config))
+        return PagedAttention(kv, prompts.make_paged(config)[0], *decodes.make_paged(config)[1:])
 
 
 def choose_attention(name: str, config: AttentionConfig) -> AttentionChoice:
@@ -226,38 +226,29 @@ def _flash_obstacle(config: AttentionConfig) -> str | None:
     return flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
 
 
-def _flash(config: AttentionConfig) -> tuple[PagedImplementation, PagedImplementation]:
+def _flash(config: AttentionConfig) -> Parts:
     from tokenmill.attention.backends.flash import FlashAttention, find_flash
 
     attention = find_flash()
     assert attention is not None, "checked before"
     flash = FlashAttention(config.spec, attention)
-    return flash, flash
+    return flash, flash, None
 
 
-def _flashinfer(config: AttentionConfig) -> tuple[PagedImplementation, PagedImplementation]:
-    from tokenmill.attention.backends.flashinfer import FlashInferAttention
+def _flashinfer(config: AttentionConfig) -> Parts:
+    from tokenmill.attention.backends.flashinfer import FlashInferAttention, FlashInferGraphs
 
-    return FlashInferAttention(*_for_flashinfer(config)), FlashInferAttention(*_for_flashinfer(config))
-
-
-def _flashinfer_in_graphs(config: AttentionConfig) -> PagedImplementation:
-    from tokenmill.attention.backends.flashinfer import FlashInferGraphs
-
-    return FlashInferGraphs(*_for_flashinfer(config))
-
-
-def _for_flashinfer(config: AttentionConfig) -> tuple[AttentionSpec, int, torch.dtype, str, Any]:
     library = importlib.import_module("flashinfer")
-    return config.spec, config.page_size, config.dtype, config.platform.device, library
+    made = (config.spec, config.page_size, config.dtype, config.platform.device, library)
+    return FlashInferAttention(*made), FlashInferAttention(*made), FlashInferGraphs(*made)
 
 
-def _triton(config: AttentionConfig) -> tuple[PagedImplementation, PagedImplementation]:
+def _triton(config: AttentionConfig) -> Parts:
     from tokenmill.attention.backends.triton import TritonDecodes, TritonPrompts
 
     if config.is_invariant:
-        return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9)
-    return TritonPrompts(), TritonDecodes(config.spec, config.platform.num_units(), config.platform.device)
+        return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
+    return TritonPrompts(), TritonDecodes(config.spec, config.platform.num_units(), config.platform.device), None
 
 
 BACKENDS = (
@@ -288,12 +279,6 @@ BACKENDS = (
         dtypes=(torch.bfloat16, torch.float16),
         obstacle=_flash_obstacle,
     ),
-    Backend(
-        "flashinfer",
-        make_paged=_flashinfer,
-        make_captured=_flashinfer_in_graphs,
-        auto_for=(False, False),
-        package="flashinfer",
-    ),
+    Backend("flashinfer", make_paged=_flashinfer, auto_for=(False, False), package="flashinfer"),
     Backend("triton", make_paged=_triton, is_invariant=True),
 )

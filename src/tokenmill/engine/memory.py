@@ -10,7 +10,7 @@ import torch
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
-from tokenmill.machine.kv_size import KVSize, decide_kv_size
+from tokenmill.machine.kv_size import KVSize
 from tokenmill.models.architecture import Architecture
 from tokenmill.platform.prefault import prefault
 from tokenmill.platform.protocol import Platform
@@ -29,24 +29,9 @@ class StepMemory:
 
 
 def allocate(
-    config: EngineConfig, platform: Platform, architecture: Architecture, attention: AttentionChoice, available: int
-) -> StepMemory:
-    """Size the KV cache by what the loaded weights have left, and take it.
-
-    Args:
-        available: bytes.
-
-    Raises:
-        InvalidConfig: one full request does not fit.
-    """
-    size = decide_kv_size(config, architecture.max_position, attention.bytes_per_page, available)
-    return take(config, platform, architecture, attention, size)
-
-
-def take(
     config: EngineConfig, platform: Platform, architecture: Architecture, attention: AttentionChoice, size: KVSize
 ) -> StepMemory:
-    """The memory of steps, with a KV cache of this size."""
+    """Take the memory of steps, with a KV cache of this size."""
     device = torch.device(platform.device)
     # An accelerator has a row more: one that belongs to nobody, for padding.
     num_rows = config.max_num_seqs + platform.is_accelerator

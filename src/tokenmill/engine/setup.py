@@ -16,7 +16,7 @@ from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
 from tokenmill.core.messages import EngineReady
 from tokenmill.engine.engine import Engine, ModelLimits
-from tokenmill.engine.memory import StepMemory, allocate, take, take_memory
+from tokenmill.engine.memory import StepMemory, allocate, take_memory
 from tokenmill.engine.observer import Observer
 from tokenmill.engine.step_log import LogHeader, StepLog, check_writable
 from tokenmill.engine.warm_up import warm_up
@@ -24,7 +24,7 @@ from tokenmill.kernels.protocol import Kernels
 from tokenmill.kv.events import KVEventLog
 from tokenmill.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
 from tokenmill.machine.fit import check_fit, check_parameters
-from tokenmill.machine.kv_size import MIB, KVSize, wanted_context
+from tokenmill.machine.kv_size import MIB, KVSize, decide_kv_size, wanted_context
 from tokenmill.model_files import eos_token_ids
 from tokenmill.models.architecture import Architecture, MoeSpec
 from tokenmill.models.decoder import Decoder
@@ -154,13 +154,15 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
         with timer.phase("measuring a step"):
             available = room_for_kv(config, platform, model, limits, grammars)
     with timer.phase("allocating KV"):
-        memory = allocate(config, platform, model.architecture, model.attention, available)
-    limits = dataclasses.replace(limits, max_model_len=memory.size.max_model_len)
+        page_bytes = model.attention.bytes_per_page
+        size = decide_kv_size(config, model.architecture.max_position, page_bytes, available)
+        memory = allocate(config, platform, model.architecture, model.attention, size)
+    limits = dataclasses.replace(limits, max_model_len=size.max_model_len)
     runner = make_runner(config, platform, model, memory, grammars)
     graphs = _capture(platform, runner, timer)
     on_thread = config.async_scheduling and not platform.is_accelerator
     executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
-    header = log_header(config, memory.size, limits)
+    header = log_header(config, size, limits)
     with timer.phase("warming up"):
         warm_up(Engine(header.make_scheduler(), executor, limits), platform)
     events = KVEventLog() if config.kv_events() is not None else None
@@ -180,7 +182,7 @@ def room_for_kv(
     """
     platform.available_bytes()  # from here on it is seen what is taken
     size = KVSize(-(-config.step_budget // config.page_size) + 2 * config.max_num_seqs, limits.max_model_len)
-    memory = take(config, platform, model.architecture, model.attention, size)
+    memory = allocate(config, platform, model.architecture, model.attention, size)
     runner = make_runner(config, platform, model, memory, grammars)
     scheduler = log_header(config, size, limits).make_scheduler()
     engine = Engine(scheduler, InlineExecutor(runner, platform.synchronize), limits)

@@ -13,7 +13,7 @@ import torch
 
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.kernels.splits import PART_EXTRA, SPLIT_ENDS
+from tokenmill.kernels.triton.splits import PART_EXTRA, SPLIT_ENDS
 from tokenmill.kv.page_pool import RESERVED_PAGES
 from tokenmill.models.architecture import Architecture
 

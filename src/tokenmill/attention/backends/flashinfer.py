@@ -43,6 +43,13 @@ class _FlashInfer(PagedImplementation):
         self._device = device
         self._library = library
 
+    def _pages_of(self, context_lens: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the pages of each request begin [n + 1], and tokens in the last page of each [n]; on the host."""
+        counts = -(-context_lens // self._page_size)
+        bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        last = (context_lens - (counts - 1) * self._page_size).astype(np.int32)
+        return torch.from_numpy(bounds), torch.from_numpy(last)
+
     def _plan(self, wrapper: Any, kind: Kind, arguments: tuple[torch.Tensor, ...], **options: Any) -> None:
         window, scale = kind
         wrapper.plan(
@@ -71,16 +78,14 @@ class FlashInferAttention(_FlashInfer):
 
     def plan(self, requests: Requests) -> FlashInferPlan:
         """See `PagedImplementation.plan`."""
-        counts = -(-requests.context_lens // self._page_size)
-        bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        bounds, last = self._pages_of(requests.context_lens)
         starts = np.concatenate([[0], np.cumsum(requests.query_lens)]).astype(np.int32)
-        last = (requests.context_lens - (counts - 1) * self._page_size).astype(np.int32)
         # The used part of the table is put together on the device: a copy to it would wait for what it does.
         held = (requests.lens.context_lens + self._page_size - 1) // self._page_size
         row = torch.repeat_interleave(held, output_size=int(bounds[-1]))
         number = torch.arange(len(row), device=row.device) - (held.cumsum(0) - held)[row]
         pages = requests.page_table[row, number]
-        return FlashInferPlan((torch.from_numpy(starts), torch.from_numpy(bounds), pages, torch.from_numpy(last)))
+        return FlashInferPlan((torch.from_numpy(starts), bounds, pages, last))
 
     def attend(
         self,
@@ -111,6 +116,8 @@ class FlashInferGraphs(_FlashInfer):
     A wrapper for each size and kind, over buffers that all share. The graph lists the pages itself; where each row's
     begin, and which program takes what, the library plans on the host before each replay.
     """
+
+    takes_drafts = False
 
     def __init__(self, spec: AttentionSpec, page_size: int, dtype: torch.dtype, device: str, library: Any) -> None:
         super().__init__(spec, page_size, dtype, device, library)
@@ -145,21 +152,19 @@ class FlashInferGraphs(_FlashInfer):
         kind = (layer.window, layer.scale)
         if kind not in plan:
             plan[kind] = self._wrapper(len(q))
-            self._plan(plan[kind], kind, self._arguments(np.ones(len(q), dtype=np.int32)))
+            self._plan_rows(plan[kind], kind, np.ones(len(q), dtype=np.int32))
         plan[kind].run(q, memory, out=output)
 
     def before_replay(self, context_lens: np.ndarray) -> bool:
         """See `PagedImplementation.before_replay`."""
         for kind, wrapper in self._by_rows[len(context_lens)].items():
-            self._plan(wrapper, kind, self._arguments(context_lens))
+            self._plan_rows(wrapper, kind, context_lens)
         return True
 
-    def _arguments(self, context_lens: np.ndarray) -> tuple[torch.Tensor, ...]:
-        counts = -(-context_lens // self._page_size)
-        bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        last = (context_lens - (counts - 1) * self._page_size).astype(np.int32)
+    def _plan_rows(self, wrapper: Any, kind: Kind, context_lens: np.ndarray) -> None:
+        bounds, last = self._pages_of(context_lens)
         # No pages: those in the buffer are the graph's.
-        return torch.from_numpy(bounds), self._pages[:0], torch.from_numpy(last)
+        self._plan(wrapper, kind, (bounds, self._pages[:0], last))
 
     def _wrapper(self, rows: int) -> Any:
         return self._library.BatchDecodeWithPagedKVCacheWrapper(
