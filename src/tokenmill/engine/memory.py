@@ -10,8 +10,7 @@ import torch
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
-from tokenmill.machine.device import DTYPES
-from tokenmill.machine.kv_size import KVSize, decide_kv_size, workspace_bytes
+from tokenmill.machine.kv_size import KVSize
 from tokenmill.models.architecture import Architecture
 from tokenmill.platform.prefault import prefault
 from tokenmill.platform.protocol import Platform
@@ -30,17 +29,9 @@ class StepMemory:
 
 
 def allocate(
-    config: EngineConfig, platform: Platform, architecture: Architecture, attention: AttentionChoice
+    config: EngineConfig, platform: Platform, architecture: Architecture, attention: AttentionChoice, size: KVSize
 ) -> StepMemory:
-    """Size the KV cache by what the loaded weights have left, and take it.
-
-    Raises:
-        InvalidConfig: one full request does not fit.
-    """
-    available = platform.available_bytes()
-    if platform.is_accelerator:
-        available = max(0, available - workspace_bytes(config, architecture, DTYPES[config.dtype]))
-    size = decide_kv_size(config, architecture.max_position, attention.bytes_per_page, available)
+    """Take the memory of steps, with a KV cache of this size."""
     device = torch.device(platform.device)
     # An accelerator has a row more: one that belongs to nobody, for padding.
     num_rows = config.max_num_seqs + platform.is_accelerator

@@ -27,7 +27,7 @@ from tokenmill.kernels.protocol import Kernels
 from tokenmill.kv.events import KVEventLog
 from tokenmill.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
 from tokenmill.machine.fit import check_fit, check_parameters
-from tokenmill.machine.kv_size import MIB, KVSize, wanted_context
+from tokenmill.machine.kv_size import MIB, KVSize, decide_kv_size, wanted_context
 from tokenmill.model_files import eos_token_ids
 from tokenmill.models.architecture import Architecture, MoeSpec
 from tokenmill.models.decoder import Decoder
@@ -146,21 +146,27 @@ def build_engine(
 
 def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model: LoadedModel | None) -> BuiltEngine:
     model = model or load(config, platform, timer)
-    with timer.phase("allocating KV"):
-        memory = allocate(config, platform, model.architecture, model.attention)
     limits = ModelLimits(
-        memory.size.max_model_len,
+        wanted_context(config, model.architecture.max_position),
         model.architecture.vocab_size,
         eos_token_ids(model.folder),
         fingerprint(model.folder, config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size)),
     )
     grammars = grammar_cache(config, model.folder, limits)
-    masks = GrammarRows(grammars.template, limits.vocab_size, on_host=not platform.is_accelerator)
-    runner = make_runner(config, platform, model, memory, masks)
+    available = platform.available_bytes()
+    if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
+        with timer.phase("measuring a step"):
+            available = room_for_kv(config, platform, model, limits, grammars)
+    with timer.phase("allocating KV"):
+        page_bytes = model.attention.bytes_per_page
+        size = decide_kv_size(config, model.architecture.max_position, page_bytes, available)
+        memory = allocate(config, platform, model.architecture, model.attention, size)
+    limits = dataclasses.replace(limits, max_model_len=size.max_model_len)
+    runner = make_runner(config, platform, model, memory, grammars)
     graphs = _capture(platform, runner, timer)
     on_thread = config.async_scheduling and not platform.is_accelerator
     executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
-    header = log_header(config, memory.size, limits)
+    header = log_header(config, size, limits)
     with timer.phase("warming up"):
         warm_up(Engine(header.make_scheduler(), executor, limits), platform)
         header = _with_speculation(config, platform, header, executor, limits)
@@ -170,6 +176,29 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
     ready.speculation = describe_speculation(header.speculation)
     return BuiltEngine(engine, ready, take_memory(config, platform, memory.attention), model)
+
+
+def room_for_kv(
+    config: EngineConfig, platform: Platform, model: LoadedModel, limits: ModelLimits, grammars: GrammarCache
+) -> int:
+    """Bytes that a step of the whole budget and the largest graph leave, measured over a KV cache that just holds them.
+
+    Raises:
+        OutOfMemory: they do not fit.
+    """
+    platform.available_bytes()  # from here on it is seen what is taken
+    size = KVSize(-(-config.step_budget // config.page_size) + 2 * config.max_num_seqs, limits.max_model_len)
+    memory = allocate(config, platform, model.architecture, model.attention, size)
+    runner = make_runner(config, platform, model, memory, grammars)
+    scheduler = log_header(config, size, limits).make_scheduler()
+    engine = Engine(scheduler, InlineExecutor(runner, platform.synchronize), limits)
+    try:
+        if runner.graphs is not None:
+            runner.graphs.capture(count=1)
+        warm_up(engine, platform)
+        return platform.untouched_bytes() + memory.attention.kv.num_bytes
+    finally:
+        engine.close()
 
 
 def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> LoadedModel:
@@ -271,9 +300,10 @@ def describe_speculation(settings: SpeculationSettings | None) -> str:
 
 
 def make_runner(
-    config: EngineConfig, platform: Platform, model: LoadedModel, memory: StepMemory, masks: GrammarRows
+    config: EngineConfig, platform: Platform, model: LoadedModel, memory: StepMemory, grammars: GrammarCache
 ) -> ModelRunner:
     """What a step is on the platform."""
+    masks = GrammarRows(grammars.template, model.architecture.vocab_size, on_host=not platform.is_accelerator)
     rows, attention = RowState(memory.tables, memory.sampling, masks), memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)
@@ -295,8 +325,10 @@ def _device_runner(
     layers = model.architecture.layers
     # One expert after the other: how many tokens each has, the host has to know.
     has_loops = loaded.kernels.name == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in layers)
-    if attention.is_capturable and not config.enforce_eager and not has_loops:
-        graphs = CapturedDecodes(platform, stream, model, attention, sampler)
+    if not config.enforce_eager and not has_loops:
+        speculation = settled(parse_config(config.speculative_config), is_accelerator=True)
+        num_drafts = 0 if speculation is None else speculation.most_tokens
+        graphs = CapturedDecodes(platform, stream, model, attention, sampler, num_drafts)
     takes_parts = loaded.weight_bytes <= TWICE_READ_BYTES
     return ModelRunner(model, attention, rows, sampler, Staging(platform, stream), graphs, takes_parts)
 
