@@ -14,7 +14,7 @@ namespace tokenmill::TM_ISA {
 #if defined(__AVX512F__)
 constexpr int MR = 12;
 #else
-constexpr int MR = 2;
+constexpr int MR = 1;  // more rows: linear_avx2.h
 #endif
 constexpr int GEMM_PANELS = 2, GEMV_PANELS = 4;
 
