@@ -37,10 +37,7 @@ inline __m256i broadcast_word(const uint8_t* from) {
   return _mm256_set1_epi32(static_cast<int32_t>(load_word(from)));
 }
 
-// Products and their addition in place. Inline assembly: around the intrinsics GCC copies sums, some of them to memory.
-inline void add_product(__m256& sum, __m256 w, __m256 x) {
-  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
-}
+// Products and their addition in place, as `add_product`.
 inline void add_pairs(__m256i& sums, __m256i w, __m256i x) {
   __m256i products;
   asm("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(w), "x"(x));
@@ -62,17 +59,12 @@ struct Bf16Tiles {
     const auto* x = reinterpret_cast<const float*>(tile.x);
     const auto* w = reinterpret_cast<const uint16_t*>(tile.w);
     const int64_t stride = tile.x_stride / 4;
-    const auto add = [&](int m, F32 line, float number) {
-      const __m256 x_lanes = _mm256_set1_ps(number);
-      add_product(sums[m].low, line.low, x_lanes);
-      add_product(sums[m].high, line.high, x_lanes);
-    };
     for (int64_t k = 0; k < tile.inputs; k += 2) {
       prefetch_line(tile.prefetch, k / 2);
       const F32 even = load_even_bf16(w + k * LANES);
-      TM_UNROLL for (int m = 0; m < M; ++m) add(m, even, x[m * stride + k]);
+      TM_UNROLL for (int m = 0; m < M; ++m) add_product(sums[m], even, broadcast(x[m * stride + k]));
       const F32 odd = load_odd_bf16(w + k * LANES);
-      TM_UNROLL for (int m = 0; m < M; ++m) add(m, odd, x[m * stride + k + 1]);
+      TM_UNROLL for (int m = 0; m < M; ++m) add_product(sums[m], odd, broadcast(x[m * stride + k + 1]));
     }
     TM_UNROLL for (int m = 0; m < M; ++m) store(tile.sums + m * tile.stride, sums[m]);
   }
