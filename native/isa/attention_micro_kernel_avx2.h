@@ -1,8 +1,6 @@
-// The micro-kernel of attention on AVX2: as many rows as its registers hold sums of, by one sub-page of keys, or by 16
+// attention_micro_kernel.h for AVX2: as many rows as its registers hold sums of, by one sub-page of keys, or by 16
 // dimensions of the values. q and the weights are float32, which one instruction broadcasts from memory.
 #pragma once
-
-#include "isa/linear.h"
 
 namespace tokenmill::TM_ISA {
 
