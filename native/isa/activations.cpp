@@ -65,10 +65,12 @@ struct AlignedBuffer {
 // Quantizes x row by row. Where the rows go is up to the caller: prepare() keeps rows, pack_a_panels() makes panels.
 class Quantizer {
  public:
-  Quantizer(const Packed& weights, const Rows& x)
+  // Memory for rows of `row_bytes`; 0: the depth.
+  Quantizer(const Packed& weights, const Rows& x, int64_t row_bytes = 0)
       : weights_(weights),
         x_(x),
         depth_(weights.k_blocks() * K_BLOCK),
+        row_bytes_(row_bytes ? row_bytes : depth_),
         count_(round_up(x.count, LANES)),
         groups_(weights.format == Format::int8 ? 1 : depth_ / GROUP_SIZE),
         words_(round_up(count_ * groups_ * 4, 64)),
@@ -103,10 +105,10 @@ class Quantizer {
  private:
   const Packed& weights_;
   const Rows& x_;
-  int64_t depth_, count_, groups_, words_;
+  int64_t depth_, row_bytes_, count_, groups_, words_;
   AlignedBuffer memory_;
 
-  int64_t rows_bytes() const { return round_up(count_, 2 * LANES) * depth_; }  // whole A panels
+  int64_t rows_bytes() const { return round_up(count_, 2 * LANES) * row_bytes_; }  // whole A panels
   float* scales() const { return reinterpret_cast<float*>(data() + rows_bytes()); }
   int32_t* sums() const { return reinterpret_cast<int32_t*>(data() + rows_bytes() + words_); }
 
@@ -133,6 +135,55 @@ Activations prepare(const Packed& weights, const Rows& x, int threads) {
   quantizer.run(threads, [&](int64_t m, const uint8_t* row) { std::memcpy(quantizer.data() + m * depth, row, depth); });
   return quantizer.activations(depth);
 }
+
+#if !defined(__AVX512F__)
+
+namespace {
+
+// Rows of so many bytes, and one line more: rows that lie a power of two apart compete for the same sets of the cache.
+constexpr int64_t apart(int64_t row_bytes) { return row_bytes + 64; }
+
+Activations widened_bf16(const Packed& weights, const Rows& x, int threads) {
+  const int64_t size = weights.k_blocks() * K_BLOCK, stride = apart(size * 4);
+  AlignedBuffer memory(x.count * stride);
+  parallel_for(ceil_div(x.count, LANES), x.count * size < 1 << 15 ? 1 : threads, [&](int64_t i) {
+    PaddedRows rows(x, weights.depth, size);
+    for (int64_t m = i * LANES; m < x.count && m < (i + 1) * LANES; ++m) {
+      const uint16_t* row = rows[m];
+      auto* to = reinterpret_cast<float*>(memory.aligned + m * stride);
+      for (int64_t k = 0; k < size; k += LANES) store(to + k, load_bf16(row + k));
+    }
+  });
+  return {memory.aligned, stride, nullptr, nullptr, x.count, std::move(memory.all)};
+}
+
+// Of each four numbers the pairs 0, 2 and 1, 3.
+void widen_int8(const uint8_t* row, int64_t size, uint8_t* to) {
+  for (int64_t k = 0; k < size; k += 32) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + k));
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), odd = _mm256_srai_epi16(bytes, 8);
+    const __m256i low = _mm256_unpacklo_epi32(even, odd), high = _mm256_unpackhi_epi32(even, odd);
+    auto* pairs = reinterpret_cast<__m256i*>(to + 2 * k);
+    _mm256_storeu_si256(pairs, _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_storeu_si256(pairs + 1, _mm256_permute2x128_si256(low, high, 0x31));
+  }
+}
+
+}  // namespace
+
+Activations prepare_widened(const Packed& weights, const Rows& x, int threads) {
+  if (weights.format == Format::bf16) return widened_bf16(weights, x, threads);
+  const bool is_int8 = weights.format == Format::int8;
+  const int64_t depth = weights.k_blocks() * K_BLOCK, stride = apart(is_int8 ? 2 * depth : depth);
+  Quantizer quantizer(weights, x, stride);
+  quantizer.run(threads, [&](int64_t m, const uint8_t* row) {
+    uint8_t* to = quantizer.data() + m * stride;
+    is_int8 ? widen_int8(row, depth, to) : static_cast<void>(std::memcpy(to, row, depth));
+  });
+  return quantizer.activations(stride);
+}
+
+#endif
 
 #if defined(__AMX_TILE__)
 

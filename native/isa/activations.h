@@ -30,6 +30,11 @@ struct Activations {
 // x [count, depth] in bf16, row-major, as the weights' format needs it.
 Activations prepare(const Packed& weights, const Rows& x, int threads);
 
+#if !defined(__AVX512F__)
+// The same as row_tiles_avx2.cpp reads it: bf16 as float32, int8 as pairs of int16.
+Activations prepare_widened(const Packed& weights, const Rows& x, int threads);
+#endif
+
 #if defined(__AMX_TILE__)
 // The same in packed A panels, padded with zeros: [panel][K step of 64 bytes][row]. What a tile register loads is
 // contiguous, and rows that lie a power of two apart do not compete for the same sets of the first-level cache.

@@ -186,7 +186,7 @@ class TileWork {
     for (int row = 0; row < tile_.rows; row += mr) {
       const int rows = std::min(mr, tile_.rows - row);
       QueryMicroTile tile{q_ + row * head_dim_, max_scores_ + row, weight_sums_ + row * LANES, values + row * head_dim_,
-                          {}};
+                          {}, row == 0, row + rows == tile_.rows};
       for (int i = 0; i < rows; ++i) tile.visible[i] = visible(row + i, start);
       if (tile.visible[rows - 1].end <= 0 || tile.visible[0].first >= KEY_BLOCK) continue;
       const float scale = call_.layer.scale * LOG2_E;

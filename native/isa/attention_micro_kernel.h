@@ -14,14 +14,14 @@ constexpr int QUERY_MR = 6;  // as many rows as the registers hold sums of
 #elif defined(__AVX512F__)
 constexpr int QUERY_MR = 4;
 #else
-constexpr int QUERY_MR = 1;
+constexpr int QUERY_MR = 6;  // in attention_micro_kernel_avx2.h, by one sub-page or 16 dimensions
 #endif
 constexpr int AMX_QUERY_MR = 16;  // the same where the sums are in tile registers
 constexpr int TILE_K = 32;        // one K step of AMX: keys, or dimensions, whose products one instruction adds
 constexpr int BLOCK_SUBPAGES = KEY_BLOCK / SUBPAGE;
 // Full micro-tiles are those of prompts: they find in the cache what the micro-tile before them has read.
 template <int M>
-constexpr bool PREFETCHES = M < QUERY_MR || QUERY_MR == 1;
+constexpr bool PREFETCHES = M < QUERY_MR;
 // Smaller than every score, and finite, so that the difference of two scores is a number.
 constexpr float LOWEST = -1e30f;
 
@@ -57,7 +57,10 @@ struct QueryMicroTile {
   float* weight_sums;  // [rows][LANES], whose lanes are yet to be added
   float* values;       // [rows][head_dim], weighted
   KeyRange visible[AMX_QUERY_MR];  // keys of the block that each row sees; no row ends before the one above it
+  bool is_first, is_last;          // of the query tile's micro-tiles
 };
+
+#if defined(__AVX512F__)
 
 // scores[m][key] = q[m] . key, over the dimensions in order.
 template <int M, int S>
@@ -78,6 +81,8 @@ void score_keys(const uint16_t* q, int head_dim, const KeyBlock& block, float (*
   unroll<M>([&](auto m) { unroll<S>([&](auto s) { store(scores[m] + s * SUBPAGE, sums[m][s]); }); });
 }
 
+#endif
+
 // Scores of keys outside of `visible` become -inf, whatever they were, also NaN. Those inside stay as they are, except
 // that a NaN becomes infinity: the result of the row is NaN in both cases.
 inline F32 mask_scores(F32 scores, int subpage, const KeyRange& visible) {
@@ -92,11 +97,15 @@ inline F32 mask_scores(F32 scores, int subpage, const KeyRange& visible) {
   return min(min(scores, load(edges + SUBPAGE - first)), load(edges + 2 * SUBPAGE - end));
 }
 
+// Weights are rounded to bf16, as the values are.
+inline void store_weights(uint16_t* to, F32 weights) { store_bf16(to, weights); }
+inline void store_weights(float* to, F32 weights) { store(to, rounded(weights)); }
+
 // One step of the online softmax of a row: writes the weights of the block's keys, and returns, in all lanes, the
 // correction: the factor for all sums before this block.
-template <int S>
+template <int S, class Weight>
 F32 online_softmax(const float* scores, float scale, const KeyBlock& block, const KeyRange& visible, float* max_score,
-           float* weight_sums, uint16_t* weights) {
+           float* weight_sums, Weight* weights) {
   F32 s[S];
   const F32 factor = broadcast(scale);
   unroll<S>([&](auto i) { s[i] = mul(load(scores + i * SUBPAGE), factor); });
@@ -112,12 +121,22 @@ F32 online_softmax(const float* scores, float scale, const KeyBlock& block, cons
     F32 weight = exp2(sub(s[i], broadcast(after)));
     sums = add(sums, weight);
     if (block.value_scales) weight = mul(weight, load(block.value_scales + i * SUBPAGE));
-    store_bf16(weights + i * SUBPAGE, weight);
+    store_weights(weights + i * SUBPAGE, weight);
   });
   store(weight_sums, sums);
   *max_score = after;
   return correction;
 }
+
+}  // namespace tokenmill::TM_ISA
+
+#if !defined(__AVX512F__)
+#include "isa/attention_micro_kernel_avx2.h"
+#endif
+
+namespace tokenmill::TM_ISA {
+
+#if defined(__AVX512F__)
 
 // values[m][d] = values[m][d] * corrections[m] + sum over the visible keys, in order, of weights[m][key] *
 // value[key][d], for V vectors of dimensions.
@@ -166,6 +185,8 @@ void attend_subpages(const QueryMicroTile& tile, int head_dim, float scale, cons
   }
   for (; d < head_dim; d += LANES) add_values<M, 1>(weights, corrections, block, visible, head_dim, d, tile.values);
 }
+
+#endif
 
 template <int M = QUERY_MR>
 void attend_key_block(const QueryMicroTile& tile, int rows, int head_dim, float scale, const KeyBlock& block) {

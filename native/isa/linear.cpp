@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "isa/linear_avx2.h"
 #include "isa/linear_amx.h"
 #include "isa/math.h"
 #include "isa/parallel.h"
@@ -81,6 +82,8 @@ void for_each_sums(const Packed& weights, const Rows& x, int threads, const Epil
   if (x.count == 0) return;
 #if defined(__AMX_TILE__)
   if (uses_amx(weights, x.count)) return for_each_sums_on_amx(weights, x, threads, epilogue);
+#elif !defined(__AVX512F__)
+  if (x.count > 1) return for_each_sums_on_avx2(weights, x, threads, epilogue);
 #endif
   const Blocking blocking(weights, x.count);
   const Activations activations = prepare(weights, x, threads);

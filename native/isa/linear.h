@@ -6,6 +6,7 @@
 
 #include "isa/activations.h"
 #include "isa/simd.h"
+#include "isa/unroll.h"
 #include "kernel_table.h"
 
 namespace tokenmill::TM_ISA {
@@ -14,12 +15,9 @@ namespace tokenmill::TM_ISA {
 #if defined(__AVX512F__)
 constexpr int MR = 12;
 #else
-constexpr int MR = 2;
+constexpr int MR = 1;  // more rows: linear_avx2.h
 #endif
 constexpr int GEMM_PANELS = 2, GEMV_PANELS = 4;
-
-// Stands before each loop over a micro-tile: the sums stay in registers only if all these loops are unrolled.
-#define TM_UNROLL _Pragma("GCC unroll 16")
 
 // A micro-tile: the sums of `rows` rows of x by `panels` panels over the whole depth.
 struct MicroTile {

@@ -21,6 +21,11 @@ inline F32 div(F32 a, F32 b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_p
 inline F32 fma(F32 a, F32 b, F32 c) {  // a * b + c
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
+// sums += a * b, in place. Inline assembly: around the intrinsic GCC copies sums, some of them to memory.
+inline void add_product(F32& sums, F32 a, F32 b) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sums.low) : "x"(a.low), "x"(b.low));
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sums.high) : "x"(a.high), "x"(b.high));
+}
 inline F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 inline F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
 

@@ -3,6 +3,9 @@
 
 #include <utility>
 
+// Stands before each loop over a micro-tile: the sums stay in registers only if all these loops are unrolled.
+#define TM_UNROLL _Pragma("GCC unroll 16")
+
 namespace tokenmill::TM_ISA {
 
 // body(0), ..., body(N - 1), each argument a compile-time constant.

@@ -211,6 +211,26 @@ def test_company_chunks_and_threads_change_no_bit(isa: str, kv_dtype: torch.dtyp
             assert torch.equal(want, got), f"request {request} of {case}"
 
 
+@kv_dtypes
+@every_isa
+def test_a_verify_step_has_the_bits_of_decodes(isa: str, kv_dtype: torch.dtype, rng: np.random.Generator) -> None:
+    """One to twenty queries at successive positions, behind more keys than a KV split has or fewer."""
+    for context in (int(rng.integers(1, 90)), int(rng.integers(500, 600))):
+        rows = int(rng.integers(1, 21))
+        case = dataclasses.replace(Case.draw(rng), lengths=[context + rows])
+        inputs, outputs = case.qkv(context + rows), []
+        for chunks in ([rows], [1] * rows):
+            requests = case.requests(rng)
+            native, begin = case.native(requests.num_pages, isa, int(rng.integers(1, 4)), kv_dtype), 0
+            steps = []
+            for count in (context, *chunks):
+                batch, qkv = requests.batch([(0, count)]), inputs[begin : begin + count]
+                steps.append(run(native, batch, qkv, angles(1500, case.spec.head_dim), window=case.window))
+                begin += count
+            outputs.append(torch.cat(steps, 1))
+        assert torch.equal(*outputs), (rows, case)
+
+
 @every_isa
 @pytest.mark.parametrize("head_dim", [64, 96])
 def test_numbers_of_any_size_have_one_course(isa: str, head_dim: int, rng: np.random.Generator) -> None:

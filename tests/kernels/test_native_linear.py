@@ -120,6 +120,19 @@ def test_a_token_has_the_same_bits_in_any_batch_and_with_any_threads(isa, format
 
 @every_isa
 @every_format
+def test_a_row_of_a_verify_step_has_the_bits_of_a_decode(isa, format, rng):
+    """One to twenty rows, all ways to use a matrix; depths that end in the middle of a K block, or of a pair."""
+    for in_size in (int(rng.integers(1, 64)), 256, int(rng.integers(257, 900))):
+        half, rows = int(rng.integers(1, 60)), int(rng.integers(1, 21))
+        weight, x = drawn(2 * half, in_size), drawn(rows, in_size)
+        plain = packed(isa, weight, int(rng.integers(1, 4)), format=format)
+        gated = packed(isa, weight, int(rng.integers(1, 4)), WeightRole.GATE_UP, format)
+        for call in (plain.multiply, plain.logits, plain.argmax, gated.silu_and_mul):
+            assert torch.equal(call(x), torch.cat([call(row[None]) for row in x])), (call, rows, in_size)
+
+
+@every_isa
+@every_format
 def test_rows_that_the_cache_does_not_hold_at_once_have_the_same_bits(isa, format, rng):
     x, weight = drawn(600, 3072), drawn(int(rng.integers(20, 100)), 3072)
     matrix = packed(isa, weight, threads=2, format=format)
