@@ -156,9 +156,11 @@ class RowGrammar:
         return not self.failure
 
     def _force(self, matcher: Any) -> bool:
-        # The second goes by what the first has found: these grammars force no bytes of their own accord.
-        if self._consume(matcher) and matcher.compute_ff_bytes():
-            self._forced = self.before_stop(matcher.compute_ff_tokens())
+        if self._consume(matcher):
+            # Where bytes are forced, this grammar's own masks are wrong: so in a copy. Tokens are found for those bytes.
+            copy = matcher.deep_copy()
+            if copy.compute_ff_bytes():
+                self._forced = self.before_stop(copy.compute_ff_tokens())
         return True
 
     def _consume(self, matcher: Any) -> bool:
