@@ -27,6 +27,7 @@ from tokenmill.demo import demo_model_path
 from tokenmill.engine.engine import Engine
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.sampling import reference
+from tokenmill.sampling.grammar_rows import GrammarRows
 
 SEED = random.SystemRandom().randrange(2**32)
 PERSON = {
@@ -102,68 +103,90 @@ def check(engine: Engine, wanted: list[AddRequest], drafters: list[LyingDrafter]
     return most
 
 
-def proposing(engine: Engine) -> None:
-    """Let its grammars say what they force."""
+def counting_late(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The requests that went without a token in a step, once for each, since no mask was there in time."""
+    late: list[str] = []
+    resample = Request.resample
+    monkeypatch.setattr(Request, "resample", lambda request: (late.append(request.id), resample(request)))
+    return late
+
+
+def proposing(engine: Engine) -> GrammarRows:
+    """Its grammars, which say from now on what they force."""
     executor = engine.executor
     runner = getattr(executor, "runner", None) or executor._inline.runner
-    runner._rows.grammars._proposes = True
+    grammars: GrammarRows = runner._rows.grammars
+    grammars._proposes = True
+    return grammars
 
 
 @pytest.mark.parametrize(
-    ("options", "slow_seconds"),
+    ("options", "where"),
     [
-        (DEMO, 1.0),
-        ({**DEMO, "async_scheduling": True, "max_num_seqs": 5}, 1.0),
-        ({**DEMO, "num_pages": 16}, 1.0),
-        ({**DEMO, "async_scheduling": True}, 0.0),
-        ({**SIZES, "dtype": "float32", "kernels": "torch", "attention_backend": "cpu"}, 1.0),
+        (DEMO, "host"),
+        ({**DEMO, "async_scheduling": True, "max_num_seqs": 5}, "host"),
+        ({**DEMO, "num_pages": 16}, "host"),
+        ({**DEMO, "async_scheduling": True}, "late"),
+        ({**DEMO, "async_scheduling": True}, "beside"),
+        ({**DEMO, "num_pages": 16}, "late beside"),
+        ({**SIZES, "dtype": "float32", "kernels": "torch", "attention_backend": "cpu"}, "host"),
     ],
-    ids=["native", "overlap", "preemption", "late", "torch"],
+    ids=["native", "overlap", "preemption", "late", "beside", "late beside", "torch"],
 )
 def test_no_bit_of_a_structured_output_changes(
-    options: dict[str, Any], slow_seconds: float, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`slow_seconds` of 0 sends all masks to threads, which are not waited for."""
+    """`where`: "beside", as on a device; "late", in threads that are not waited for."""
+    is_late = where.startswith("late")
     for name in ("grammar_rows", "row_grammar"):
-        monkeypatch.setattr(f"tokenmill.sampling.{name}.SLOW_SECONDS", slow_seconds)
-    if not slow_seconds:
-        monkeypatch.setattr("tokenmill.sampling.grammar_rows.PATIENCE", 0.0)
-    rng = random.Random(SEED)
+        monkeypatch.setattr(f"tokenmill.sampling.{name}.SLOW_SECONDS", 0.0 if is_late else 1.0)
+    monkeypatch.setattr("tokenmill.sampling.grammar_rows.PATIENCE", 0.0 if is_late else 30.0)
+    rng, late = random.Random(SEED), counting_late(monkeypatch)
     with running(demo_model_path(), **{"async_scheduling": False, **options}) as engine:
-        proposing(engine)
+        proposing(engine)._on_host &= not where.endswith("beside")
         wanted = requests(rng, demo_kinds(), 30)
         forced = ForcedDrafter({}, rng)
         most = check(engine, wanted, [HoldingDrafter({}, rng), forced], options.get("kernels") == "native")
         assert (engine.stats().num_preemptions > 0) == ("num_pages" in options)
-        if slow_seconds:
+        assert bool(late) == is_late
+        if not is_late:
             assert most >= 4
             assert 0 < forced.num_accepted <= forced.num_drafts
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="interpreted")
-@pytest.mark.parametrize("patience", [30.0, 0.0], ids=["masks", "late"])
-@pytest.mark.parametrize(
-    "options",
-    [{"kernels": "torch"}, {"kernels": "torch", "async_scheduling": True}, {"kernels": "torch", "num_pages": 12}],
-    ids=["eager", "overlap", "preemption"],
-)
-def test_nor_on_a_device(
-    tmp_path: Path, options: dict[str, Any], patience: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tokenmill.sampling.grammar_rows.PATIENCE", patience)
+@pytest.mark.parametrize("options", [{"async_scheduling": True}, {"num_pages": 4}], ids=["overlap", "preemption"])
+def test_nor_on_a_device(tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmill.sampling.grammar_rows.PATIENCE", 30.0)
     monkeypatch.setattr("tokenmill.sampling.triton_draw.draw", reference.draw)  # not interpreted, which takes minutes
-    rule = '%llguidance {"no_forcing": true}\nstart: /[a-d]{1,5}/ "hello" /[a-p]{2,9}/'
+    rule = '%llguidance {"no_forcing": true}\nstart: /[a-d]{1,2}/ "hel" /[a-p]{6}/'
     grammar = Grammar(json.dumps({"grammars": [{"lark_grammar": rule}]}), "structured_outputs")
     rng = random.Random(SEED)
-    ways = [{"temperature": 0.0}, {"temperature": 1.0, "logprobs": 1}, {"temperature": 1.0, "top_k": 250}]
-    kinds = [{**way, "grammar": grammar} for way in ways]
-    kinds.append({"temperature": 1.0, "grammar": grammar, "min_tokens": 9, "presence_penalty": 0.5})
-    kinds.append({"temperature": 1.0, "grammar": grammar, "stop_token_ids": tuple(range(97, 112, 5))})
-    model = make_checkpoint(tmp_path, "qwen3", seed=SEED, num_attention_heads=4, num_key_value_heads=1)
-    sizes = {"dtype": "float32", "enforce_eager": True, "num_pages": 60, "async_scheduling": False}
-    with running(model, FakePlatform(), **{**sizes, **options}) as engine:
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0.0, "logprobs": 1},
+        {"temperature": 1.0, "min_tokens": 6},
+        {"temperature": 1.0, "top_k": 250, "stop_token_ids": tuple(range(97, 112, 5))},
+    ]
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    model = make_checkpoint(tmp_path, "qwen3", seed=SEED, **shape)
+    sizes = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "num_pages": 60,
+        "async_scheduling": False,
+        "max_num_seqs": 3,
+        "page_size": 16,
+    }
+    with running(model, FakePlatform(), **{**sizes, "kernels": "torch", **options}) as engine:
         proposing(engine)
-        drafters = [HoldingDrafter({}, rng), ForcedDrafter({}, rng)]
-        most = check(engine, requests(rng, kinds, 20), drafters, is_exact=False)
+        wanted = [
+            AddRequest(
+                id=str(i),
+                prompt_token_ids=[i, *range(11)],
+                params=SamplingParams(seed=i, grammar=grammar, max_tokens=12, **way),
+            )
+            for i, way in enumerate(ways)
+        ]
+        most = check(engine, wanted, [HoldingDrafter({}, rng), ForcedDrafter({}, rng)], is_exact=False)
         assert (engine.stats().num_preemptions > 0) == ("num_pages" in options)
         assert most > 1

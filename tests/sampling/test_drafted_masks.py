@@ -24,8 +24,7 @@ from tokenmill.sampling.bitmask import TokenBitmask, clear_bits_by_torch
 from tokenmill.sampling.grammar_rows import GrammarRows, GrammarStep
 from tokenmill.structured.compiler import GrammarCompiler, GrammarTokenizer
 
-import os
-SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(2**32))
+SEED = random.SystemRandom().randrange(2**32)
 EOS = tuple(sorted(eos_token_ids(demo_model_path())))
 PROMPT = [5, 6, 7]
 NUM_STEPS = 12
