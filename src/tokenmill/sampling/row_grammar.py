@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 _MAX_THREADS = 4
 # Rows whose masks took longer than this together are advanced one by one the next time: one of them may be slow.
 SLOW_SECONDS = 0.005
+# So many forced tokens more may be wrong than right.
+_FIRST_TRUST = 6
 
 IntArray = npt.NDArray[np.int32]
 
@@ -61,7 +63,8 @@ class RowGrammar:
         self._first_stop_position = new_row.num_prompt_tokens + new_row.params.min_tokens
         self._stop_token_ids = new_row.stop_token_ids
         self._forced: list[int] = []
-        self._is_asked_for_forced = True
+        # Forced tokens that came minus those that did not. Where a model spells otherwise, no more are looked for.
+        self._trust = _FIRST_TRUST
 
     def before_stop(self, token_ids: list[int]) -> list[int]:
         """The first of these tokens, up to one that ends the request."""
@@ -111,12 +114,15 @@ class RowGrammar:
 
         The model may spell it otherwise: masks have all tokens that fit, these are the tokenizer's own.
         """
-        is_known = self._forced[: len(brought)] == brought
-        self._forced = self._forced[len(brought) :] if is_known else []
-        if not self._forced and self._is_asked_for_forced:
+        former = self._forced
+        came = list(takewhile(lambda pair: pair[0] == pair[1], zip(former, brought, strict=False)))
+        is_right = len(came) == min(len(former), len(brought))
+        self._trust += len(came) if is_right else 2 * len(came) - len(former)
+        self._forced = former[len(came) :] if is_right else []
+        if not self._forced and self._trust >= 0:
             was_slow = self.is_slow
             self._with_matcher(self._force)
-            self._is_asked_for_forced, self.is_slow = not self.is_slow, was_slow
+            self._trust, self.is_slow = -1 if self.is_slow else self._trust, was_slow
         return self._forced
 
     def settle(self, masks: IntArray) -> None:
@@ -157,7 +163,7 @@ class RowGrammar:
 
     def _force(self, matcher: Any) -> bool:
         if self._consume(matcher):
-            # Where bytes are forced, this grammar's own masks are wrong: so in a copy. Tokens are found for those bytes.
+            # In a copy: once bytes are forced, masks of a grammar without forcing may be wrong. The tokens are theirs.
             copy = matcher.deep_copy()
             if copy.compute_ff_bytes():
                 self._forced = self.before_stop(copy.compute_ff_tokens())
