@@ -25,8 +25,9 @@ those that have just resumed or whose grammar has become slow:
     launch ─> forward ─> sample ─> `deciding` ─> redraw these rows ─> `take` the tokens ...
 
 A row with drafts draws by the same rule at each of its positions, from the state behind the drafts before it. Its masks
-there are filled in `step`, beside the forward pass; rows without masks offer one token after the other, up to the first
-that is no draft or is rejected. A step may always bring fewer tokens: the next one draws them alike.
+there are filled from `step` on, beside the forward pass; rows without masks offer one token after the other up to the
+first that is no draft, and have masks from one that is rejected on. A step may always bring fewer tokens: the next one
+draws them alike.
 """
 
 from __future__ import annotations
@@ -61,14 +62,32 @@ class RowSamples:
         self.row = row
         self.index = index
         self.count = 1 + len(drafts)
-        # A stop id ends the request. For a row that has a mask though it may do without, no more are filled.
-        self.drafts = [] if row.goes_unmasked and row.has_mask else row.before_stop(drafts)
+        self.drafts = row.before_stop(drafts)  # behind its end a request samples nothing
         self.num_taken = 0
 
     @property
     def masks(self) -> tuple[int, IntArray]:
         """Those that are filled, and the index of the first of them; none if the row has failed."""
-        return self.index + self.num_taken, self.row.masks[: 0 if self.row.failure else 1 + len(self.drafts)]
+        count = 0 if self.row.failure else 1 + len(self.drafts) - self.num_taken
+        return self.index + self.num_taken, self.row.masks[:count]
+
+    def trim(self) -> None:
+        """Let go of drafts behind which no mask is filled."""
+        self.drafts = self.drafts[: self.num_taken + len(self.row.masks) - 1]
+
+    def refused(self, tokens: Sequence[int]) -> list[tuple[int, IntArray]]:
+        """Samples that the row's masks refuse, as far as they may be due, with their masks."""
+        found = []
+        first, masks = self.masks
+        for number in range(len(masks)):
+            token_id = tokens[first + number]
+            if token_id < 0:
+                break
+            if not self.row.allows(token_id, number):
+                found.append((first + number, masks[number : number + 1]))
+            elif self.drafts[self.num_taken + number :][:1] != [token_id]:
+                break
+        return found
 
     def take(self, tokens: Sequence[int], take: Callable[[int], bool]) -> bool:
         """Let the row `take` what the step has sampled, as long as that is due. Returns False where it does not."""
@@ -77,8 +96,6 @@ class RowSamples:
             if token_id < 0:
                 break
             if not take(token_id):
-                # Sampled again, it may be the draft after all; what was drawn behind that has not been checked.
-                self.drafts = self.drafts[:number]
                 return False
             self.num_taken += 1
             if self.drafts[number : number + 1] != [token_id]:
@@ -105,9 +122,7 @@ class GrammarStep:
         self._on_host = on_host
         self._proposes = proposes
         self._ready: Sequence[RowSamples] = []
-        drafted = [(one.row, one.drafts) for one in self._masked if one.drafts]
-        if drafted:
-            threads.look_ahead(drafted, on_host)
+        threads.look_ahead([(one.row, one.drafts) for one in self._masked if one.drafts], on_host)
 
     def ready(self, device: torch.device) -> TokenBitmask | None:
         """Masks for the rows that draw under them at once: those that are there now, or `PATIENCE` later.
@@ -121,7 +136,7 @@ class GrammarStep:
             done = wait(jobs, PATIENCE).done
         self._ready = [one for one in self._masked if one.row.job in done]
         for one in self._ready:
-            one.drafts = one.drafts[: len(one.row.masks) - 1]
+            one.trim()
         return _bitmask([one.masks for one in self._ready if one.row.masks_first], device)
 
     def deciding(self, token_ids: torch.Tensor) -> TokenBitmask | None:
@@ -132,18 +147,13 @@ class GrammarStep:
         Args:
             token_ids: [S] integers, what was sampled; negative where there was nothing to draw from.
         """
+        if self._on_host and self._asked:
+            self._ready = [*self._ready, *self._ask(token_ids.tolist())]
         decided = [one for one in self._ready if not one.row.masks_first]
         if self._on_host:
-            decided = self._rejected(decided, token_ids.tolist())
+            tokens = token_ids.tolist()
+            return _bitmask([refused for one in decided for refused in one.refused(tokens)], token_ids.device)
         return _bitmask([one.masks for one in decided], token_ids.device)
-
-    def _rejected(self, decided: list[RowSamples], tokens: Sequence[int]) -> list[RowSamples]:
-        if self._asked:
-            asked = self._ask(tokens)
-            self._ready = [*self._ready, *asked]
-            decided = decided + asked
-        drawn = [(one, tokens[one.index + one.num_taken]) for one in decided if not one.row.failure]
-        return [one for one, token_id in drawn if token_id >= 0 and not one.row.allows(token_id)]
 
     def _ask(self, tokens: Sequence[int]) -> list[RowSamples]:
         """Let rows without a mask take in what they drew; those whose mask has been filled instead."""
@@ -152,6 +162,11 @@ class GrammarStep:
         if time.thread_time() - started > SLOW_SECONDS:
             for one in self._asked:
                 one.row.is_slow = True
+        # Sampled again, it may be the draft after all.
+        drafted = [(one.row, one.drafts[one.num_taken :]) for one in filled if not one.row.is_slow]
+        self._threads.look_ahead([one for one in drafted if one[1]], at_once=True)
+        for one in filled:
+            one.trim()
         return filled
 
     def take(self, token_ids: IntArray) -> dict[int, str]:

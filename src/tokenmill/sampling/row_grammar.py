@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
@@ -86,9 +87,9 @@ class RowGrammar:
         self.has_mask = False
         self._with_matcher(self._consume)
 
-    def allows(self, token_id: int) -> bool:
-        """Whether the mask of the next token, which is there, has this one."""
-        return bool(int(self.masks[0, token_id // WORD_BITS]) >> token_id % WORD_BITS & 1)
+    def allows(self, token_id: int, number: int) -> bool:
+        """Whether one of its masks, which are there, has this token."""
+        return bool(int(self.masks[number, token_id // WORD_BITS]) >> token_id % WORD_BITS & 1)
 
     def accepts(self, token_id: int) -> bool:
         """Take in a token that a row without a mask drew, if its mask would have it.
@@ -186,14 +187,15 @@ class MaskThreads:
     def __init__(self) -> None:
         self._num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="masks")
-        self._executor: Any = None
+
+    @cached_property
+    def _executor(self) -> Any:
+        import llguidance
+
+        return llguidance.LLExecutor(self._num_threads)
 
     def begin(self, rows: Sequence[RowGrammar]) -> None:
         """Advance these rows: those that have been fast together, every other one on its own."""
-        if rows and self._executor is None:
-            import llguidance
-
-            self._executor = llguidance.LLExecutor(self._num_threads)
         fast = [row for row in rows if not row.is_slow]
         if fast:
             self._submit(fast)
