@@ -99,7 +99,8 @@ class Proposal(NamedTuple):
 
     Attributes:
         token_ids: [k] int32.
-        is_forced: its grammar leaves nothing else.
+        is_forced: its grammar leaves no other text. The model may spell that text in other tokens, so they are
+            likely, not certain.
     """
 
     token_ids: TokenArray

@@ -119,11 +119,9 @@ class ModelRunner:
         grammars = self._rows.grammars
         if not grammars.concerns(samples.rows):
             return None
-        drafted = samples.rows[:0] if samples.drafts is None else samples.rows[samples.drafts >= 0]
-        assert not grammars.concerns(drafted), "a row with a grammar has no drafts: its mask is that of one token"
         if previous is not None:
             previous.wait()
-        return grammars.step(samples.rows, samples.positions)
+        return grammars.step(samples.rows, samples.positions, samples.drafts)
 
     def close(self) -> None:
         """End the threads of grammars, and let go of the graphs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tokenmill.core.plan import IntArray, RowFailure, StepPlan, StepResult, TokenLogprobs
+from tokenmill.core.request import Proposal
 from tokenmill.runner.prompt_reports import Reports
 from tokenmill.runner.samples import Samples
 from tokenmill.runner.step_sampler import Sampled
@@ -48,6 +49,7 @@ def result_of(plan: StepPlan, samples: Samples, reports: Reports, sampled: Sampl
         failures,
         reports.logprobs,
         reports.embeddings,
+        _proposals_of(samples, sampled),
     )
 
 
@@ -64,3 +66,11 @@ def _failures_of(token_ids: IntArray, samples: Samples, sampled: Sampled | None)
     grammars = {} if masks is None else masks.take(token_ids)
     failures = {**{number: RowFailure(why, status=400) for number, why in grammars.items()}, **broken}
     return {int(samples.indices[number]): why for number, why in failures.items()}
+
+
+def _proposals_of(samples: Samples, sampled: Sampled | None) -> dict[int, Proposal]:
+    """What grammars that have taken in what was sampled force to follow, by batch index."""
+    if sampled is None or sampled.masks is None:
+        return {}
+    forced = sampled.masks.proposals.items()
+    return {int(samples.indices[number]): Proposal(np.array(ids, dtype=np.int32), True) for number, ids in forced}

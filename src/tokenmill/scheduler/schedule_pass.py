@@ -207,9 +207,7 @@ class SchedulePass:
         decodes = [
             (index, request, min(self.builder.budget, request.max_tokens_total - request.num_tokens - 1))
             for index, request in enumerate(self.builder.requests)
-            if request.num_inflight_steps == 1
-            and request.num_computed_tokens == request.num_tokens
-            and request.params.grammar is None  # its mask is known for one token, not for those behind it
+            if request.num_inflight_steps == 1 and request.num_computed_tokens == request.num_tokens
         ]
         decodes = [decode for decode in decodes if decode[2] > 0]
         if not decodes:
