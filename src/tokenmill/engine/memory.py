@@ -10,6 +10,7 @@ import torch
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
+from tokenmill.engine.draft_loading import LoadedDraft
 from tokenmill.machine.device import DTYPES
 from tokenmill.machine.kv_size import KVSize, decide_kv_size, workspace_bytes
 from tokenmill.models.architecture import Architecture
@@ -21,18 +22,37 @@ from tokenmill.sampling.state import SamplingState
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """What steps work on: the tables of rows, and the KV cache, whose layout is the attention backend's."""
+    """What steps work on: the tables of rows, and the KV cache, whose layout is the attention backend's.
+
+    Attributes:
+        draft: the attention of a draft model, over pages with the same ids and scratch pages behind them.
+    """
 
     size: KVSize
     tables: RowTables
     sampling: SamplingState
     attention: AttentionBackend
+    draft: AttentionBackend | None = None
+
+    @property
+    def kv_tensors(self) -> tuple[torch.Tensor, ...]:
+        """All tensors of the KV cache, each [layers, pages, ...]."""
+        return (*self.attention.kv.tensors, *(() if self.draft is None else self.draft.kv.tensors))
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return sum(tensor.nbytes for tensor in self.kv_tensors)
 
 
 def allocate(
-    config: EngineConfig, platform: Platform, architecture: Architecture, attention: AttentionChoice
+    config: EngineConfig,
+    platform: Platform,
+    architecture: Architecture,
+    attention: AttentionChoice,
+    draft: LoadedDraft | None = None,
 ) -> StepMemory:
-    """Size the KV cache by what the loaded weights have left, and take it.
+    """Size the KV cache by what the loaded weights have left, and take it; a draft model's pages come with the others.
 
     Raises:
         InvalidConfig: one full request does not fit.
@@ -40,21 +60,26 @@ def allocate(
     available = platform.available_bytes()
     if platform.is_accelerator:
         available = max(0, available - workspace_bytes(config, architecture, DTYPES[config.dtype]))
-    size = decide_kv_size(config, architecture.max_position, attention.bytes_per_page, available)
+    num_scratch, page_bytes = 0, attention.bytes_per_page
+    if draft is not None:
+        num_scratch, page_bytes = draft.num_scratch_pages, page_bytes + draft.attention.bytes_per_page
+        available = max(0, available - num_scratch * draft.attention.bytes_per_page)
+    size = decide_kv_size(config, architecture.max_position, page_bytes, available)
     device = torch.device(platform.device)
     # An accelerator has a row more: one that belongs to nobody, for padding.
     num_rows = config.max_num_seqs + platform.is_accelerator
     tables = RowTables(num_rows, size.max_model_len, config.page_size, device)
     sampling = SamplingState(config.max_num_seqs, architecture.vocab_size)
-    return StepMemory(size, tables, sampling, attention.make(size.num_allocated))
+    behind = None if draft is None else draft.attention.make(size.num_allocated + num_scratch)
+    return StepMemory(size, tables, sampling, attention.make(size.num_allocated), behind)
 
 
-def take_memory(config: EngineConfig, platform: Platform, attention: AttentionBackend) -> Iterator[None]:
+def take_memory(config: EngineConfig, platform: Platform, memory: StepMemory) -> Iterator[None]:
     """Takes KV memory that was asked for by its size before it is used, a little at each turn.
 
     A share of the machine's memory is taken as it is used, and so is more than there is.
     """
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
-    if platform.is_accelerator or not is_asked_for or attention.kv.num_bytes > platform.available_bytes():
+    if platform.is_accelerator or not is_asked_for or memory.kv_bytes > platform.available_bytes():
         return iter(())
-    return prefault(attention.kv.tensors)
+    return prefault(memory.kv_tensors)

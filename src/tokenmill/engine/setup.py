@@ -15,6 +15,7 @@ from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
 from tokenmill.core.messages import EngineReady
+from tokenmill.engine.draft_loading import LoadedDraft, Target, load_draft
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.memory import StepMemory, allocate, take_memory
 from tokenmill.engine.observer import Observer
@@ -105,6 +106,7 @@ class LoadedModel:
     weight_bytes: int
     num_threads: int
     threads_reason: str
+    draft: LoadedDraft | None = None
 
 
 def build_engine(
@@ -143,7 +145,7 @@ def build_engine(
 def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model: LoadedModel | None) -> BuiltEngine:
     model = model or load(config, platform, timer)
     with timer.phase("allocating KV"):
-        memory = allocate(config, platform, model.architecture, model.attention)
+        memory = allocate(config, platform, model.architecture, model.attention, model.draft)
     limits = ModelLimits(
         memory.size.max_model_len,
         model.architecture.vocab_size,
@@ -163,7 +165,7 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
     engine = Engine(header.make_scheduler(events), executor, limits, header.depth, Observer(log), [grammars])
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
-    return BuiltEngine(engine, ready, take_memory(config, platform, memory.attention), model)
+    return BuiltEngine(engine, ready, take_memory(config, platform, memory), model)
 
 
 def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> LoadedModel:
@@ -184,7 +186,11 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> Loade
     kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
     plan = plan_model(folder, architecture, kernels, config.load_format)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
-    check_fit(config, platform, folder, plan, attention.bytes_per_page, num_threads)
+    with timer.phase("loading the draft model") as progress:
+        tokenizer = Path(config.tokenizer or folder)
+        draft = load_draft(config, platform, Target(architecture, tokenizer, num_threads), progress)
+    page_bytes = attention.bytes_per_page + (0 if draft is None else draft.attention.bytes_per_page)
+    check_fit(config, platform, folder, plan, page_bytes, num_threads)
     with timer.phase("loading weights") as progress:
         decoder = plan.load(progress)
     return LoadedModel(
@@ -197,6 +203,7 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> Loade
         plan.weight_bytes,
         num_threads,
         threads_reason,
+        draft,
     )
 
 
@@ -224,8 +231,8 @@ def describe(
         vocab_size=architecture.vocab_size,
         page_size=config.page_size,
         num_pages=size.num_pages,
-        kv_bytes=memory.attention.kv.num_bytes,
-        weight_bytes=model.weight_bytes,
+        kv_bytes=memory.kv_bytes,
+        weight_bytes=model.weight_bytes + (0 if model.draft is None else model.draft.weight_bytes),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.step_budget,
         num_threads=model.num_threads,
@@ -251,7 +258,10 @@ def make_runner(
         return _device_runner(config, platform, model, attention, rows)
     in_calls = in_one_call(model.decoder, attention)
     sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None))
-    return ModelRunner(in_calls, attention, rows, sampler, HostTransport())
+    runner = ModelRunner(in_calls, attention, rows, sampler, HostTransport())
+    if model.draft is not None and memory.draft is not None:
+        runner.draft_model = model.draft.bind(memory.draft, memory.tables, memory.size.max_model_len)
+    return runner
 
 
 def _device_runner(
