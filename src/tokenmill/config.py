@@ -15,6 +15,7 @@ import msgspec
 
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sampling_params import MAX_LOGPROBS
+from tokenmill.speculation.config import parse_config
 
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 # What they stand for, where that is not the same word.
@@ -169,6 +170,11 @@ class EngineConfig:
     num_threads: int | None = flag(None, "CPU threads of a step (auto: the cores this process may use)")
     kv_events_config: str | None = flag(None, "JSON: publish what the prefix cache stores and evicts, as vLLM does")
     structured_outputs_config: str | None = flag(None, "JSON: limits of the grammars that outputs must match")
+    speculative_config: str | None = flag(
+        None,
+        "draft tokens that steps verify: suffix, ngram or auto, or JSON with vLLM's names (draft_model needs a model)",
+        aliases=("-sc",),
+    )
     max_string_length: int | None = flag(
         None,
         "characters of a string in JSON answers whose schema does not say how many; 0: any number (auto: 0; of the "
@@ -209,6 +215,7 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 _check_positive(self, name)
         self.kv_events()
+        parse_config(self.speculative_config)
         return dataclasses.replace(
             self,
             dtype=_DTYPE_NAMES.get(self.dtype, self.dtype),

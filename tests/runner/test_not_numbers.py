@@ -58,7 +58,8 @@ def poisoned(folder: Path) -> Path:
 @contextmanager
 def running(model: Path, platform: FakePlatform | None = None, **options: Any) -> Iterator[Engine]:
     sizes: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 24, "page_size": 4, "num_pages": 120}
-    config = EngineConfig(model=str(model), num_threads=1, device="cpu", max_model_len=64, **{**sizes, **options})
+    sizes["max_model_len"] = 64
+    config = EngineConfig(model=str(model), num_threads=1, device="cpu", **{**sizes, **options})
     engine = build_engine(config.resolve(), platform=platform).engine
     try:
         yield engine

@@ -19,6 +19,7 @@ from tokenmill.engine.gates import Gate
 from tokenmill.engine.observer import Observer, Watchdog
 from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.scheduler.config import SchedulerConfig
+from tokenmill.speculation.config import SpeculationSettings
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Settings:
     admission: str = "whole-prompt"
     depth: int = 1
     drafts: int = 0
+    speculation: SpeculationSettings | None = None
     max_model_len: int = 32
     eos: frozenset[int] = frozenset()
     log: Path | None = None
@@ -99,6 +101,7 @@ class Harness:
             vocab_size=VOCAB_SIZE,
             eos_token_ids=sorted(s.eos),
             depth=s.depth,
+            speculation=s.speculation,
         )
         drafter = HalfRightDrafter(s.drafts) if s.drafts else None
         self.scheduler = self.header.make_scheduler(drafter=drafter)
@@ -246,7 +249,7 @@ class Harness:
                 tables[key] = list(self.kv.pages(request))
                 before = self.page_tables.get(key, [])
                 assert tables[key][: len(before)] == before, f"the page table of request {request.id} changed"
-                if self.settings.drafts:
+                if self.settings.drafts or self.settings.speculation is not None:
                     del tables[key][self.kv.num_pages_for(request.num_computed_tokens) :]
         self.page_tables = tables
 

@@ -28,6 +28,7 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         ("KV cache", f"{capacity:,} tokens in {ready.num_pages:,} pages, {bytes_text(ready.kv_bytes)}"),
         ("", f"room for {_amount(full_requests)} of the full {ready.max_model_len:,} tokens"),
         ("a step", f"up to {ready.max_num_seqs:,} requests and {ready.max_num_batched_tokens:,} tokens"),
+        *([("speculation", ready.speculation)] if ready.speculation else []),
         ("threads", f"{ready.num_threads} ({ready.threads_reason})"),
         ("API", f"{url}/v1"),
         ("reference", f"{url}/docs"),

@@ -278,6 +278,7 @@ class EngineReady(EngineMessage, kw_only=True):
     num_threads: int
     threads_reason: str
     seconds: dict[str, float]
+    speculation: str = ""
 
 
 class EngineStats(EngineMessage, kw_only=True):
@@ -289,7 +290,8 @@ class EngineStats(EngineMessage, kw_only=True):
         is_stuck: some of them could run, and nothing does: a bug that /health must show.
         waiting_by_reason: `num_waiting`, by what they wait for.
         step_tokens, step_seconds: sizes of the steps, and their seconds by part.
-        num_drafts, num_draft_tokens, num_accepted_tokens: what speculation proposed and what was kept of it.
+        num_drafts, num_draft_tokens: what speculation proposed.
+        num_accepted_per_position: how often the first token of a draft was kept, the first two, and so on.
     """
 
     step: int
@@ -312,7 +314,7 @@ class EngineStats(EngineMessage, kw_only=True):
     step_seconds: dict[str, Histogram] = {}
     num_drafts: int = 0
     num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
+    num_accepted_per_position: list[int] = []
 
 
 class Done(EngineMessage):
@@ -340,6 +342,8 @@ class RequestState(msgspec.Struct, kw_only=True):
     num_computed_tokens: int
     num_cached_tokens: int
     num_preemptions: int
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class RequestStates(EngineMessage):

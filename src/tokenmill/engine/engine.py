@@ -259,6 +259,9 @@ class Engine:
             prefix_hits=kv.num_hit_tokens,
             prompt_tokens=self._observer.stats.prompt_tokens,
             generation_tokens=self._observer.stats.generation_tokens,
+            num_drafts=self.scheduler.draft_counts.num_drafts,
+            num_draft_tokens=self.scheduler.draft_counts.num_draft_tokens,
+            num_accepted_per_position=self.scheduler.draft_counts.accepted_per_position,
         )
 
     def close(self) -> None:

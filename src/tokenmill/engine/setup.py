@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
@@ -19,6 +21,7 @@ from tokenmill.engine.draft_loading import LoadedDraft, Target, load_draft
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.memory import StepMemory, allocate, take_memory
 from tokenmill.engine.observer import Observer
+from tokenmill.engine.step_costs import measure_step_costs
 from tokenmill.engine.step_log import LogHeader, StepLog, check_writable
 from tokenmill.engine.warm_up import warm_up
 from tokenmill.kernels.protocol import Kernels
@@ -32,7 +35,7 @@ from tokenmill.models.decoder import Decoder
 from tokenmill.models.native_decoder import in_one_call, native_pass_obstacle
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
-from tokenmill.runner.executor import InlineExecutor, ThreadExecutor
+from tokenmill.runner.executor import Executor, InlineExecutor, ThreadExecutor
 from tokenmill.runner.model_runner import ModelRunner
 from tokenmill.runner.row_state import RowState
 from tokenmill.runner.staging import Staging
@@ -40,6 +43,7 @@ from tokenmill.runner.step_sampler import DeviceSampler, HostSampler
 from tokenmill.runner.transport import HostTransport
 from tokenmill.sampling.grammar_rows import GrammarRows
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
+from tokenmill.speculation.config import SpeculationSettings, parse_config, settled
 from tokenmill.structured.cache import GrammarCache
 from tokenmill.structured.compiler import GrammarTokenizer
 from tokenmill.structured.sandbox import Limits
@@ -161,10 +165,12 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
     header = log_header(config, memory.size, limits)
     with timer.phase("warming up"):
         warm_up(Engine(header.make_scheduler(), executor, limits), platform)
+        header = _with_speculation(config, platform, header, executor, limits)
     events = KVEventLog() if config.kv_events() is not None else None
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
     engine = Engine(header.make_scheduler(events), executor, limits, header.depth, Observer(log), [grammars])
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
+    ready.speculation = describe_speculation(header.speculation)
     return BuiltEngine(engine, ready, take_memory(config, platform, memory), model)
 
 
@@ -247,6 +253,28 @@ def _pass_reason(model: LoadedModel, memory: StepMemory) -> str:
         return ""
     reason = native_pass_obstacle(model.decoder, memory.attention)
     return ", one call a step" if reason is None else f", one call a kernel: {reason}"
+
+
+def _with_speculation(
+    config: EngineConfig, platform: Platform, header: LogHeader, executor: Executor, limits: ModelLimits
+) -> LogHeader:
+    """The header with all that decides what is drafted, where anything is."""
+    speculation = settled(parse_config(config.speculative_config), platform.is_accelerator)
+    if speculation is None:
+        return header
+    costs = measure_step_costs(lambda drafter: Engine(header.make_scheduler(drafter=drafter), executor, limits))
+    if not costs:
+        return header
+    return msgspec.structs.replace(header, speculation=SpeculationSettings(speculation, costs))
+
+
+def describe_speculation(settings: SpeculationSettings | None) -> str:
+    """How drafts are made, and what running them costs; "": there are none."""
+    if settings is None:
+        return ""
+    config, (_, one), (size, seconds) = settings.config, settings.step_costs[0], settings.step_costs[-1]
+    cost = f"a step of {size} tokens takes {seconds / one:.1f} times as long as one of 1"
+    return f"{config.method}, drafts of up to {config.most_tokens} tokens; {cost}"
 
 
 def make_runner(

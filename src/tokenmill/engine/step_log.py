@@ -31,6 +31,8 @@ from tokenmill.kv.radix_tree import RadixTree
 from tokenmill.scheduler.config import SchedulerConfig
 from tokenmill.scheduler.drafter import Drafter
 from tokenmill.scheduler.scheduler import Scheduler
+from tokenmill.speculation.config import SpeculationSettings
+from tokenmill.speculation.speculation import Speculation
 
 logger = logging.getLogger(__name__)
 
@@ -98,14 +100,17 @@ class LogHeader(msgspec.Struct, kw_only=True):
     vocab_size: int
     eos_token_ids: list[int]
     depth: int
+    speculation: SpeculationSettings | None = None
 
     def make_scheduler(self, events: KVEventLog | None = None, drafter: Drafter | None = None) -> Scheduler:
         """A scheduler over `num_pages` usable pages; the reserved page 0 comes on top.
 
         Args:
             events: gets what the prefix cache takes in and gives up.
-            drafter: see `Scheduler`.
+            drafter: see `Scheduler`; None: the one that `speculation` says, if it says any.
         """
+        if drafter is None and self.speculation is not None:
+            drafter = Speculation(self.speculation)
         cache = RadixTree(self.page_size, events) if self.enable_prefix_caching else NullCache(self.page_size)
         return Scheduler(
             self.scheduler, KVManager(PagePool(self.num_pages + RESERVED_PAGES), cache, self.page_size), drafter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -91,7 +92,8 @@ def engine_config(model: str | Path, options: Mapping[str, Any]) -> EngineConfig
             how = spellings[name].metadata["flag"]
             if how.choices and not how.plugins and value not in how.choices:
                 raise InvalidConfig(f"LLM: {name} must be one of {', '.join(how.choices)}, got {value!r}")
-            given[spellings[name].name] = value
+            # vLLM takes its JSON options as dictionaries here.
+            given[spellings[name].name] = json.dumps(value) if isinstance(value, dict) else value
     return EngineConfig(**given).resolve()
 
 

@@ -27,6 +27,11 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
     waiting = GaugeMetricFamily(
         f"{prefix}:num_requests_waiting_by_reason", "Requests that wait, by what for", labels=["engine", "reason"]
     )
+    accepted = CounterMetricFamily(
+        f"{prefix}:spec_decode_num_accepted_tokens_per_pos",
+        "Draft tokens that were kept, by their position in the draft",
+        labels=["engine", "position"],
+    )
     tokens = HistogramMetricFamily(f"{prefix}:iteration_tokens_total", "Tokens of a step", labels=["engine"])
     seconds = HistogramMetricFamily(
         f"{prefix}:step_seconds", "Seconds of a step by part of the loop", labels=["engine", "part"]
@@ -45,11 +50,13 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
                 family.add_metric([label], value)
         for reason, count in stats.waiting_by_reason.items():
             waiting.add_metric([label, reason], count)
+        for position, count in enumerate(stats.num_accepted_per_position):
+            accepted.add_metric([label, str(position)], count)
         if stats.step_tokens is not None:
             _add(tokens, [label], stats.step_tokens)
         for part, values in stats.step_seconds.items():
             _add(seconds, [label, part], values)
-    yield from (family for family in (info, *families.values(), waiting, tokens, seconds) if family.samples)
+    yield from (family for family in (info, *families.values(), waiting, accepted, tokens, seconds) if family.samples)
 
 
 def histogram(name: str, help: str, values: Histogram) -> Metric:
@@ -80,7 +87,7 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "generation_tokens", "Tokens generated", stats.generation_tokens
     yield "spec_decode_num_drafts", "Drafts that speculation made", stats.num_drafts
     yield "spec_decode_num_draft_tokens", "Tokens of these drafts", stats.num_draft_tokens
-    yield "spec_decode_num_accepted_tokens", "Those of them that were kept", stats.num_accepted_tokens
+    yield "spec_decode_num_accepted_tokens", "Those of them that were kept", sum(stats.num_accepted_per_position)
 
 
 def _add(family: HistogramMetricFamily, labels: list[str], values: Histogram) -> None:

@@ -1,0 +1,110 @@
+"""What `--speculative-config` says, with vLLM's names, and what a scheduler needs to speculate as it says."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tokenmill.core.errors import InvalidConfig
+
+Method = Literal["auto", "ngram", "suffix", "draft_model"]
+# Drafters that run behind the model with its hidden states; nothing hands those out yet.
+WITH_HIDDEN_STATES = ("eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash")
+# What vLLM calls the same.
+_METHOD_NAMES = {"[ngram]": "ngram", "prompt_lookup": "ngram"}
+MOST_TOKENS = 32
+# Draft tokens at a time where nobody says how many.
+_DEFAULT_TOKENS = {"ngram": 16, "suffix": 24, "draft_model": 4}
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The value of `--speculative-config`.
+
+    Attributes:
+        method: auto is suffix on a CPU and nothing elsewhere.
+        num_speculative_tokens: draft tokens of a request and step at most; 0: as many as suit the method.
+        model: of a draft model, its folder or hub id.
+        prompt_lookup_min, prompt_lookup_max: of ngram, how many tokens must have stood there before.
+        suffix_decoding_max_tree_depth: of suffix, tokens of context and draft that are told apart at most.
+        suffix_decoding_max_cached_requests: finished outputs that are remembered.
+        suffix_decoding_max_spec_factor: draft tokens for each token of context that was found.
+        suffix_decoding_min_token_prob: what a draft token must have followed its context in.
+    """
+
+    method: Method = "auto"
+    num_speculative_tokens: int = 0
+    model: str | None = None
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 5
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+
+    @property
+    def most_tokens(self) -> int:
+        """`num_speculative_tokens`, or what suits the method."""
+        return self.num_speculative_tokens or _DEFAULT_TOKENS.get(self.method, 0)
+
+
+class SpeculationSettings(msgspec.Struct, frozen=True):
+    """All that decides what is drafted, besides requests and their outcomes; a step log begins with it.
+
+    Attributes:
+        step_costs: seconds of steps by their number of tokens, measured at the start; see `StepCosts`.
+    """
+
+    config: SpeculativeConfig
+    step_costs: list[tuple[int, float]]
+
+
+def parse_config(text: str | None) -> SpeculativeConfig | None:
+    """The config of a JSON object, or of the name of a method; None of nothing, and of an empty object.
+
+    Raises:
+        InvalidConfig: the JSON is broken, has a field or a method that is unknown, or values that exclude each other.
+    """
+    if text is None:
+        return None
+    try:
+        given = {"method": text.lower()} if text.isidentifier() else msgspec.json.decode(text, type=dict)
+        method = str(given.get("method", ""))
+        if method in WITH_HIDDEN_STATES:
+            raise InvalidConfig(
+                f"--speculative-config: {method} needs the model's hidden states, which nothing hands out yet: "
+                "take ngram, suffix or draft_model"
+            )
+        if method in _METHOD_NAMES:
+            given["method"] = _METHOD_NAMES[method]
+        elif not method and given.get("model"):
+            given["method"] = "draft_model"
+        config = msgspec.convert(given, SpeculativeConfig)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise InvalidConfig(f"--speculative-config: {error}") from error
+    _check(config)
+    return config if given else None
+
+
+def _check(config: SpeculativeConfig) -> None:
+    if not 0 <= config.num_speculative_tokens <= MOST_TOKENS:
+        _refuse(f"num_speculative_tokens must be 0 (as many as suit the method) to {MOST_TOKENS}")
+    if not 1 <= config.prompt_lookup_min <= config.prompt_lookup_max <= MOST_TOKENS:
+        _refuse(f"prompt_lookup_min and prompt_lookup_max must be 1 to {MOST_TOKENS}, the first not above the second")
+    if config.suffix_decoding_max_tree_depth < 2 or config.suffix_decoding_max_cached_requests < 0:
+        _refuse("suffix_decoding_max_tree_depth must be 2 or more, suffix_decoding_max_cached_requests 0 or more")
+    if not 0.0 <= config.suffix_decoding_min_token_prob <= 1.0 or not config.suffix_decoding_max_spec_factor > 0.0:
+        _refuse("suffix_decoding_min_token_prob must be in [0, 1], suffix_decoding_max_spec_factor above 0")
+    if (config.method == "draft_model") != (config.model is not None):
+        _refuse("a model belongs to the method draft_model, and that method to a model")
+
+
+def _refuse(why: str) -> None:
+    raise InvalidConfig(f"--speculative-config: {why}")
+
+
+def settled(config: SpeculativeConfig | None, is_accelerator: bool) -> SpeculativeConfig | None:
+    """The same with a method; None where there is to be no speculation."""
+    if config is None or config.method != "auto":
+        return config
+    return None if is_accelerator else msgspec.structs.replace(config, method="suffix")
