@@ -37,6 +37,8 @@ from tokenmill.models.architecture import Architecture
 from tokenmill.runner.model import Model
 from tokenmill.runner.row_tables import RowTables
 
+LongArray = npt.NDArray[np.int64]
+
 # Rows that are drafted for in a step at most: beyond, a step is busy with the tokens of its requests.
 MOST_ROWS = 32
 # Steps that a row whose drafts nobody runs sits out at most, before it is drafted for again.
@@ -59,14 +61,14 @@ class _Chase:
         indices: [n], places in the step's batch. rows: [n].
         starts, stops: [n], the positions that it runs: from the first, up to before the second.
         limits: [n], tokens to draft; 0: none.
-        pages: [n, P], page ids, those of scratch pages among them; 0 where nothing is run.
+        pages: [n, P] int32, page ids, those of scratch pages among them; 0 where nothing is run.
     """
 
-    indices: npt.NDArray[np.int64]
-    rows: IntArray
-    starts: IntArray
-    stops: IntArray
-    limits: IntArray
+    indices: LongArray
+    rows: LongArray
+    starts: LongArray
+    stops: LongArray
+    limits: LongArray
     pages: IntArray
 
 
@@ -74,7 +76,8 @@ class DraftModel:
     """Greedy drafts for the rows of a step, all rows in one pass a token.
 
     Rows whose drafts were not run are drafted for more rarely, up to every sixteenth step: whoever decides may find
-    that drafts do not pay, and drafting costs.
+    that drafts do not pay, and drafting costs. Of the others the model runs whole pages, as they are filled: these the
+    prefix cache may give to anyone.
     """
 
     def __init__(
@@ -90,30 +93,29 @@ class DraftModel:
         num_rows = len(tables.tokens)
         self._model = model
         self._attention = attention
-        self._tables = tables
-        self._tokens, self._pages = tables.tokens.numpy(), tables.pages.numpy()
+        self._tokens, self._pages, self._page_size = tables.tokens.numpy(), tables.pages.numpy(), tables.page_size
         self._num_tokens = num_tokens
         self._max_len = max_len
         self._scratch_per_row = num_scratch_pages(num_tokens, tables.page_size) // MOST_ROWS
         self._first_scratch = attention.kv.num_pages - MOST_ROWS * self._scratch_per_row
         # Where the text of each row ends at the latest; 0: no drafts for it.
         self._ends = np.zeros(num_rows, dtype=np.int64)
-        # Whether a page of the row already holds the newest token, which the model has yet to run.
-        self._is_ahead = np.zeros(num_rows, dtype=np.bool_)
-        # Whether it has drafts of the step before, and how many steps it sits out, now and the last time.
+        # Tokens of each row whose KV is in its pages.
+        self._num_written = np.zeros(num_rows, dtype=np.int64)
+        # Whether it has drafts of a step before; how many steps it sat out the last time, and when that ends.
         self._has_drafts = np.zeros(num_rows, dtype=np.bool_)
-        self._rest, self._last_rest = np.zeros((2, num_rows), dtype=np.int64)
+        self._rest, self._next_step = np.zeros((2, num_rows), dtype=np.int64)
 
     @torch.inference_mode()
     def propose(self, plan: StepPlan, result: StepResult) -> dict[int, Proposal]:
-        """Run the tokens of a step that has ended, before anything of the next one is done, and draft behind them.
+        """Run what a step has brought, and draft behind it. Called once it has ended, before the next one begins.
 
         Returns:
-            By batch index, what may follow the tokens that the step brings; of no token nothing.
+            By batch index, what may follow the tokens that the step brings.
         """
         self._enter(plan)
         chase = self._chase(plan, np.diff(result.token_starts))
-        if not len(chase.rows):
+        if chase is None:
             return {}
         outputs = self._run_known(chase)
         drafted = np.flatnonzero(chase.limits)
@@ -123,82 +125,87 @@ class DraftModel:
         order = np.argsort(-chase.limits[drafted], kind="stable")
         drafted, ids = drafted[order], self._model.argmax(outputs)[torch.from_numpy(order)]
         drafts = self._decode(chase, drafted, ids)
-        limits = np.minimum(chase.limits[drafted], (drafts >= 0).cumprod(axis=1).sum(axis=1))
-        self._has_drafts[chase.rows[drafted]] = limits > 0
-        columns = zip(chase.indices[drafted].tolist(), drafts, limits.tolist(), strict=True)
-        return {index: Proposal(token_ids[:limit], is_forced=False) for index, token_ids, limit in columns if limit}
+        lengths = (drafts >= 0).cumprod(axis=1).sum(axis=1)
+        self._has_drafts[chase.rows[drafted]] = lengths > 0
+        columns = zip(chase.indices[drafted].tolist(), drafts, lengths.tolist(), strict=True)
+        return {index: Proposal(token_ids[:length], is_forced=False) for index, token_ids, length in columns if length}
 
     def _enter(self, plan: StepPlan) -> None:
         """Take in new rows, and what has become of the drafts of the others."""
+        num_computed = dict(zip(plan.rows.tolist(), plan.num_computed.tolist(), strict=True)) if plan.new_rows else {}
         for new in plan.new_rows:
             row, params = new.row, new.params
             is_drafted_for = params.grammar is None and not new.pooling
             end = self._max_len if params.max_tokens is None else new.num_prompt_tokens + params.max_tokens
             self._ends[row] = min(end, self._max_len) if is_drafted_for else 0
-            self._is_ahead[row] = self._has_drafts[row] = False
-            self._rest[row] = self._last_rest[row] = 0
-        rows = plan.rows[plan.num_samples > 0]
-        are_run = plan.num_samples[plan.num_samples > 0] > 1
-        in_vain = self._has_drafts[rows] & ~are_run
-        longer = np.where(in_vain, np.minimum(2 * self._last_rest[rows] + 1, MOST_REST), self._last_rest[rows])
-        self._last_rest[rows] = np.where(are_run, 0, longer)
-        self._rest[rows] = np.where(in_vain, longer, self._rest[rows]) * ~are_run
-        self._has_drafts[rows] = False
+            # What it has computed it has found in the cache, or filled before it paused: whole pages are written.
+            self._num_written[row] = num_computed[row] // self._page_size * self._page_size
+            self._has_drafts[row] = False
+            self._rest[row] = self._next_step[row] = 0
+        judged = self._has_drafts[plan.rows] & (plan.num_samples > 0)
+        if judged.any():
+            rows, are_run = plan.rows[judged], plan.num_samples[judged] > 1
+            self._rest[rows] = np.where(are_run, 0, np.minimum(2 * self._rest[rows] + 1, MOST_REST))
+            self._next_step[rows] = plan.step + self._rest[rows]
+            self._has_drafts[rows] = False
 
-    def _chase(self, plan: StepPlan, num_brought: IntArray) -> _Chase:
-        """What there is to run.
+    def _chase(self, plan: StepPlan, num_brought: IntArray) -> _Chase | None:
+        """What there is to run; None: nothing.
 
         Args:
             num_brought: [B], tokens that the step brings.
         """
-        rows, page_size = plan.rows, self._tables.page_size
+        rows, page_size, samples = plan.rows.astype(np.int64), self._page_size, num_brought > 0
         launched = plan.num_computed + plan.num_scheduled
-        samples = num_brought > 0
-        known = launched - np.maximum(plan.num_samples - num_brought, 0) + samples
+        ends = launched - np.maximum(plan.num_samples - num_brought, 0)
+        known = ends + samples
+        limits = np.minimum(self._ends[rows] - known - 1, self._num_tokens)
+        limits[(limits < 0) | (self._next_step[rows] > plan.step) | ~samples] = 0
+        if len(rows) > MOST_ROWS:
+            limits[np.cumsum(limits > 0) > MOST_ROWS] = 0
+        # What a step ran in vain, behind a token that was then drawn again, is run anew.
+        starts = np.minimum(self._num_written[rows], plan.num_computed + 1)
+        stops = np.minimum(np.where(limits > 0, known, ends - ends % page_size), self._max_len)
         num_pages = -(-launched // page_size)
-        room = np.minimum(self._ends[rows] - known - 1, self._num_tokens)
-        limits = np.where(samples & (self._rest[rows] == 0), np.maximum(room, 0), 0)
-        self._rest[rows] = np.maximum(self._rest[rows] - samples, 0)
-        limits[np.cumsum(limits > 0) > MOST_ROWS] = 0
-        starts = plan.num_computed + self._is_ahead[rows]
-        held = np.minimum(known, num_pages * page_size)
-        self._is_ahead[rows] = samples & (known == held)
-        stops = np.minimum(np.where(limits > 0, known, held), self._max_len)
+        self._num_written[rows] = np.maximum(starts, np.minimum(stops, num_pages * page_size))
         indices = np.flatnonzero(starts < stops)
-        parts = (part[indices].astype(np.int32) for part in (rows, starts, stops, limits, num_pages))
-        rows, starts, stops, limits, num_pages = parts
-        return _Chase(indices, rows, starts, stops, limits, self._pages_of(rows, num_pages, stops, limits))
+        if not len(indices):
+            return None
+        rows, starts, stops, limits = rows[indices], starts[indices], stops[indices], limits[indices]
+        pages = self._pages_of(rows, num_pages[indices], stops, limits)
+        return _Chase(indices, rows, starts, stops, limits, pages)
 
-    def _pages_of(self, rows: IntArray, num_pages: IntArray, stops: IntArray, limits: IntArray) -> IntArray:
+    def _pages_of(self, rows: LongArray, num_pages: IntArray, stops: LongArray, limits: LongArray) -> IntArray:
         """The page table: of each row its `num_pages` first pages, then, where it is drafted for, its scratch pages."""
-        width = -(-int((stops + np.maximum(limits - 1, 0)).max(initial=0)) // self._tables.page_size)
-        behind = np.arange(width, dtype=np.int32) - num_pages[:, None]
-        scratch = self._first_scratch + (np.cumsum(limits > 0)[:, None] - 1) * self._scratch_per_row + behind
-        is_scratch = (behind < self._scratch_per_row) & (limits > 0)[:, None]
-        pages = np.where(behind < 0, self._pages[rows, :width], np.where(is_scratch, scratch, 0))
-        return np.ascontiguousarray(pages, dtype=np.int32)
+        width = -(-int((stops + np.maximum(limits - 1, 0)).max()) // self._page_size)
+        pages = self._pages[rows, :width]
+        if width > num_pages.min():
+            behind = np.arange(width) - num_pages[:, None]
+            scratch = self._first_scratch + (np.cumsum(limits > 0) - 1)[:, None] * self._scratch_per_row + behind
+            is_scratch = (behind < self._scratch_per_row) & (limits > 0)[:, None]
+            pages = np.where(behind < 0, pages, np.where(is_scratch, scratch, 0)).astype(np.int32)
+        return pages
 
     def _run_known(self, chase: _Chase) -> torch.Tensor:
         """Run the known tokens; the outputs [., hidden_size] of the newest of those that are drafted for."""
-        lens = chase.stops - chase.starts
+        lens = (chase.stops - chase.starts).astype(np.int32)
         query_starts = np.zeros(len(lens) + 1, dtype=np.int32)
         np.cumsum(lens, out=query_starts[1:])
         own = np.repeat(np.arange(len(lens)), lens)
         positions = np.arange(query_starts[-1]) + np.repeat(chase.starts - query_starts[:-1], lens)
-        page_size = self._tables.page_size
         batch = ForwardBatch(
             token_ids=torch.from_numpy(self._tokens[chase.rows[own], positions].astype(np.int64)),
             positions=torch.from_numpy(positions),
-            slots=torch.from_numpy(_slots(chase.pages[own, positions // page_size], positions, page_size)),
+            slots=torch.from_numpy(self._slots(chase.pages, own, positions)),
             page_table=torch.from_numpy(chase.pages),
             query_lens=lens,
-            context_lens=chase.stops,
+            context_lens=chase.stops.astype(np.int32),
             query_starts=query_starts,
             output_indices=torch.from_numpy(query_starts[1:][chase.limits > 0].astype(np.int64) - 1),
         )
         return self._model.forward(batch, self._attention)
 
-    def _decode(self, chase: _Chase, drafted: npt.NDArray[np.int64], ids: torch.Tensor) -> IntArray:
+    def _decode(self, chase: _Chase, drafted: LongArray, ids: torch.Tensor) -> IntArray:
         """Go on from the first draft token of each row.
 
         Args:
@@ -209,32 +216,32 @@ class DraftModel:
             [m, k] int32, -1 from where the draft model has no numbers, and behind the row's limit.
         """
         limits, pages = chase.limits[drafted], chase.pages[drafted]
-        page_size, num_rows = self._tables.page_size, np.arange(len(drafted))
-        lens = np.ones(len(drafted), dtype=np.int32)
-        query_starts = np.arange(len(drafted) + 1, dtype=np.int32)
+        own, ones = np.arange(len(drafted)), np.ones(len(drafted), dtype=np.int32)
         drafts = np.full((len(drafted), limits[0]), -1, dtype=np.int32)
         drafts[:, 0] = ids.numpy()
+        # Of each further pass [k - 1, m]; behind a row's limit they are not used.
+        positions = chase.stops[drafted] + np.arange(limits[0] - 1)[:, None]
+        slots = self._slots(pages, own, np.minimum(positions, pages.shape[1] * self._page_size - 1))
+        lens = (positions + 1).astype(np.int32)
+        query_starts = np.arange(len(own) + 1, dtype=np.int32)
         for number in range(1, limits[0]):
             count = int(np.count_nonzero(limits > number))
-            positions = (chase.stops[drafted[:count]] + (number - 1)).astype(np.int64)
-            slots = _slots(pages[num_rows[:count], positions // page_size], positions, page_size)
             batch = ForwardBatch(
-                token_ids=ids[:count].clamp(min=0),
-                positions=torch.from_numpy(positions),
-                slots=torch.from_numpy(slots),
+                token_ids=torch.from_numpy(np.maximum(drafts[:count, number - 1], 0).astype(np.int64)),
+                positions=torch.from_numpy(positions[number - 1, :count]),
+                slots=torch.from_numpy(slots[number - 1, :count]),
                 page_table=torch.from_numpy(pages[:count]),
-                query_lens=lens[:count],
-                context_lens=(positions + 1).astype(np.int32),
+                query_lens=ones[:count],
+                context_lens=lens[number - 1, :count],
                 query_starts=query_starts[: count + 1],
-                output_indices=torch.from_numpy(num_rows[:count]),
+                output_indices=torch.from_numpy(own[:count]),
             )
-            ids = self._model.argmax(self._model.forward(batch, self._attention))
-            drafts[:count, number] = ids.numpy()
+            drafts[:count, number] = self._model.argmax(self._model.forward(batch, self._attention)).numpy()
         return drafts
 
-
-def _slots(pages: IntArray, positions: npt.NDArray[np.int64], page_size: int) -> npt.NDArray[np.int64]:
-    return pages.astype(np.int64) * page_size + positions % page_size
+    def _slots(self, pages: IntArray, own: LongArray, positions: LongArray) -> LongArray:
+        """Where the KV of positions goes, each in its own row of a page table."""
+        return pages[own, positions // self._page_size].astype(np.int64) * self._page_size + positions % self._page_size
 
 
 def check_draft(architecture: Architecture, tokenizer: Path, draft: Architecture, folder: Path) -> None:
