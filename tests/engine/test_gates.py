@@ -13,7 +13,7 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import FinishReason, RequestStatus
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.replay import replay
+from tokenmill.simulate.replay import replay
 
 SEED = random.randrange(10**6)
 GRAMMAR, REMOTE_KV = RequestStatus.WAITING_FOR_GRAMMAR, RequestStatus.WAITING_FOR_REMOTE_KV

@@ -10,8 +10,8 @@ import pytest
 from tests.scheduler.harness import HalfRightDrafter, Harness
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.request import RequestStatus
-from tokenmill.engine.replay import replay
 from tokenmill.engine.step_log import LogHeader, StepLog, StepRecord, read_log
+from tokenmill.simulate.replay import replay
 
 SEED = random.randrange(10**6)
 

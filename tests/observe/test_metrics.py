@@ -52,6 +52,7 @@ NAMES = [
     "spec_decode_num_drafts_total",
     "spec_decode_num_draft_tokens_total",
     "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total",
     "step_seconds_bucket",
 ]
 
@@ -109,6 +110,7 @@ def busy_stats(**changes) -> EngineStats:
         waiting_by_reason={"capacity": 1},
         step_tokens=histogram,
         step_seconds={"schedule": histogram, "run": histogram},
+        num_accepted_per_position=[4, 2],
         **changes,
     )
 
@@ -268,6 +270,9 @@ def test_throughput_is_told_only_while_there_is_some():
     line = log.line(stats(prompt_tokens=100, generation_tokens=50, num_running=2, num_pages_pinned=10), 10)
     assert line == "running 2, waiting 0, prompt 10.0 tok/s, output 5.0 tok/s, KV 10.0%, prefix cache hits 0.0%"
     assert log.line(stats(prompt_tokens=100, generation_tokens=50), 10) is None
+    line = log.line(stats(generation_tokens=70, num_draft_tokens=20, num_accepted_tokens=15), 10)
+    assert line is not None
+    assert line.endswith("prefix cache hits 0.0%, drafts right 75.0% of 2.0 tok/s")
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -13,8 +13,8 @@ from tokenmill import LLM, SamplingParams
 from tokenmill.cli.main import main
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.request import FinishReason, Request
-from tokenmill.engine.replay import replay
 from tokenmill.scheduler.policies import AdmissionPolicy, BatchPolicy, QueuePolicy, Step, View
+from tokenmill.simulate.replay import replay
 
 HERE = "tests.scheduler.test_own_policies"
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -63,6 +63,10 @@ def test_a_frame_tells_rates_between_two_looks_and_the_state_of_the_second() -> 
     assert frame["cache hits"] == "25% of 1,000 prompt tokens"
     assert frame["steps"] == "5.0 a second, 8.0 tokens each: schedule -, run 40.0 ms, commit -"
     assert frame["ended"] == "7 stop"
+    assert "drafts" not in frame, "without speculation nothing is said of it"
+    drafted = {("spec_decode_num_draft_tokens_total", ""): 40.0, ("spec_decode_num_accepted_tokens_total", ""): 30.0}
+    frame = shown(before, Sample(7.0, after.values | drafted))
+    assert frame["drafts"] == "75% right of 20.0 tokens a second"
 
 
 def test_a_server_that_does_nothing_divides_by_nothing() -> None:

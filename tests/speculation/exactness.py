@@ -4,8 +4,8 @@
 
 Models of five families in four formats, parameters of every kind, few pages (preemptions), policies, depths, sessions;
 drafters: the real ones, one that knows the outputs and lies, one that says anything. Native kernels must bring the same
-bits: tokens, ends and log probabilities. In float32 torch computes, whose sums depend on the shape of a step: tokens and
-ends are the same, log probabilities within a thousandth. One line of JSON last; an error where something differs.
+bits: tokens, ends and log probabilities. In float32 torch computes, whose sums depend on the shape of a step: tokens
+and ends are the same, log probabilities within a thousandth. One line of JSON last; an error where something differs.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def compare(engine: Engine, wanted: list[AddRequest], rng: random.Random, is_exa
     return Counter(
         tokens=sum(len(one[0][0]) for one in answers.values()),
         drafts=after.num_draft_tokens - before.num_draft_tokens,
-        accepted=sum(after.num_accepted_per_position) - sum(before.num_accepted_per_position),
+        accepted=after.num_accepted_tokens - before.num_accepted_tokens,
         preemptions=after.num_preemptions - before.num_preemptions,
         requests=len(wanted),
     )

@@ -12,7 +12,7 @@ from tests.scheduler.harness import Harness
 from tokenmill.core.plan import StepPlan
 from tokenmill.core.request import Proposal, Request
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.replay import replay
+from tokenmill.simulate.replay import replay
 from tokenmill.speculation.config import SpeculationSettings, SpeculativeConfig
 from tokenmill.speculation.speculation import Speculation
 
@@ -111,5 +111,7 @@ def test_a_draft_model_is_trusted_as_far_as_it_was_right() -> None:
     assert sum(lengths[-20:]) < sum(lengths[:20])
     assert speculation.holds(request, 1) is False
     speculation.forget(request)
+    (drafted,) = speculation.propose([request_of([1, 2, 3])], [4], 1)
+    assert not len(drafted), "there is no proposal"
     (drafted,) = speculation.propose([request], [4], 1)
     assert len(drafted) == lengths[0], "a request of the same name begins anew"

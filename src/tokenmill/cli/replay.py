@@ -27,7 +27,7 @@ def run(arguments: Sequence[str]) -> int:
 
         print(table(compare(namespace.file, others)))
         return 0
-    from tokenmill.engine.replay import replay
+    from tokenmill.simulate.replay import replay
 
     outcome = replay(namespace.file)
     if outcome.difference is not None:

@@ -133,6 +133,7 @@ class View:
         waiting = ", ".join(f"{count:.0f} for {name.replace('_', ' ')}" for name, count in reasons.items())
         ended = now.labels("request_success_total").items()
         steps = grown("engine_steps_total")
+        drafted, kept = grown("spec_decode_num_draft_tokens_total"), grown("spec_decode_num_accepted_tokens_total")
         tokens = grown("iteration_tokens_total_sum") / steps if steps else 0.0
         parts = ", ".join(f"{part} {mean_ms('step_seconds', part)}" for part in ("schedule", "run", "commit"))
         return [
@@ -143,6 +144,11 @@ class View:
             ("", sparks(self.speeds)),
             ("cache hits", f"{hits / queries:.0%} of {queries:,.0f} prompt tokens" if queries else "no prompts yet"),
             ("steps", f"{steps / seconds:,.1f} a second, {tokens:,.1f} tokens each: {parts}"),
+            *(
+                [("drafts", f"{kept / drafted:.0%} right of {drafted / seconds:,.1f} tokens a second")]
+                if drafted
+                else []
+            ),
             ("first token", f"{mean_ms('time_to_first_token_seconds')}, then {mean_ms('inter_token_latency_seconds')}"),
             ("ended", ", ".join(f"{count:,.0f} {reason}" for reason, count in ended)),
             ("preempted", f"{now.get('num_preemptions_total'):,.0f}"),

@@ -290,7 +290,7 @@ class EngineStats(EngineMessage, kw_only=True):
         is_stuck: some of them could run, and nothing does: a bug that /health must show.
         waiting_by_reason: `num_waiting`, by what they wait for.
         step_tokens, step_seconds: sizes of the steps, and their seconds by part.
-        num_drafts, num_draft_tokens: what speculation proposed.
+        num_drafts, num_draft_tokens, num_accepted_tokens: what speculation proposed and what was kept of it.
         num_accepted_per_position: how often the first token of a draft was kept, the first two, and so on.
     """
 
@@ -314,6 +314,7 @@ class EngineStats(EngineMessage, kw_only=True):
     step_seconds: dict[str, Histogram] = {}
     num_drafts: int = 0
     num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_accepted_per_position: list[int] = []
 
 

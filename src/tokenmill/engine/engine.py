@@ -239,7 +239,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters since start, and the state now."""
-        kv = self.scheduler.kv
+        kv, drafts = self.scheduler.kv, self.scheduler.draft_counts
         return EngineStats(
             step=self.scheduler.step,
             num_running=self.scheduler.num_running,
@@ -259,9 +259,10 @@ class Engine:
             prefix_hits=kv.num_hit_tokens,
             prompt_tokens=self._observer.stats.prompt_tokens,
             generation_tokens=self._observer.stats.generation_tokens,
-            num_drafts=self.scheduler.draft_counts.num_drafts,
-            num_draft_tokens=self.scheduler.draft_counts.num_draft_tokens,
-            num_accepted_per_position=self.scheduler.draft_counts.accepted_per_position,
+            num_drafts=drafts.num_drafts,
+            num_draft_tokens=drafts.num_draft_tokens,
+            num_accepted_tokens=sum(drafts.accepted_per_position),
+            num_accepted_per_position=list(drafts.accepted_per_position),
         )
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "generation_tokens", "Tokens generated", stats.generation_tokens
     yield "spec_decode_num_drafts", "Drafts that speculation made", stats.num_drafts
     yield "spec_decode_num_draft_tokens", "Tokens of these drafts", stats.num_draft_tokens
-    yield "spec_decode_num_accepted_tokens", "Those of them that were kept", sum(stats.num_accepted_per_position)
+    yield "spec_decode_num_accepted_tokens", "Those of them that were kept", stats.num_accepted_tokens
 
 
 def _add(family: HistogramMetricFamily, labels: list[str], values: Histogram) -> None:

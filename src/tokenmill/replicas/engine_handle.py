@@ -24,8 +24,10 @@ from tokenmill.core.messages import (
 )
 from tokenmill.replicas.health import PartHealth, trouble_of
 
-# Counts of things; the other fields have defaults.
-COUNTS = tuple(field.name for field in msgspec.structs.fields(EngineStats) if field.required)
+# Counts of things.
+COUNTS = tuple(
+    field.name for field in msgspec.structs.fields(EngineStats) if field.type is int and field.name != "engine"
+)
 # The engine answers between two steps; a step of a large prompt on a slow machine takes this long at most.
 ANSWER_SECONDS = 60.0
 

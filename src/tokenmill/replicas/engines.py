@@ -29,10 +29,7 @@ class Engines:
     def stats(self) -> EngineStats:
         """The counts of those that have told any, added up."""
         told = [engine.stats for engine in self if engine.stats is not None]
-        return EngineStats(
-            **{name: sum(getattr(stats, name) for stats in told) for name in COUNTS},
-            num_queued=sum(stats.num_queued for stats in told),
-        )
+        return EngineStats(**{name: sum(getattr(stats, name) for stats in told) for name in COUNTS})
 
     async def set_paused(self, is_paused: bool) -> None:
         """See `EngineHandle`; of all of them, as are those below."""

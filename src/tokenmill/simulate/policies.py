@@ -19,9 +19,9 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import RowFailure, StepOutcome, StepPlan, StepResult
 from tokenmill.engine.engine import Engine, ModelLimits
-from tokenmill.engine.replay import apply_input
 from tokenmill.engine.step_log import Aborted, Added, LogHeader, RecordedInput, StepRecord, read_log
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
+from tokenmill.simulate.replay import apply_input
 
 # Request and place of a token -> the token.
 Tokens = Mapping[tuple[str, int], int]

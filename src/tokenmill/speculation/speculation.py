@@ -14,12 +14,11 @@ import numpy as np
 
 from tokenmill.core.request import Request, TokenArray
 from tokenmill.speculation.config import SpeculationSettings, SpeculativeConfig
-from tokenmill.speculation.drafts import Draft, TextDrafter
+from tokenmill.speculation.drafts import NO_DRAFT, Draft, TextDrafter
 from tokenmill.speculation.length_control import Acceptance, LengthControl, StepCosts
 from tokenmill.speculation.ngram import NgramDrafter
 from tokenmill.speculation.suffix import SuffixDrafter
 
-_NOTHING = np.empty(0, dtype=np.int32)
 # What a grammar forces is right but for another way to cut the same text into tokens.
 _FORCED = 0.98
 # Draft tokens that a request which waits for its next token must be expected to get for that.
@@ -46,7 +45,7 @@ class Speculation:
         """See `Drafter`."""
         count = len(requests)
         if not self._control.pays_at_best(count, num_tokens, count * self._most):
-            return [_NOTHING] * count
+            return [NO_DRAFT.token_ids] * count
         drafts = [self._draft(request, min(limit, self._most)) for request, limit in zip(requests, limits, strict=True)]
         survivals = [self._survival(request, draft) for request, draft in zip(requests, drafts, strict=True)]
         lengths = self._control.choose(survivals, count, num_tokens, count * self._most)
@@ -87,7 +86,7 @@ class Speculation:
         if proposal is not None:
             token_ids = proposal.token_ids[:limit]
             return Draft(token_ids, np.ones(len(token_ids), dtype=np.float32))
-        return Draft.of([], []) if self._text is None else self._text.propose(request, limit)
+        return NO_DRAFT if self._text is None else self._text.propose(request, limit)
 
     def _survival(self, request: Request, draft: Draft) -> list[float]:
         if _is_forced(request):
