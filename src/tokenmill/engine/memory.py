@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
-from tokenmill.engine.draft_loading import LoadedDraft
 from tokenmill.machine.device import DTYPES
 from tokenmill.machine.kv_size import KVSize, decide_kv_size, workspace_bytes
 from tokenmill.models.architecture import Architecture
@@ -18,6 +18,9 @@ from tokenmill.platform.prefault import prefault
 from tokenmill.platform.protocol import Platform
 from tokenmill.runner.row_tables import RowTables
 from tokenmill.sampling.state import SamplingState
+
+if TYPE_CHECKING:
+    from tokenmill.speculation.draft_loading import LoadedDraft
 
 
 @dataclass(frozen=True, slots=True)

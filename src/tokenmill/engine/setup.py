@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,7 +18,6 @@ from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
 from tokenmill.core.messages import EngineReady
-from tokenmill.engine.draft_loading import LoadedDraft, Target, load_draft
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.memory import StepMemory, allocate, take_memory
 from tokenmill.engine.observer import Observer
@@ -51,6 +51,9 @@ from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.hub import fetch
 from tokenmill.weights.loader import plan_model
+
+if TYPE_CHECKING:
+    from tokenmill.speculation.draft_loading import LoadedDraft
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +174,8 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
     engine = Engine(header.make_scheduler(events), executor, limits, header.depth, Observer(log), [grammars])
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
     ready.speculation = describe_speculation(header.speculation)
+    if model.draft is not None:
+        ready.speculation += f"; {model.draft.describe()}"
     return BuiltEngine(engine, ready, take_memory(config, platform, memory), model)
 
 
@@ -192,9 +197,7 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> Loade
     kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
     plan = plan_model(folder, architecture, kernels, config.load_format)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
-    with timer.phase("loading the draft model") as progress:
-        tokenizer = Path(config.tokenizer or folder)
-        draft = load_draft(config, platform, Target(architecture, tokenizer, num_threads), progress)
+    draft = _load_draft(config, platform, timer, folder, num_threads)
     page_bytes = attention.bytes_per_page + (0 if draft is None else draft.attention.bytes_per_page)
     check_fit(config, platform, folder, plan, page_bytes, num_threads)
     with timer.phase("loading weights") as progress:
@@ -211,6 +214,20 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> Loade
         threads_reason,
         draft,
     )
+
+
+def _load_draft(
+    config: EngineConfig, platform: Platform, timer: StartupTimer, folder: Path, num_threads: int
+) -> LoadedDraft | None:
+    """The draft model that a config names for the model in a folder; None: it names none."""
+    speculative = parse_config(config.speculative_config)
+    if speculative is None or speculative.model is None:
+        return None
+    from tokenmill.speculation.draft_loading import Target, load_draft
+
+    with timer.phase("loading the draft model") as progress:
+        target = Target(read_architecture(folder), Path(config.tokenizer or folder), num_threads)
+        return load_draft(speculative, config, platform, target, progress)
 
 
 def describe(

@@ -105,6 +105,8 @@ class DraftModel:
         # Whether it has drafts of a step before; how many steps it sat out the last time, and when that ends.
         self._has_drafts = np.zeros(num_rows, dtype=np.bool_)
         self._rest, self._next_step = np.zeros((2, num_rows), dtype=np.int64)
+        # Where a new row begins: with the shortest rest of those that were judged last.
+        self._newest_rest = 0
 
     @torch.inference_mode()
     def propose(self, plan: StepPlan, result: StepResult) -> dict[int, Proposal]:
@@ -141,12 +143,13 @@ class DraftModel:
             # What it has computed it has found in the cache, or filled before it paused: whole pages are written.
             self._num_written[row] = num_computed[row] // self._page_size * self._page_size
             self._has_drafts[row] = False
-            self._rest[row] = self._next_step[row] = 0
+            self._rest[row], self._next_step[row] = self._newest_rest, plan.step + self._newest_rest
         judged = self._has_drafts[plan.rows] & (plan.num_samples > 0)
         if judged.any():
             rows, are_run = plan.rows[judged], plan.num_samples[judged] > 1
             self._rest[rows] = np.where(are_run, 0, np.minimum(2 * self._rest[rows] + 1, MOST_REST))
             self._next_step[rows] = plan.step + self._rest[rows]
+            self._newest_rest = int(self._rest[rows].min())
             self._has_drafts[rows] = False
 
     def _chase(self, plan: StepPlan, num_brought: IntArray) -> _Chase | None:

@@ -19,7 +19,7 @@ from tokenmill.models.decoder import Decoder
 from tokenmill.models.native_decoder import in_one_call
 from tokenmill.platform.protocol import Platform
 from tokenmill.runner.row_tables import RowTables
-from tokenmill.speculation.config import parse_config
+from tokenmill.speculation.config import SpeculativeConfig
 from tokenmill.speculation.draft_model import DraftModel, check_draft, num_scratch_pages
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.hub import fetch
@@ -77,11 +77,16 @@ class LoadedDraft:
 
 
 def load_draft(
-    config: EngineConfig, platform: Platform, target: Target, progress: Callable[[int, int], None]
-) -> LoadedDraft | None:
-    """The draft model of a config; None: it names none. In the forms of the model where its shape allows that.
+    speculative: SpeculativeConfig,
+    config: EngineConfig,
+    platform: Platform,
+    target: Target,
+    progress: Callable[[int, int], None],
+) -> LoadedDraft:
+    """The draft model that is named, in the forms of the model where its shape allows that.
 
     Args:
+        speculative: of the config; it names a model.
         config: resolved for the platform.
         progress: called with (bytes done, bytes in all) of the weights.
 
@@ -90,9 +95,7 @@ def load_draft(
         InvalidCheckpoint: it cannot be found or read.
         OutOfMemory: it does not fit.
     """
-    speculative = parse_config(config.speculative_config)
-    if speculative is None or speculative.model is None:
-        return None
+    assert speculative.model is not None, "a draft model is named"
     if platform.is_accelerator:
         raise InvalidConfig("--speculative-config: a draft model runs on CPUs so far; ngram and suffix run anywhere")
     folder = fetch(speculative.model, None, config.download_dir, progress)
