@@ -48,7 +48,7 @@ def test_auto_is_suffix_on_a_cpu_and_nothing_elsewhere() -> None:
         ('{"method": "ngram", "num_speculative_tokens": 33}', "num_speculative_tokens must be 0 .* to 32"),
         ('{"method": "ngram", "num_speculative_tokens": -1}', "num_speculative_tokens must be 0 .* to 32"),
         ('{"method": "ngram", "prompt_lookup_min": 6}', "prompt_lookup_min and prompt_lookup_max"),
-        ('{"method": "suffix", "suffix_decoding_max_tree_depth": 1}', "suffix_decoding_max_tree_depth must be 2"),
+        ('{"method": "suffix", "suffix_decoding_max_tree_depth": 5}', "suffix_decoding_max_tree_depth must be 6"),
         ('{"method": "suffix", "suffix_decoding_min_token_prob": 1.5}', "suffix_decoding_min_token_prob"),
         ('{"method": "draft_model"}', "a model belongs to the method draft_model"),
         ('{"method": "suffix", "model": "x"}', "a model belongs to the method draft_model"),

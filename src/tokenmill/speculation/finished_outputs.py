@@ -88,6 +88,11 @@ class FinishedOutputs:
         self._outputs: deque[tuple[int, int]] = deque()
         self._end = 0
 
+    @property
+    def num_outputs(self) -> int:
+        """Outputs that are kept: the last ones added."""
+        return len(self._outputs)
+
     def add(self, token_ids: TokenArray) -> None:
         """Take an output in, [n]; of one larger than the room, its end. The oldest go where they are in the way."""
         token_ids = token_ids[max(len(token_ids) + 1 - self._max_tokens, 0) :]

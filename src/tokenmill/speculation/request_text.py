@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tokenmill.core.request import TokenArray
 
-# A context is one number with so many bits for each token; vocabularies are smaller. A larger id would cost drafts only.
+# A context is one number, so many bits for each token; vocabularies are smaller. A larger id would cost drafts only.
 _TOKEN_BITS = 24
 # A long prompt is taken in piece by piece: no call takes more than some milliseconds.
 _TOKENS_PER_CALL = 2048
