@@ -47,9 +47,10 @@ class Offering(KnowingDrafter):
         proposal = request.proposal
         if proposal is None:
             return np.empty(0, dtype=np.int32)
-        assert 0 < len(proposal.token_ids) <= limit, "a proposal ends where the request does"
-        self.longest = max(self.longest, request.num_tokens + len(proposal.token_ids))
-        return proposal.token_ids
+        end = request.num_tokens + len(proposal.token_ids)
+        assert request.num_tokens < end < request.max_tokens_total, "a proposal ends where the request does"
+        self.longest = max(self.longest, end)
+        return proposal.token_ids[:limit]
 
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         super().observe(request, num_drafts, num_accepted)
@@ -277,9 +278,13 @@ class Idle(Offering):
 def test_who_uses_no_drafts_gets_few(model: Path) -> None:
     with drafting(model, model, drafter=Idle, **NATIVE) as (engine, drafter):
         run(engine, [greedy("all", [1, 2, 3], 100)])
-        # Behind its first step, then after 1, 3, 7 and 15 that it sits out, and so on.
+        # Behind its first steps, then after 1, 3, 7, 15 and 31 that it sits out, and so on.
         assert isinstance(drafter, Idle)
-        assert drafter.num_offered == 1 + 1 + 1 + 1 + (98 - 2 - 4 - 8) // (MOST_REST + 1)
+        assert 100 // (MOST_REST + 1) < drafter.num_offered <= 5 + 100 // (MOST_REST + 1)
+        # Those that come after it begin as it has ended.
+        before = drafter.num_offered
+        run(engine, [greedy(str(number), [number, 2, 3], MOST_REST) for number in range(8)])
+        assert drafter.num_offered == before
 
 
 def test_a_busy_engine_drafts_for_some(model: Path) -> None:
@@ -288,12 +293,13 @@ def test_a_busy_engine_drafts_for_some(model: Path) -> None:
     with drafting(model, None, **{**NATIVE, **sizes}) as (engine, _):
         plain = answers(engine, wanted)
     with drafting(model, model, 3, **{**NATIVE, **sizes}) as (engine, drafter):
-        engine.step()
         for request in wanted:
             engine.add(request)
-        engine.step()
-        offered = [one for one in engine.scheduler.requests.values() if one.proposal is not None]
-        assert len(offered) == MOST_ROWS
+        num_offered = 0
+        while not num_offered:
+            engine.step()
+            num_offered = sum(one.proposal is not None for one in engine.scheduler.requests.values())
+        assert num_offered == MOST_ROWS
         engine.abort([request.id for request in wanted])
         assert answers(engine, wanted) == plain
         assert drafter.acceptance >= 0.99

@@ -42,7 +42,7 @@ LongArray = npt.NDArray[np.int64]
 # Rows that are drafted for in a step at most: beyond, a step is busy with the tokens of its requests.
 MOST_ROWS = 32
 # Steps that a row whose drafts nobody runs sits out at most, before it is drafted for again.
-MOST_REST = 15
+MOST_REST = 31
 
 
 def num_scratch_pages(num_tokens: int, page_size: int) -> int:
@@ -65,7 +65,7 @@ class _Chase:
     """
 
     indices: LongArray
-    rows: LongArray
+    rows: IntArray
     starts: LongArray
     stops: LongArray
     limits: LongArray
@@ -75,7 +75,7 @@ class _Chase:
 class DraftModel:
     """Greedy drafts for the rows of a step, all rows in one pass a token.
 
-    Rows whose drafts were not run are drafted for more rarely, up to every sixteenth step: whoever decides may find
+    Rows whose drafts were not run are drafted for more rarely, up to every thirty-second step: whoever decides may find
     that drafts do not pay, and drafting costs. Of the others the model runs whole pages, as they are filled: these the
     prefix cache may give to anyone.
     """
@@ -116,7 +116,7 @@ class DraftModel:
             By batch index, what may follow the tokens that the step brings.
         """
         self._enter(plan)
-        chase = self._chase(plan, np.diff(result.token_starts))
+        chase = self._chase(plan, result.token_starts[1:] - result.token_starts[:-1])
         if chase is None:
             return {}
         outputs = self._run_known(chase)
@@ -158,17 +158,19 @@ class DraftModel:
         Args:
             num_brought: [B], tokens that the step brings.
         """
-        rows, page_size, samples = plan.rows.astype(np.int64), self._page_size, num_brought > 0
+        rows, page_size, samples = plan.rows, self._page_size, num_brought > 0
+        # What a step ran in vain, behind a token that was then drawn again, is run anew.
+        starts = self._num_written[rows] = np.minimum(self._num_written[rows], plan.num_computed + 1)
         launched = plan.num_computed + plan.num_scheduled
         ends = launched - np.maximum(plan.num_samples - num_brought, 0)
+        filled = np.minimum(ends - ends % page_size, self._max_len)
+        is_due = samples & (self._next_step[rows] <= plan.step)
+        if not is_due.any() and (filled <= starts).all():
+            return None
         known = ends + samples
-        limits = np.minimum(self._ends[rows] - known - 1, self._num_tokens)
-        limits[(limits < 0) | (self._next_step[rows] > plan.step) | ~samples] = 0
-        if len(rows) > MOST_ROWS:
-            limits[np.cumsum(limits > 0) > MOST_ROWS] = 0
-        # What a step ran in vain, behind a token that was then drawn again, is run anew.
-        starts = np.minimum(self._num_written[rows], plan.num_computed + 1)
-        stops = np.minimum(np.where(limits > 0, known, ends - ends % page_size), self._max_len)
+        limits = np.where(is_due, np.minimum(self._ends[rows] - known - 1, self._num_tokens).clip(min=0), 0)
+        limits[np.cumsum(limits > 0) > MOST_ROWS] = 0
+        stops = np.where(limits > 0, known, filled)
         num_pages = -(-launched // page_size)
         self._num_written[rows] = np.maximum(starts, np.minimum(stops, num_pages * page_size))
         indices = np.flatnonzero(starts < stops)
@@ -178,7 +180,7 @@ class DraftModel:
         pages = self._pages_of(rows, num_pages[indices], stops, limits)
         return _Chase(indices, rows, starts, stops, limits, pages)
 
-    def _pages_of(self, rows: LongArray, num_pages: IntArray, stops: LongArray, limits: LongArray) -> IntArray:
+    def _pages_of(self, rows: IntArray, num_pages: IntArray, stops: LongArray, limits: LongArray) -> IntArray:
         """The page table: of each row its `num_pages` first pages, then, where it is drafted for, its scratch pages."""
         width = -(-int((stops + np.maximum(limits - 1, 0)).max()) // self._page_size)
         pages = self._pages[rows, :width]
