@@ -4,9 +4,9 @@
 
 Qwen3-0.6B's shape with random weights, whose own text nobody could copy: what the sampler draws is replaced by a trace,
 after all that a draw costs. The prompt is a text of random tokens; the trace of `edits` is that text with one token in
-twenty replaced, left out or put in; of `random` it has nothing to do with the prompt; of `words` it is drawn from a
-hundred tokens, so that drafts are found and most of them are wrong. Each way in turns, in one process and engine;
-medians of the ratios of neighbouring runs with quartiles, one line of JSON last.
+twenty replaced, left out or put in (`edits:0.2`: one in five); of `random` it has nothing to do with the prompt; of
+`words` it is drawn from a hundred tokens, so that drafts are found and most of them are wrong. Each way in turns, in
+one process and engine; medians of the ratios of neighbouring runs with quartiles, one line of JSON last.
 """
 
 from __future__ import annotations
@@ -62,16 +62,12 @@ class TracedSampler:
         return sampled
 
 
-def edited(text: list[int], rng: random.Random) -> list[int]:
-    """A text with one token in twenty replaced, left out, or followed by another."""
+def edited(text: list[int], rate: float, rng: random.Random) -> list[int]:
+    """A text of which this share of tokens is replaced, left out, or followed by another."""
     made: list[int] = []
     for token in text:
-        kind = rng.randrange(60)
-        if kind == 0:
-            continue
-        made.append(rng.randrange(VOCAB_SIZE) if kind == 1 else token)
-        if kind == 2:
-            made.append(rng.randrange(VOCAB_SIZE))
+        other = rng.randrange(VOCAB_SIZE)
+        made += rng.choice([[], [other], [token, other]]) if rng.random() < rate else [token]
     return made
 
 
@@ -79,7 +75,8 @@ def texts(kind: str, number: int, length: int, rng: random.Random) -> tuple[list
     """A prompt whose first token tells its number, and what follows it."""
     words = range(100) if kind == "words" else range(VOCAB_SIZE)
     text = [rng.choice(words) for _ in range(length)]
-    trace = edited(text, rng) if kind == "edits" else [rng.choice(words) for _ in range(length)]
+    name, _, rate = kind.partition(":")
+    trace = edited(text, float(rate or 0.05), rng) if name == "edits" else [rng.choice(words) for _ in range(length)]
     return [64 + number, *text], trace
 
 
@@ -102,8 +99,8 @@ def start(folder: Path, options: argparse.Namespace) -> tuple[Engine, Speculatio
     return engine, drafter.settings
 
 
-def run(engine: Engine, prompts: list[list[int]], traces: list[list[int]]) -> tuple[float, float]:
-    """Tokens a second of decoding all streams from their first token on, and tokens a step and stream."""
+def run(engine: Engine, prompts: list[list[int]], traces: list[list[int]]) -> tuple[float, float, float]:
+    """Tokens a second of all streams from their first token on, tokens a step and stream, share of drafts accepted."""
     for number, (prompt, trace) in enumerate(zip(prompts, traces, strict=True)):
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=len(trace))
         engine.add(AddRequest(id=f"{engine.num_arrived}-{number}", prompt_token_ids=prompt, params=params))
@@ -111,11 +108,15 @@ def run(engine: Engine, prompts: list[list[int]], traces: list[list[int]]) -> tu
     while len(begun) < len(prompts):
         begun |= {output.id for output in engine.step()}
     num_tokens = num_steps = 0
+    before = engine.stats()
     began = time.perf_counter()
     while engine.has_work:
         num_tokens += sum(len(output.token_ids) for output in engine.step())
         num_steps += 1
-    return num_tokens / (time.perf_counter() - began), num_tokens / num_steps / len(prompts)
+    seconds, after = time.perf_counter() - began, engine.stats()
+    drafted = after.num_draft_tokens - before.num_draft_tokens
+    accepted = after.num_accepted_tokens - before.num_accepted_tokens
+    return num_tokens / seconds, num_tokens / num_steps / len(prompts), accepted / max(1, drafted)
 
 
 def measure(engine: Engine, settings: SpeculationSettings, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -125,7 +126,7 @@ def measure(engine: Engine, settings: SpeculationSettings, options: argparse.Nam
     rows = []
     for kind in options.texts:
         for streams in options.streams:
-            found: dict[str, list[tuple[float, float]]] = {method: [] for method in ("off", *options.methods)}
+            found: dict[str, list[tuple[float, float, float]]] = {method: [] for method in ("off", *options.methods)}
             for turn in range(options.turns):
                 rng = random.Random(turn)
                 # The same tokens a step for any number of streams: long enough to be timed, no longer.
@@ -148,18 +149,23 @@ def drafter_of(method: str, settings: SpeculationSettings) -> Speculation | None
 
 
 def row(
-    kind: str, streams: int, method: str, off: list[tuple[float, float]], on: list[tuple[float, float]]
+    kind: str,
+    streams: int,
+    method: str,
+    off: list[tuple[float, float, float]],
+    on: list[tuple[float, float, float]],
 ) -> dict[str, Any]:
     """What one comparison gave."""
-    ratios = [with_it / without for (without, _), (with_it, _) in zip(off, on, strict=True)]
+    ratios = [with_it / without for (without, *_), (with_it, *_) in zip(off, on, strict=True)]
     return {
         "text": kind,
         "streams": streams,
         "method": method,
-        "off_tokens_s": round(statistics.median(rate for rate, _ in off), 1),
-        "tokens_s": round(statistics.median(rate for rate, _ in on), 1),
+        "off_tokens_s": round(statistics.median(rate for rate, *_ in off), 1),
+        "tokens_s": round(statistics.median(rate for rate, *_ in on), 1),
         "ratio": [round(value, 3) for value in (statistics.quantiles(ratios) if len(ratios) > 1 else ratios)],
-        "tokens_a_step": round(statistics.median(count for _, count in on), 2),
+        "tokens_a_step": round(statistics.median(count for _, count, _ in on), 2),
+        "accepted": round(statistics.median(share for *_, share in on), 2),
     }
 
 

@@ -21,8 +21,8 @@ CORE = ("core/request.py", "core/plan.py", "scheduler", "kv", "engine", "runner"
 MODEL = ("attention", "kernels", "models", "platform", "quantization", "sampling", "structured", "weights")
 USER_SIDE = ("cli", "frontend", "llm", "observe", "server")
 BOTH_SIDES = ("core", "ipc", "demo", "(top)")
-# A room inside another: a capability of its own, which whoever reads the command line may skip.
-INNER_ROOMS = ("cli/bench",)
+# A room inside another: a capability of its own, which whoever reads the command line, or has no GPU, may skip.
+INNER_ROOMS = ("cli/bench", "kernels/triton")
 ROOM_BUDGET = 1300
 NO_CODE = {
     tokenize.COMMENT,

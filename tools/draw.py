@@ -3,6 +3,7 @@
     tokenmill serve --step-log steps.log                     then, after some requests:
     .venv/bin/python tools/draw.py timeline steps.log -o timeline.svg
     .venv/bin/python tools/draw.py all docs/pictures         the three of the documents; records a log of its own
+    .venv/bin/python tools/draw.py acceptance build/bf16 build/int8 -o docs/pictures/speculation.svg
 
 A timeline shows a column for each step and a lane for each request: what waited, which prompts were cut into chunks,
 and which of them shared a step with decodes.
@@ -17,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools.drawing.acceptance import draw_acceptance
 from tools.drawing.page_pool import draw_page_pool
 from tools.drawing.request import draw_request
 from tools.drawing.timeline import draw_timeline, read_timeline
@@ -41,11 +43,17 @@ def main() -> int:
     timeline = commands.add_parser("timeline", help="of a step log")
     timeline.add_argument("log", type=Path)
     timeline.add_argument("-o", "--output", type=Path, default=Path("timeline.svg"))
+    acceptance = commands.add_parser("acceptance", help="what benchmarks/speculation.py has measured")
+    acceptance.add_argument("results", type=Path, nargs="+")
+    acceptance.add_argument("-o", "--output", type=Path, default=Path("speculation.svg"))
     everything = commands.add_parser("all", help="the pictures of the documents")
     everything.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     if arguments.command == "timeline":
         arguments.output.write_text(draw_timeline(read_timeline(arguments.log)), encoding="utf-8")
+        return 0
+    if arguments.command == "acceptance":
+        arguments.output.write_text(draw_acceptance(arguments.results), encoding="utf-8")
         return 0
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -98,11 +99,14 @@ class TestOnGpus:
     def test_the_invariant_mode_takes_one_way_for_every_token(self) -> None:
         choice = on_gpu("auto", is_invariant=True)
         assert choice.name == "triton"
-        assert choice.decodes.is_capturable
         with pytest.raises(InvalidConfig, match="--batch-invariant runs on attention backend triton, not flash"):
             on_gpu("flash", is_invariant=True)
 
-    def test_a_hybrid_is_captured_if_its_decodes_can_be(self) -> None:
+    def test_graphs_hold_the_decodes_of_a_hybrid(self) -> None:
         pytest.importorskip("triton", reason="triton is not installed")
         for name in ("triton", "triton,triton"):
-            assert on_gpu(name, torch.float32).make(5).is_capturable
+            attention = on_gpu(name, torch.float32).make(5)
+            captured = attention.in_graphs()
+            assert captured.kv is attention.kv
+            assert captured._decodes is captured._prompts is attention._decodes
+            assert not captured.before_replay(np.ones(3, dtype=np.int32)), "its plans serve every length"

@@ -15,6 +15,7 @@ from tests.runner.fake_platform import FakePlatform
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import OutOfMemory
+from tokenmill.core.messages import EngineReady
 from tokenmill.engine.setup import build_engine
 from tokenmill.models.decoder import Decoder
 from tokenmill.platform.cpu import CpuPlatform
@@ -43,13 +44,15 @@ def passes_of(model: Path, platform: CpuPlatform, monkeypatch: pytest.MonkeyPatc
     return found
 
 
-def build(model: Path, platform: CpuPlatform, **options: Any) -> None:
+def build(model: Path, platform: CpuPlatform, **options: Any) -> EngineReady:
     """Start an engine, and end it."""
     sizes = {"max_num_seqs": 6, "max_num_batched_tokens": 24, "max_model_len": 16, "page_size": 4, "num_pages": 60}
     config = EngineConfig(
         model=str(model), num_threads=1, device="cpu", dtype="float32", kernels="torch", **{**sizes, **options}
     )
-    build_engine(config.resolve(), platform=platform).engine.close()
+    built = build_engine(config.resolve(), platform=platform)
+    built.engine.close()
+    return built.ready
 
 
 def test_a_device_runs_a_mixed_step_of_the_whole_budget(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +77,61 @@ def test_so_it_does_with_what_the_flags_leave(
     passes = passes_of(model, FakePlatform(), monkeypatch, enforce_eager=True, **options)
     assert passes, "a small pool runs what it can"
     assert fullest is None or fullest in [lens for lens, _ in passes]
+
+
+class CountedPlatform(FakePlatform):
+    """So much is free, and at the peak of what has run since somebody asked, so much less.
+
+    Attributes:
+        peak: what steps take, KV among it.
+    """
+
+    def __init__(self, free: int) -> None:
+        super().__init__()
+        self.free, self.peak = free, 0
+
+    def available_bytes(self) -> int:
+        self.peak = 0
+        return self.free
+
+    def untouched_bytes(self) -> int:
+        return self.free - self.peak
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_the_kv_cache_is_sized_by_what_a_full_step_was_seen_to_leave(
+    model: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, is_eager: bool
+) -> None:
+    page_bytes = build(model, FakePlatform(), enforce_eager=True).kv_bytes // 61
+    free = 1 << 20
+    taken = free - page_bytes * int(rng.integers(12, 28)) + 7
+    platform, caches, fullest = CountedPlatform(free), [], []
+    # A step of the whole budget; half of the rows are decodes, in the graph where there is one.
+    num_eager = 24 if is_eager else 21
+
+    def forward(decoder: Decoder, batch: ForwardBatch, attention: Any) -> torch.Tensor:
+        if attention.kv not in caches:
+            caches.append(attention.kv)
+        if len(batch.token_ids) == num_eager and len(caches) == 1:
+            platform.peak = taken + attention.kv.num_bytes
+            fullest.append((batch.query_lens.tolist(), len(platform.captured)))
+        return original(decoder, batch, attention)
+
+    original = Decoder.forward
+    monkeypatch.setattr(Decoder, "forward", forward)
+    sizes = {"num_pages": None, "max_num_seqs": 6, "gpu_memory_utilization": 0.8}
+    ready = build(model, platform, enforce_eager=is_eager, **sizes)
+    trial, final = caches
+    assert trial.num_pages == 1 + 24 // 4 + 2 * 6, "just holds the step"
+    assert ready.num_pages == final.num_pages - 1 == int((free - taken) * 0.8) // page_bytes - 1
+    assert fullest == [([1, 1, 1, 14, 6, 1][-6 if is_eager else -3 :], 0 if is_eager else 1)]
+
+
+def test_a_kv_cache_whose_size_is_asked_for_needs_no_measuring(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in ({"num_pages": 40}, {"num_pages": None, "kv_cache_memory_bytes": 1 << 20}):
+        platform = CountedPlatform(1 << 30)
+        monkeypatch.setattr(platform, "untouched_bytes", None)
+        build(model, platform, enforce_eager=True, **size)
 
 
 def test_a_cpu_runs_one_small_request(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,7 @@ def test_the_line_budget_is_counted_and_kept():
         "of 9500 lines of Python code: user's side",
         "of 1300 lines of Python code: what both sides share",
         "of 1300 lines of Python code: the room cli/bench/",
+        "of 1300 lines of Python code: the room kernels/triton/",
         "of 1300 lines of Python code: the room machine/",
         "of 1300 lines of Python code: the room replicas/",
         "of 1300 lines of Python code: the room simulate/",

@@ -34,6 +34,7 @@ POINTERS = {
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
     **dict.fromkeys(("rows", "ends", "places"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
+    "rounded": "*u8",
 }
 NUMBERS = {
     **dict.fromkeys(("eps", "scale"), "fp32"),
@@ -89,13 +90,16 @@ PROMPTS = {
 # As `num_stages` has it for heads of 128.
 ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
 DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
+# Decodes with four and with eight drafts.
+DRAFTED = ({"TILE_TOKENS": 5, "ROWS": 16}, {"TILE_TOKENS": 9, "ROWS": 32})
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [
-    (norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True}, 2),
+    *((norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True, "ROUNDS": has}, 2) for has in (False, True)),
     (gate._silu_and_mul, {"SIZE": 3072, "WIDTH": 1024}, 4),
     (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, **HEADS}, 1),
     *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
-    (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16}, 4),
+    *((attention._attend, {**DECODES, **tile, "HAS_WINDOW": False, "IS_SPLIT": True}, 4) for tile in DRAFTED),
+    (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}, 4),
     (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
     (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
     (decode_inputs._decode_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),

@@ -8,7 +8,8 @@ import torch
 
 from tests.kernels.gpu import DEVICE, HALF, same
 from tokenmill.kernels.triton import attention
-from tokenmill.kernels.triton.attention import SPLIT_ENDS, PagedKV, Splits, attend_decodes, attend_prompts, list_splits
+from tokenmill.kernels.triton.attention import PagedKV, Splits, attend_decodes, attend_prompts, list_splits
+from tokenmill.kernels.triton.splits import SPLIT_ENDS
 
 POISONS = (float("nan"), float("inf"), float("-inf"))
 
@@ -82,8 +83,10 @@ def test_prompts_and_chunks_equal_attention_written_out(page_size: int, rng: np.
     torch.testing.assert_close(got.cpu(), case.expected(), rtol=1e-4, atol=1e-4)
 
 
-def splits_of(lens: torch.Tensor, longest: np.ndarray, heads: tuple[int, int, int], units: int) -> Splits | None:
-    splits = list_splits(lens, longest, torch.from_numpy(SPLIT_ENDS).to(DEVICE), heads, units)
+def splits_of(
+    lens: torch.Tensor, longest: np.ndarray, heads: tuple[int, int, int], units: int, tokens: int = 1
+) -> Splits | None:
+    splits = list_splits(lens, longest, torch.from_numpy(SPLIT_ENDS).to(DEVICE), heads, units, tokens)
     if splits is not None:
         # What no split has written must not be read.
         splits.parts.fill_(torch.nan)
@@ -137,6 +140,40 @@ def test_a_decode_has_the_same_bits_in_every_company_and_where_longer_ones_were_
     assert torch.equal(decode(case, order, 1), together[order])
     for row in order[:2]:
         assert torch.equal(decode(case, [row], 2)[0], together[row])
+
+
+@pytest.mark.parametrize(("most", "group"), [(3, 1), (3, 5), (9, 2), (9, 20)])
+def test_decodes_with_drafts_equal_attention_written_out_and_each_token_by_itself(
+    most: int, group: int, rng: np.random.Generator
+) -> None:
+    """Around the ends of splits, where a token's context ends in a split before that of the draft behind it."""
+    lens = [most, *(int(count) for count in rng.integers(1, most + 1, 2))]
+    contexts = [int(rng.choice([256, 512])) + int(rng.integers(0, most)), int(rng.integers(most, 40)), 300]
+    if rng.random() < 0.3:
+        contexts = [int(rng.integers(most, 200)) for _ in contexts]  # no splits
+    case = Case(rng, int(rng.choice([1, 16])), lens, 400, contexts, group)
+    kv, total = case.kv, sum(lens)
+    heads = (case.kv_heads * case.group, case.kv_heads, case.head_dim)
+    # Behind the last request are tokens of nobody.
+    q = torch.full((len(lens) * most, *case.q.shape[1:]), torch.nan, device=DEVICE)
+    q[:total] = case.q
+    splits = splits_of(kv.context_lens, np.array(contexts), heads, int(rng.choice([1, 3, 100])), most)
+    assert (splits is None) == (max(contexts) <= 256 or most * group > 128), "what no tile holds is not split"
+    got = torch.full(q.shape, torch.nan, device=DEVICE)
+    attend_decodes(q, kv, got, case.scale, case.window, splits)
+    torch.testing.assert_close(got[:total].cpu(), case.expected(), rtol=1e-4, atol=1e-4, msg=f"{lens} {contexts}")
+    assert got[total:].isnan().all()
+    if splits is None:
+        return
+    rows = np.repeat(np.arange(len(lens)), lens)
+    own = np.concatenate([np.arange(end - count, end) + 1 for count, end in zip(lens, contexts, strict=True)])
+    own_lens = torch.tensor(own, dtype=torch.int32, device=DEVICE)
+    starts = torch.arange(total + 1, dtype=torch.int32, device=DEVICE)
+    single = PagedKV(kv.keys, kv.values, kv.page_table[torch.from_numpy(rows).to(DEVICE)], own_lens, starts)
+    alone = torch.full(case.q.shape, torch.nan, device=DEVICE)
+    splits = splits_of(own_lens, own.astype(np.int32), heads, 3)
+    attend_decodes(case.q.contiguous(), single, alone, case.scale, case.window, splits)
+    torch.testing.assert_close(got[:total], alone, rtol=1e-5, atol=1e-6)
 
 
 def test_splits_follow_each_other_and_cover_every_context(rng: np.random.Generator) -> None:

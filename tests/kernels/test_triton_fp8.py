@@ -8,8 +8,10 @@ import torch
 
 from tests.kernels.gpu import DEVICE, HALF, IS_INTERPRETED
 from tokenmill.kernels import fp8
-from tokenmill.kernels.triton.fp8 import quantize_rows
-from tokenmill.kernels.triton.kernels import TritonFp8Weight
+from tokenmill.kernels.protocol import WeightRole
+from tokenmill.kernels.triton import fp8 as triton_fp8
+from tokenmill.kernels.triton.fp8 import RoundedRows, quantize_rows
+from tokenmill.kernels.triton.kernels import TritonFp8Weight, TritonKernels
 
 
 def assert_same(x: torch.Tensor) -> None:
@@ -52,8 +54,39 @@ def test_zeros_infinities_and_what_is_no_number() -> None:
 def test_a_product_is_that_of_torchs_rounding(rng: np.random.Generator) -> None:
     out_size, in_size, tokens = 16 * int(rng.integers(1, 5)), 16 * int(rng.integers(1, 5)), int(rng.integers(1, 9))
     rows, x = torch.randn(out_size, in_size), torch.randn(tokens, in_size).bfloat16()
-    weights = TritonFp8Weight(out_size, in_size, "cpu"), fp8.Fp8Weight(out_size, in_size, "cpu")
+    weights = TritonFp8Weight(out_size, in_size, "cpu", RoundedRows()), fp8.Fp8Weight(out_size, in_size, "cpu")
     for weight in weights:
         weight.load_rows(0, rows)
     got, want = (weight.multiply(x) for weight in weights)
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_norm_rounds_for_the_product_behind_it_as_the_product_would(
+    rng: np.random.Generator, adds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, tokens = 16 * int(rng.integers(1, 9)), int(rng.integers(1, 9))
+    x, delta, weight = (torch.randn(count, size).to(DEVICE, HALF) for count in (tokens, tokens, 1))
+    rows = torch.randn(48, size)
+    results = []
+    for is_fp8 in (True, False):
+        kernels, own = TritonKernels(HALF, DEVICE, fp8=is_fp8), x.clone()
+        normed = (
+            kernels.add_rms_norm(own, delta, weight[0], 1e-6, 0.5) if adds else kernels.rms_norm(own, weight[0], 1e-6)
+        )
+        results.append((own, normed))
+        if is_fp8:
+            product = kernels.linear_weight(48, size, WeightRole.LINEAR)
+            product.load_rows(0, rows)
+            want, want_scales = fp8.quantize_rows(normed.cpu())
+            with monkeypatch.context() as patch:
+                patch.setattr(triton_fp8, "quantize_rows", None)
+                values, scales = product._quantize(normed)
+            assert torch.equal(values.cpu().view(torch.uint8), want.view(torch.uint8))
+            assert torch.equal(scales.cpu(), want_scales)
+            # Taken once; of what no norm has made, the product rounds itself.
+            other = torch.randn(tokens, size).to(DEVICE, HALF)
+            for given in (normed, other):
+                assert torch.equal(product._quantize(given)[1].cpu(), fp8.quantize_rows(given.cpu())[1])
+    for rounding, plain in zip(*results, strict=True):
+        assert torch.equal(rounding, plain), "the norm itself stays what it was"

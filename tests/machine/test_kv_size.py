@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+
+from tests.checkpoints import make_checkpoint
+from tests.kernels.gpu import DEVICE
+from tokenmill.attention.backends.triton import TritonDecodes
+from tokenmill.attention.batch import DeviceLens
+from tokenmill.attention.paged import Requests
+from tokenmill.attention.protocol import AttentionSpec
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.machine.kv_size import KVSize, decide_kv_size
+from tokenmill.machine.kv_size import KVSize, decide_kv_size, workspace_bytes
+from tokenmill.weights.checkpoint import read_architecture
 
 PAGE = 1000  # bytes
 
@@ -56,3 +67,26 @@ def test_the_advice_of_a_refusal_works() -> None:
 def test_a_context_beyond_the_model_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="exceeds the model's context of 1024"):
         size(max_model_len=2048)
+
+
+def test_a_step_reserves_logits_as_the_sampler_reads_them_and_the_parts_of_split_contexts(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    architecture = read_architecture(make_checkpoint(tmp_path / "m", "qwen3", max_position_embeddings=40_960))
+    attention = architecture.layers[0].attention
+
+    def needed(rows: int, context: int) -> int:
+        config = EngineConfig(device="cpu", max_num_seqs=rows, max_model_len=context, max_num_batched_tokens=2048)
+        return workspace_bytes(config.resolve(), architecture, torch.bfloat16)
+
+    rows, context = int(rng.integers(2, 300)), int(rng.integers(300, 40_000))
+    heads = (attention.num_heads, attention.num_kv_heads, attention.head_dim)
+    decodes = TritonDecodes(AttentionSpec(1, *heads), 4, DEVICE)
+    lens = np.full(2, context, dtype=np.int32)
+    own = DeviceLens(torch.from_numpy(lens).to(DEVICE), torch.arange(3, dtype=torch.int32, device=DEVICE))
+    table = torch.zeros(2, 1, dtype=torch.int32, device=DEVICE)
+    splits = decodes.plan(Requests(slice(0, 2), table, own, np.ones(2, dtype=np.int32), lens))[1]
+    assert splits is not None
+    assert needed(rows, context) - needed(1, context) == (rows - 1) * (
+        2 * 2 * architecture.vocab_size + splits.parts.nbytes // 2
+    )

@@ -51,7 +51,7 @@ class SlowSuffix:
     def draft(self, text: Tokens, outputs: list[Tokens], limit: int) -> list[tuple[int, float]]:
         """Tokens and probabilities; `outputs` in the order in which they were finished."""
         end = text[-self.depth :]
-        equal, places = self._deepest([(text, p) for p in self._found([text], end, (6, 3, 2), 0)[0]], end)
+        equal, places = self._deepest([(text, p) for p in self._found([text], end, (6, 2, 1), 0)[0]], end)
         copies = [copy_on(text, place, self._count(equal, limit)) for _, place in places]
         if equal < 12:
             newest = outputs[::-1]

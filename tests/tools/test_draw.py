@@ -1,9 +1,11 @@
 """The pictures of the documents: what the step log says is what is drawn, and they are what the script draws today."""
 
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from tools.drawing.acceptance import draw_acceptance
 from tools.drawing.page_pool import EVICTABLE, OF_A, OF_B, SHARED, draw_page_pool
 from tools.drawing.request import STOPS, draw_request
 from tools.drawing.timeline import Timeline, draw_timeline, read_timeline
@@ -60,3 +62,17 @@ def test_the_pool_has_each_page_once():
 def test_no_two_stops_of_a_request_cover_each_other():
     corners = [(stop.x, stop.y) for stop in STOPS]
     assert len(corners) == len(set(corners))
+
+
+def test_speed_is_drawn_against_what_was_accepted(tmp_path: Path) -> None:
+    def row(accepted: float, ratio: float, streams: int = 1) -> dict[str, object]:
+        return {"streams": streams, "method": "suffix", "accepted": accepted, "ratio": [1.0, ratio, 9.0]}
+
+    for name, form in (("a", "none"), ("b", "int8")):
+        document = {"quantization": form, "rows": [row(0.9, 3.5), row(0.2, 1.25), row(0.5, 7.0, streams=8)]}
+        (tmp_path / name).write_text(f"some words\n{json.dumps(document)}\n", encoding="utf-8")
+    picture = draw_acceptance([tmp_path / "a", tmp_path / "b"])
+    ElementTree.fromstring(picture)
+    assert picture.count("90% right: 3.50x") == picture.count("20% right: 1.25x") == 2
+    assert "7.00x" not in picture, "one stream only"
+    assert all(name in picture for name in ("bfloat16", "int8", ">4x<"))

@@ -47,7 +47,7 @@ def compare(what: str, shape: tuple[int, int, int], platform: Any) -> Iterator[R
     Args:
         shape: tokens, outputs, inputs.
     """
-    from tokenmill.kernels.triton.fp8 import quantize_rows
+    from tokenmill.kernels.triton.fp8 import RoundedRows, quantize_rows
     from tokenmill.kernels.triton.kernels import TritonFp8Weight
 
     tokens, out_size, in_size = shape
@@ -56,7 +56,7 @@ def compare(what: str, shape: tuple[int, int, int], platform: Any) -> Iterator[R
     x = torch.randn(tokens, in_size, device=device).bfloat16()
     # Rows of unlike magnitude: a scale that belongs to another row would show.
     x *= torch.logspace(-3, 3, tokens, device=device)[:, None].bfloat16()
-    weight = TritonFp8Weight(out_size, in_size, device)
+    weight = TritonFp8Weight(out_size, in_size, device, RoundedRows())
     weight.load_rows(0, dense)
     picked = torch.randperm(tokens, device=device)[:MOST_COMPARED]
     got = weight.multiply(x)[picked].double()

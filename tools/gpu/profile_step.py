@@ -166,7 +166,7 @@ def stream_of(runner: ModelRunner) -> Any:
 def replay_of(runner: ModelRunner, batch: int) -> Callable[[], object]:
     """Replays the smallest graph that holds a batch, with the inputs that it had last."""
     assert runner.graphs is not None, "decodes are captured"
-    graphs = runner.graphs._graphs._graphs
+    graphs = {rows: graph for (rows, tokens), graph in runner.graphs._graphs._graphs.items() if tokens == 1}
     return graphs[min(size for size in graphs if size >= batch)].replay
 
 

@@ -37,7 +37,13 @@ class Requests:
 
 
 class PagedImplementation(Protocol):
-    """Attends to requests whose keys and values are in their pages."""
+    """Attends to requests whose keys and values are in their pages.
+
+    Attributes:
+        takes_drafts: decodes in a graph may have several tokens; those behind the last request are nobody's then.
+    """
+
+    takes_drafts: bool = True
 
     def plan(self, requests: Requests) -> Any:
         """Prepare what the layers of a step share; passed to `attend`."""
@@ -56,6 +62,17 @@ class PagedImplementation(Protocol):
             memory: keys and values of the layer, [pages, page_size, kv_heads, head_dim] each.
         """
 
+    def before_replay(self, context_lens: np.ndarray) -> bool:
+        """On the stream of steps, before a captured step of n decodes is replayed: plan what only the host can plan.
+
+        Args:
+            context_lens: [n] int32 on the host, of the rows of the graph.
+
+        Returns:
+            Whether copies from the host's memory were issued, which have to be done before the next call.
+        """
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class PagedPlan:
@@ -70,9 +87,10 @@ class PagedAttention:
 
     Args:
         decodes: for requests with a single token.
+        captured: for decodes in CUDA graphs, whose plan serves all lengths; None: as outside of them.
 
     Attributes:
-        is_capturable: a plan of decodes that was made once serves other lengths too: what CUDA graphs need.
+        takes_drafts: see `PagedImplementation`, of those in graphs.
     """
 
     def __init__(
@@ -80,12 +98,21 @@ class PagedAttention:
         kv: TokenMajorKV,
         prompts: PagedImplementation,
         decodes: PagedImplementation,
-        is_capturable: bool = True,
+        captured: PagedImplementation | None = None,
     ) -> None:
         self.kv = kv
-        self.is_capturable = is_capturable
         self._prompts = prompts
         self._decodes = decodes
+        self._captured = captured or decodes
+        self.takes_drafts = self._captured.takes_drafts
+
+    def in_graphs(self) -> PagedAttention:
+        """The same memory, and what attends to it in CUDA graphs."""
+        return PagedAttention(self.kv, self._captured, self._captured)
+
+    def before_replay(self, context_lens: np.ndarray) -> bool:
+        """See `PagedImplementation.before_replay`."""
+        return self._captured.before_replay(context_lens)
 
     def plan(self, batch: ForwardBatch) -> PagedPlan:
         """See `AttentionBackend.plan`."""

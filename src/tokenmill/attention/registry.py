@@ -20,6 +20,8 @@ from tokenmill.platform.protocol import Platform
 if TYPE_CHECKING:
     from tokenmill.attention.paged import PagedImplementation
 
+    Parts = tuple[PagedImplementation, PagedImplementation, PagedImplementation | None]
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
@@ -47,20 +49,20 @@ class Backend:
 
     Attributes:
         make: makes the backend over its KV cache; for CPUs.
-        make_paged: makes what attends to prompts and what attends to decodes; for GPUs, see `PagedAttention`.
+        make_paged: makes what attends to prompts, to decodes, and to decodes in CUDA graphs if that is something else;
+            for GPUs, see `PagedAttention`.
         auto_for: whether `auto` may take it for prompts, and for decodes; rows that come first are better.
         merit: why `auto` takes it.
         dtypes: of the model. kv_dtypes: those that its KV cache can have besides the model's.
         package: what must be installed, under this name here and as an extra of this project.
         obstacle: what only a try tells: why it cannot serve, or None.
-        is_capturable: CUDA graphs can hold its decodes.
         is_invariant: see `AttentionConfig`.
     """
 
     name: str
     layout: type[KVCache] = TokenMajorKV
     make: Callable[[AttentionConfig, Any], AttentionBackend] | None = None
-    make_paged: Callable[[AttentionConfig], tuple[PagedImplementation, PagedImplementation]] | None = None
+    make_paged: Callable[[AttentionConfig], Parts] | None = None
     auto_for: tuple[bool, bool] = (True, True)
     merit: str = ""
     dtypes: tuple[torch.dtype, ...] = ()
@@ -71,7 +73,6 @@ class Backend:
     needs_native: bool = False
     package: str | None = None
     obstacle: Callable[[AttentionConfig], str | None] = lambda config: None
-    is_capturable: bool = False
     is_invariant: bool = False
 
     @property
@@ -131,8 +132,7 @@ class AttentionChoice:
         from tokenmill.attention.paged import PagedAttention
 
         assert isinstance(kv, TokenMajorKV) and prompts.make_paged and decodes.make_paged, "a hybrid is for GPUs"
-        parts = prompts.make_paged(config)[0], decodes.make_paged(config)[1]
-        return PagedAttention(kv, *parts, decodes.is_capturable)
+        return PagedAttention(kv, prompts.make_paged(config)[0], *decodes.make_paged(config)[1:])
 
 
 def choose_attention(name: str, config: AttentionConfig) -> AttentionChoice:
@@ -226,29 +226,29 @@ def _flash_obstacle(config: AttentionConfig) -> str | None:
     return flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
 
 
-def _flash(config: AttentionConfig) -> tuple[PagedImplementation, PagedImplementation]:
+def _flash(config: AttentionConfig) -> Parts:
     from tokenmill.attention.backends.flash import FlashAttention, find_flash
 
     attention = find_flash()
     assert attention is not None, "checked before"
     flash = FlashAttention(config.spec, attention)
-    return flash, flash
+    return flash, flash, None
 
 
-def _flashinfer(config: AttentionConfig) -> tuple[PagedImplementation, PagedImplementation]:
-    from tokenmill.attention.backends.flashinfer import FlashInferAttention
+def _flashinfer(config: AttentionConfig) -> Parts:
+    from tokenmill.attention.backends.flashinfer import FlashInferAttention, FlashInferGraphs
 
     library = importlib.import_module("flashinfer")
-    shape = (config.spec, config.page_size, config.dtype, config.platform.device)
-    return FlashInferAttention(*shape, library), FlashInferAttention(*shape, library)
+    made = (config.spec, config.page_size, config.dtype, config.platform.device, library)
+    return FlashInferAttention(*made), FlashInferAttention(*made), FlashInferGraphs(*made)
 
 
-def _triton(config: AttentionConfig) -> tuple[PagedImplementation, PagedImplementation]:
+def _triton(config: AttentionConfig) -> Parts:
     from tokenmill.attention.backends.triton import TritonDecodes, TritonPrompts
 
     if config.is_invariant:
-        return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9)
-    return TritonPrompts(), TritonDecodes(config.spec, config.platform.num_units(), config.platform.device)
+        return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
+    return TritonPrompts(), TritonDecodes(config.spec, config.platform.num_units(), config.platform.device), None
 
 
 BACKENDS = (
@@ -278,8 +278,7 @@ BACKENDS = (
         merit="flash for prompts, its own split decodes",
         dtypes=(torch.bfloat16, torch.float16),
         obstacle=_flash_obstacle,
-        is_capturable=True,
     ),
     Backend("flashinfer", make_paged=_flashinfer, auto_for=(False, False), package="flashinfer"),
-    Backend("triton", make_paged=_triton, is_capturable=True, is_invariant=True),
+    Backend("triton", make_paged=_triton, is_invariant=True),
 )

@@ -11,8 +11,7 @@ import torch
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
-from tokenmill.machine.device import DTYPES
-from tokenmill.machine.kv_size import KVSize, decide_kv_size, workspace_bytes
+from tokenmill.machine.kv_size import KVSize
 from tokenmill.models.architecture import Architecture
 from tokenmill.platform.prefault import prefault
 from tokenmill.platform.protocol import Platform
@@ -53,27 +52,16 @@ def allocate(
     platform: Platform,
     architecture: Architecture,
     attention: AttentionChoice,
+    size: KVSize,
     draft: LoadedDraft | None = None,
 ) -> StepMemory:
-    """Size the KV cache by what the loaded weights have left, and take it; a draft model's pages come with the others.
-
-    Raises:
-        InvalidConfig: one full request does not fit.
-    """
-    available = platform.available_bytes()
-    if platform.is_accelerator:
-        available = max(0, available - workspace_bytes(config, architecture, DTYPES[config.dtype]))
-    num_scratch, page_bytes = 0, attention.bytes_per_page
-    if draft is not None:
-        num_scratch, page_bytes = draft.num_scratch_pages, page_bytes + draft.attention.bytes_per_page
-        available = max(0, available - num_scratch * draft.attention.bytes_per_page)
-    size = decide_kv_size(config, architecture.max_position, page_bytes, available)
+    """Take the memory of steps, with a KV cache of this size; a draft model's pages come with the others."""
     device = torch.device(platform.device)
     # An accelerator has a row more: one that belongs to nobody, for padding.
     num_rows = config.max_num_seqs + platform.is_accelerator
     tables = RowTables(num_rows, size.max_model_len, config.page_size, device)
     sampling = SamplingState(config.max_num_seqs, architecture.vocab_size)
-    behind = None if draft is None else draft.attention.make(size.num_allocated + num_scratch)
+    behind = None if draft is None else draft.attention.make(size.num_allocated + draft.num_scratch_pages)
     return StepMemory(size, tables, sampling, attention.make(size.num_allocated), behind)
 
 

@@ -11,31 +11,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
 from tokenmill.core.messages import EngineReady
+from tokenmill.engine.drafting import describe_speculation, find_draft, with_speculation
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.memory import StepMemory, allocate, take_memory
 from tokenmill.engine.observer import Observer
-from tokenmill.engine.step_costs import measure_step_costs
 from tokenmill.engine.step_log import LogHeader, StepLog, check_writable
 from tokenmill.engine.warm_up import warm_up
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.kv.events import KVEventLog
 from tokenmill.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
 from tokenmill.machine.fit import check_fit, check_parameters
-from tokenmill.machine.kv_size import MIB, KVSize, wanted_context
+from tokenmill.machine.kv_size import MIB, KVSize, decide_kv_size, wanted_context
 from tokenmill.model_files import eos_token_ids
 from tokenmill.models.architecture import Architecture, MoeSpec
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.native_decoder import in_one_call, native_pass_obstacle
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
-from tokenmill.runner.executor import Executor, InlineExecutor, ThreadExecutor
+from tokenmill.runner.executor import InlineExecutor, ThreadExecutor
 from tokenmill.runner.model_runner import ModelRunner
 from tokenmill.runner.row_state import RowState
 from tokenmill.runner.staging import Staging
@@ -43,7 +41,7 @@ from tokenmill.runner.step_sampler import DeviceSampler, HostSampler
 from tokenmill.runner.transport import HostTransport
 from tokenmill.sampling.grammar_rows import GrammarRows
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
-from tokenmill.speculation.config import SpeculationSettings, parse_config, settled
+from tokenmill.speculation.config import parse_config, settled
 from tokenmill.structured.cache import GrammarCache
 from tokenmill.structured.compiler import GrammarTokenizer
 from tokenmill.structured.sandbox import Limits
@@ -151,32 +149,61 @@ def build_engine(
 
 def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model: LoadedModel | None) -> BuiltEngine:
     model = model or load(config, platform, timer)
-    with timer.phase("allocating KV"):
-        memory = allocate(config, platform, model.architecture, model.attention, model.draft)
     limits = ModelLimits(
-        memory.size.max_model_len,
+        wanted_context(config, model.architecture.max_position),
         model.architecture.vocab_size,
         eos_token_ids(model.folder),
         fingerprint(model.folder, config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size)),
     )
     grammars = grammar_cache(config, model.folder, limits)
-    masks = GrammarRows(grammars.template, limits.vocab_size, on_host=not platform.is_accelerator)
-    runner = make_runner(config, platform, model, memory, masks)
+    available = platform.available_bytes()
+    if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
+        with timer.phase("measuring a step"):
+            available = room_for_kv(config, platform, model, limits, grammars)
+    with timer.phase("allocating KV"):
+        page_bytes = model.attention.bytes_per_page
+        if model.draft is not None:
+            page_bytes, available = page_bytes + model.draft.page_bytes, max(0, available - model.draft.scratch_bytes)
+        size = decide_kv_size(config, model.architecture.max_position, page_bytes, available)
+        memory = allocate(config, platform, model.architecture, model.attention, size, model.draft)
+    limits = dataclasses.replace(limits, max_model_len=size.max_model_len)
+    runner = make_runner(config, platform, model, memory, grammars)
     graphs = _capture(platform, runner, timer)
     on_thread = config.async_scheduling and not platform.is_accelerator
     executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
-    header = log_header(config, memory.size, limits)
+    header = log_header(config, size, limits)
     with timer.phase("warming up"):
         warm_up(Engine(header.make_scheduler(), executor, limits), platform)
-        header = _with_speculation(config, platform, header, executor, limits)
+        header = with_speculation(config, platform, header, executor, limits)
     events = KVEventLog() if config.kv_events() is not None else None
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
     engine = Engine(header.make_scheduler(events), executor, limits, header.depth, Observer(log), [grammars])
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
-    ready.speculation = describe_speculation(header.speculation)
-    if model.draft is not None:
-        ready.speculation += f"; {model.draft.describe()}"
+    ready.speculation = describe_speculation(header.speculation, model.draft)
     return BuiltEngine(engine, ready, take_memory(config, platform, memory), model)
+
+
+def room_for_kv(
+    config: EngineConfig, platform: Platform, model: LoadedModel, limits: ModelLimits, grammars: GrammarCache
+) -> int:
+    """Bytes that a step of the whole budget and the largest graph leave, measured over a KV cache that just holds them.
+
+    Raises:
+        OutOfMemory: they do not fit.
+    """
+    platform.available_bytes()  # from here on it is seen what is taken
+    size = KVSize(-(-config.step_budget // config.page_size) + 2 * config.max_num_seqs, limits.max_model_len)
+    memory = allocate(config, platform, model.architecture, model.attention, size)
+    runner = make_runner(config, platform, model, memory, grammars)
+    scheduler = log_header(config, size, limits).make_scheduler()
+    engine = Engine(scheduler, InlineExecutor(runner, platform.synchronize), limits)
+    try:
+        if runner.graphs is not None:
+            runner.graphs.capture(count=1)
+        warm_up(engine, platform)
+        return platform.untouched_bytes() + memory.attention.kv.num_bytes
+    finally:
+        engine.close()
 
 
 def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> LoadedModel:
@@ -197,8 +224,9 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> Loade
     kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
     plan = plan_model(folder, architecture, kernels, config.load_format)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
-    draft = _load_draft(config, platform, timer, folder, num_threads)
-    page_bytes = attention.bytes_per_page + (0 if draft is None else draft.attention.bytes_per_page)
+    with timer.phase("loading the draft model") as progress:
+        draft = find_draft(config, platform, folder, num_threads, progress)
+    page_bytes = attention.bytes_per_page + (0 if draft is None else draft.page_bytes)
     check_fit(config, platform, folder, plan, page_bytes, num_threads)
     with timer.phase("loading weights") as progress:
         decoder = plan.load(progress)
@@ -214,20 +242,6 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> Loade
         threads_reason,
         draft,
     )
-
-
-def _load_draft(
-    config: EngineConfig, platform: Platform, timer: StartupTimer, folder: Path, num_threads: int
-) -> LoadedDraft | None:
-    """The draft model that a config names for the model in a folder; None: it names none."""
-    speculative = parse_config(config.speculative_config)
-    if speculative is None or speculative.model is None:
-        return None
-    from tokenmill.speculation.draft_loading import Target, load_draft
-
-    with timer.phase("loading the draft model") as progress:
-        target = Target(read_architecture(folder), Path(config.tokenizer or folder), num_threads)
-        return load_draft(speculative, config, platform, target, progress)
 
 
 def describe(
@@ -272,32 +286,11 @@ def _pass_reason(model: LoadedModel, memory: StepMemory) -> str:
     return ", one call a step" if reason is None else f", one call a kernel: {reason}"
 
 
-def _with_speculation(
-    config: EngineConfig, platform: Platform, header: LogHeader, executor: Executor, limits: ModelLimits
-) -> LogHeader:
-    """The header with all that decides what is drafted, where anything is."""
-    speculation = settled(parse_config(config.speculative_config), platform.is_accelerator)
-    if speculation is None:
-        return header
-    costs = measure_step_costs(lambda drafter: Engine(header.make_scheduler(drafter=drafter), executor, limits))
-    if not costs:
-        return header
-    return msgspec.structs.replace(header, speculation=SpeculationSettings(speculation, costs))
-
-
-def describe_speculation(settings: SpeculationSettings | None) -> str:
-    """How drafts are made, and what running them costs; "": there are none."""
-    if settings is None:
-        return ""
-    config, (_, one), (size, seconds) = settings.config, settings.step_costs[0], settings.step_costs[-1]
-    cost = f"a step of {size} tokens takes {seconds / one:.1f} times as long as one of 1"
-    return f"{config.method}, drafts of up to {config.most_tokens} tokens; {cost}"
-
-
 def make_runner(
-    config: EngineConfig, platform: Platform, model: LoadedModel, memory: StepMemory, masks: GrammarRows
+    config: EngineConfig, platform: Platform, model: LoadedModel, memory: StepMemory, grammars: GrammarCache
 ) -> ModelRunner:
     """What a step is on the platform."""
+    masks = GrammarRows(grammars.template, model.architecture.vocab_size, on_host=not platform.is_accelerator)
     rows, attention = RowState(memory.tables, memory.sampling, masks), memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)
@@ -322,8 +315,10 @@ def _device_runner(
     layers = model.architecture.layers
     # One expert after the other: how many tokens each has, the host has to know.
     has_loops = loaded.kernels.name == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in layers)
-    if attention.is_capturable and not config.enforce_eager and not has_loops:
-        graphs = CapturedDecodes(platform, stream, model, attention, sampler)
+    if not config.enforce_eager and not has_loops:
+        speculation = settled(parse_config(config.speculative_config), is_accelerator=True)
+        num_drafts = 0 if speculation is None else speculation.most_tokens
+        graphs = CapturedDecodes(platform, stream, model, attention, sampler, num_drafts)
     takes_parts = loaded.weight_bytes <= TWICE_READ_BYTES
     return ModelRunner(model, attention, rows, sampler, Staging(platform, stream), graphs, takes_parts)
 

@@ -33,7 +33,6 @@ class Fp8Weight(TorchWeight):
     """
 
     __slots__ = ("scales",)
-    _quantize = staticmethod(quantize_rows)
 
     def __init__(self, out_size: int, in_size: int, device: str) -> None:
         super().__init__(out_size, in_size, FP8, device)
@@ -46,6 +45,9 @@ class Fp8Weight(TorchWeight):
         values, scales = quantize_rows(dense(rows).to(self.weight.device))
         self.weight[part].copy_(values)
         self.scales[part].copy_(scales)
+
+    def _quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return quantize_rows(x)
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `LinearWeight.multiply`."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.kernels.triton.splits import PART_EXTRA, SPLIT_ENDS
 from tokenmill.kv.page_pool import RESERVED_PAGES
 from tokenmill.models.architecture import Architecture
 
@@ -111,9 +113,17 @@ def decide_kv_size(config: EngineConfig, max_position: int, bytes_per_page: int,
 
 
 def workspace_bytes(config: EngineConfig, architecture: Architecture, dtype: torch.dtype) -> int:
-    """Memory that a step takes besides weights and KV: activations of the widest layer, and logits, twice over."""
+    """Memory that a step on a GPU takes besides weights and KV, before it can be measured.
+
+    Activations of the widest layer and logits in the type that the sampler reads, twice over; and what the splits of
+    the longest contexts leave to be joined, in the largest graph.
+    """
     layers = architecture.layers
     widest = max(2 * (one.attention.q_size + one.attention.kv_size) + 3 * one.mlp.active_size for one in layers)
     per_token = 4 * architecture.hidden_size + widest
-    logits = config.max_num_seqs * architecture.vocab_size * (4 + dtype.itemsize)
-    return 2 * (config.step_budget * per_token * dtype.itemsize + logits)
+    logits = config.max_num_seqs * architecture.vocab_size * dtype.itemsize
+    longest = wanted_context(config, architecture.max_position)
+    attention = layers[0].attention
+    part = 4 * attention.num_heads * (attention.head_dim + PART_EXTRA)
+    parts = config.max_num_seqs * (int(np.searchsorted(SPLIT_ENDS, longest)) + 1) * part
+    return 2 * (config.step_budget * per_token * dtype.itemsize + logits) + parts

@@ -35,6 +35,10 @@ class CpuPlatform:
         rooms = [limit - used for limit, used in self._memory_limits()]
         return max(0, min([machine, *rooms]))
 
+    def untouched_bytes(self) -> int:
+        """See `Platform.untouched_bytes`: memory that is given back is not told apart."""
+        return self.available_bytes()
+
     def num_threads(self) -> int:
         """Cores this process may run on, at most what its cgroup's CPU quota pays for, at least 1.
 

@@ -101,6 +101,10 @@ class CudaPlatform:
     def available_bytes(self) -> int:
         """Free memory of the GPU, without what torch holds and does not use."""
         torch.cuda.empty_cache()
+        return self.untouched_bytes()
+
+    def untouched_bytes(self) -> int:
+        """See `Platform.untouched_bytes`: torch keeps what it has held once."""
         return int(torch.cuda.mem_get_info(self.device)[0])
 
     def num_units(self) -> int:

@@ -60,6 +60,9 @@ class Platform(Protocol):
     def available_bytes(self) -> int:
         """Memory that can still be taken, in bytes."""
 
+    def untouched_bytes(self) -> int:
+        """Of that, what has not been held since `available_bytes` was asked for: it shows how high the use has been."""
+
     def num_units(self) -> int:
         """How many programs run side by side on the device: cores, or multiprocessors."""
 

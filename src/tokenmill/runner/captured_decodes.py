@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.attention.batch import DeviceLens, ForwardBatch
-from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.attention.paged import PagedAttention
 from tokenmill.kernels.triton.decode_inputs import decode_inputs
-from tokenmill.platform.protocol import Platform, Stream, Tensors
+from tokenmill.platform.protocol import Event, Platform, Stream, Tensors
 from tokenmill.runner.cuda_graphs import LARGEST, DecodeGraphs, Report
 from tokenmill.runner.model import Model
 from tokenmill.runner.samples import Samples
@@ -23,41 +24,54 @@ class CapturedDecodes:
 
     Args:
         stream: that of the steps.
+        num_speculative_tokens: the most drafts of a request; 0: none are expected.
     """
 
     def __init__(
-        self, platform: Platform, stream: Stream, model: Model, attention: AttentionBackend, sampler: DeviceSampler
+        self,
+        platform: Platform,
+        stream: Stream,
+        model: Model,
+        attention: PagedAttention,
+        sampler: DeviceSampler,
+        num_speculative_tokens: int = 0,
     ) -> None:
         self._model = model
-        self._attention = attention
+        self._attention = attention.in_graphs()
+        self._stream = stream
+        self._planned: Event | None = None
         self._sampler = sampler
         self._tables = sampler.tables
-        self._indices = torch.arange(LARGEST + 1, device=platform.device)
-        self._starts = self._indices.to(torch.int32)
+        self._indices = torch.arange(LARGEST, device=platform.device)
         spare_row = len(self._tables.pages) - 1
-        self._graphs = DecodeGraphs(
-            platform, stream, self._decode, pack(np.array([Draw(row=spare_row)], dtype=RECORD)), spare_row
-        )
+        padding = pack(np.array([Draw(row=spare_row)], dtype=RECORD))
+        num_drafts = num_speculative_tokens if attention.takes_drafts else 0
+        self._graphs = DecodeGraphs(platform, stream, self._decode, padding, spare_row, num_drafts)
 
     @torch.inference_mode()
-    def capture(self, report: Report = lambda done, total: None) -> int:
-        """Capture them all; returns how many.
+    def capture(self, report: Report = lambda done, total: None, count: int | None = None) -> int:
+        """Capture them all, or the largest `count`; returns how many.
 
         Raises:
             InvalidConfig: no memory is left for them.
         """
-        self._graphs.capture(report)
+        self._graphs.capture(report, count)
         return self._graphs.num_graphs
 
     def close(self) -> None:
         """Let go of the graphs, and with them of the model and the KV cache."""
         self._graphs.close()
 
-    def fit(self, arrays: Arrays, num_samples: int) -> bool:
-        """Add the first draws of a step, padded up to the size of a graph; False if none is that large."""
-        padded = self._graphs.padded(arrays["draws"][:num_samples])
+    def fit(self, arrays: Arrays, num_samples: npt.NDArray[np.int32]) -> bool:
+        """Add the first draws of a step, padded up to the size of a graph; False if none is that large.
+
+        Args:
+            num_samples: [n], of the first n requests; each token of theirs is sampled from.
+        """
+        padded = self._graphs.padded(arrays["draws"][: num_samples.sum()], num_samples)
         if padded is not None:
-            arrays["decodes"] = padded
+            arrays["decodes"], starts = padded
+            arrays |= {} if starts is None else {"decode_starts": starts}
         return padded is not None
 
     def sample(
@@ -69,27 +83,46 @@ class CapturedDecodes:
             outputs: [m, hidden_size] of the model, from which the last m of the samples are; None: there are none.
         """
         num = len(samples) - (0 if outputs is None else len(outputs))
-        logits, drawn = (part[:num] for part in self._graphs.run(sent["decodes"]))
+        starts = sent.get("decode_starts")
+        if starts is None:
+            self._plan_attention(samples.positions[:num], len(sent["decodes"]))
+        logits, drawn = (part[:num] for part in self._graphs.run(sent["decodes"], starts))
         if outputs is not None and len(outputs):
             others = self._model.logits(outputs)
             logits = torch.cat([logits, others])
             drawn = torch.cat([drawn, self._sampler.draw(others, sent["draws"][num:])])
         return self._sampler.sample_drawn(logits, drawn, samples, metadata, sent, masks)
 
-    def _decode(self, draws: torch.Tensor) -> Tensors:
-        """A whole decode step of n rows by their packed draws: what a graph holds. Lengths stay on the device."""
-        tables, n = self._tables, len(draws)
+    def _plan_attention(self, context_lens: npt.NDArray[np.int64], num_rows: int) -> None:
+        """What the attention has to plan before a graph of so many rows is replayed."""
+        if self._planned is not None:
+            # The last plan is copied out of memory that the next one overwrites; by now it hardly ever waits.
+            self._planned.wait()
+        lens = np.ones(num_rows, dtype=np.int32)
+        lens[: len(context_lens)] = context_lens
+        self._planned = self._stream.record() if self._attention.before_replay(lens) else None
+
+    def _decode(self, draws: torch.Tensor, starts: torch.Tensor) -> Tensors:
+        """A whole decode step of n tokens by their packed draws: what a graph holds. Lengths stay on the device.
+
+        Args:
+            starts: [rows + 1] int32, the first token of each row; each has at most n / rows.
+        """
+        tables, n, rows = self._tables, len(draws), len(starts) - 1
         (token_ids, positions, slots), lens, page_table = decode_inputs(*places(draws), tables.pages, tables.tokens)
+        if n > rows:
+            last = starts[1:].long() - 1
+            lens, page_table = lens[last], page_table[last]
         batch = ForwardBatch(
             token_ids=token_ids,
             positions=positions,
             slots=slots,
             page_table=page_table,
-            query_lens=np.ones(n, dtype=np.int32),
-            context_lens=np.full(n, tables.tokens.shape[1], dtype=np.int32),
-            query_starts=np.arange(n + 1, dtype=np.int32),
+            query_lens=np.full(rows, n // rows, dtype=np.int32),
+            context_lens=np.full(rows, tables.tokens.shape[1], dtype=np.int32),
+            query_starts=np.arange(0, n + 1, n // rows, dtype=np.int32),
             output_indices=self._indices[:n],
-            lens=DeviceLens(lens, self._starts[: n + 1]),
+            lens=DeviceLens(lens, starts),
         )
         logits = self._model.logits(self._model.forward(batch, self._attention))
         return logits, self._sampler.draw(logits, draws)

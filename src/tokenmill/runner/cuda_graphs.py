@@ -1,15 +1,21 @@
 """Decode steps as graphs: captured once for a ladder of sizes, then issued with one call each.
 
 A step of n requests runs in the smallest size that holds it; the rows that are too many are a row that belongs to
-nobody and whose pages are all page 0. What graphs give back stands in one memory, that of the largest. Knows nothing of
-models: the work is a function of one tensor of inputs.
+nobody and whose pages are all page 0. Where requests have drafts, there are sizes for several tokens of each:
+
+|request 0: token, draft, draft|request 1: token|padding: a token each| ... |tokens of nobody|
+
+What graphs give back stands in one memory, that of the largest. Knows nothing of models: the work is a function of a
+tensor of inputs, and of where each request begins.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +25,16 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.platform.protocol import Graph, Platform, Stream, Tensors
 
 LARGEST = 512
+# Drafts of a request; a size holds those of all its requests.
+DRAFTS = (2, 4, 8)
+# Tokens of a size with drafts, for each that a step has: beyond that each token is better off as a row of its own,
+# though the row's keys are read as often.
+MOST_PADDING = 2
 
-Work = Callable[[torch.Tensor], Tensors]
-"""[n, fields] int64 -> tensors of n rows."""
+Work = Callable[[torch.Tensor, torch.Tensor], Tensors]
+"""Inputs [n, fields] int64 and where requests begin, [rows + 1] int32 -> tensors of n rows."""
+Shape = tuple[int, int]
+"""Requests of a graph, and the most tokens of each."""
 Report = Callable[[int, int], None]
 
 
@@ -32,27 +45,45 @@ def ladder(most: int) -> list[int]:
     return [*(size for size in steps if size < most), most]
 
 
+def shapes(max_rows: int, num_drafts: int) -> list[Shape]:
+    """All that are captured, by their tokens, rising; with drafts none has more tokens than the largest without."""
+    lens = sorted({1 + min(count, num_drafts) for count in (0, *DRAFTS)})
+    every = [(rows, tokens) for tokens in lens for rows in ladder(max(1, min(max_rows, LARGEST) // tokens))]
+    return sorted(every, key=lambda shape: (shape[0] * shape[1], shape[1]))
+
+
 class DecodeGraphs:
     """Graphs of one piece of work over a shared tensor of inputs.
 
     Args:
         padding: [1, fields] int64, the inputs of a row that belongs to nobody.
+        num_drafts: the most that a request brings; 0: each has one token.
     """
 
     def __init__(
-        self, platform: Platform, stream: Stream, work: Work, padding: npt.NDArray[np.int64], max_rows: int
+        self,
+        platform: Platform,
+        stream: Stream,
+        work: Work,
+        padding: npt.NDArray[np.int64],
+        max_rows: int,
+        num_drafts: int = 0,
     ) -> None:
         self._platform = platform
         self._stream = stream
         self._work = work
         self._padding = padding
-        self._sizes = ladder(max_rows)
-        self._inputs = torch.from_numpy(padding).to(platform.device).repeat(self._sizes[-1], 1)
+        self._shapes = shapes(max_rows, num_drafts)
+        most = math.prod(self._shapes[-1])
+        self._inputs = torch.from_numpy(padding).to(platform.device).repeat(most, 1)
+        # Of requests with a token each, and of the others.
+        self._every = torch.arange(most + 1, dtype=torch.int32, device=platform.device)
+        self._starts = self._every.clone()
         self._outputs: Tensors | None = None
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[Shape, Graph] = {}
 
-    def capture(self, report: Report = lambda done, total: None) -> None:
-        """Capture all sizes, the largest first: the smaller ones fit into its memory.
+    def capture(self, report: Report = lambda done, total: None, count: int | None = None) -> None:
+        """Capture all sizes, or `count` of them, the largest first: the smaller ones fit into its memory.
 
         Raises:
             InvalidConfig: the memory is too small; says what to change.
@@ -62,24 +93,25 @@ class DecodeGraphs:
         was_enabled = gc.isenabled()
         gc.disable()
         try:
-            for done, size in enumerate(reversed(self._sizes)):
-                report(done, len(self._sizes))
-                self._graphs[size] = self._platform.capture(partial(self._write, size), self._stream)
+            for done, shape in enumerate(self._shapes[::-1][:count]):
+                report(done, len(self._shapes))
+                self._graphs[shape] = self._platform.capture(partial(self._write, *shape), self._stream)
         except Exception as error:
             if not self._platform.is_out_of_memory(error):
                 raise
             raise InvalidConfig(
-                f"no memory is left for a CUDA graph of {size} rows: lower --gpu-memory-utilization or "
+                f"no memory is left for a CUDA graph of {math.prod(shape)} rows: lower --gpu-memory-utilization or "
                 "--max-num-seqs, or pass --enforce-eager"
             ) from error
         finally:
             if was_enabled:
                 gc.enable()
-        report(len(self._sizes), len(self._sizes))
+        report(len(self._shapes), len(self._shapes))
 
-    def _write(self, size: int) -> Tensors:
-        """The work of one size; what it gives, in the memory that all sizes share."""
-        values = self._work(self._inputs[:size])
+    def _write(self, rows: int, tokens: int) -> Tensors:
+        """The work of one shape; what it gives, in the memory that all shapes share."""
+        size = rows * tokens
+        values = self._work(self._inputs[:size], (self._every if tokens == 1 else self._starts)[: rows + 1])
         if self._outputs is None:
             self._outputs = tuple(torch.empty_like(value) for value in values)
         return tuple(shared[:size].copy_(value) for shared, value in zip(self._outputs, values, strict=True))
@@ -95,21 +127,45 @@ class DecodeGraphs:
         self._outputs = None
         del self._work
 
-    def padded(self, inputs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-        """Inputs [n, fields] with rows of padding up to a captured size; None if no graph is that large."""
-        n = len(inputs)
-        size = next((size for size in self._sizes if size >= n and size in self._graphs), None)
-        if size is None:
-            return None
-        return np.concatenate([inputs, np.repeat(self._padding, size - n, axis=0)])
+    def padded(
+        self, inputs: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int32]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32] | None] | None:
+        """Inputs with padding up to a captured shape, and where requests begin, which one token each leave unsaid.
 
-    def run(self, inputs: torch.Tensor) -> Tensors:
-        """On the stream of the graphs: issue the graph for these inputs [size, fields], padded, on the device.
+        Args:
+            inputs: [n, fields]. num_tokens: [B], those of each request among the n.
+
+        Returns:
+            None if no graph is that large.
+        """
+        n, count = len(inputs), len(num_tokens)
+        rows, tokens = self._shape_for(n, count, int(num_tokens.max()))
+        if not rows:
+            return None
+        padded = np.concatenate([inputs, np.repeat(self._padding, rows * tokens - n, axis=0)])
+        if tokens == 1:
+            return padded, None
+        starts = np.arange(rows + 1, dtype=np.int32) + (n - count)
+        starts[: count + 1] = np.cumsum([0, *num_tokens])
+        return padded, starts
+
+    def _shape_for(self, n: int, count: int, longest: int) -> Shape:
+        """The smallest for `count` requests of up to `longest` tokens; or for as many requests as there are tokens."""
+        captured = [shape for shape in self._shapes if shape in self._graphs]
+        wide = (one for one in captured if one[0] >= count and one[1] >= longest and math.prod(one) <= MOST_PADDING * n)
+        single = (one for one in captured if one[0] >= n and one[1] == 1)
+        return next(chain(wide if longest > 1 else (), single), (0, 0))
+
+    def run(self, inputs: torch.Tensor, starts: torch.Tensor | None = None) -> Tensors:
+        """On the stream of the graphs: issue the graph for what `padded` gave, on the device.
 
         Returns:
             What the work gave back for the whole size; the next replay, of any size, overwrites it.
         """
-        size = len(inputs)
-        self._inputs[:size].copy_(inputs)
-        self._graphs[size].replay()
-        return self._graphs[size].outputs
+        shape = len(inputs), 1
+        if starts is not None:
+            shape = len(starts) - 1, len(inputs) // (len(starts) - 1)
+            self._starts[: len(starts)].copy_(starts)
+        self._inputs[: len(inputs)].copy_(inputs)
+        self._graphs[shape].replay()
+        return self._graphs[shape].outputs

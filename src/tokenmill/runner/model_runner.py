@@ -120,7 +120,7 @@ class ModelRunner:
         num = len(is_decode) if is_decode.all() else int(is_decode.argmin())
         if num < len(is_decode) and (plan.draft_ids is not None or not self._takes_parts):
             return 0
-        return num if num and self.graphs.fit(arrays, int(samples.query_starts[num])) else 0
+        return num if num and self.graphs.fit(arrays, plan.num_samples[:num]) else 0
 
     def _masks(self, samples: Samples, previous: StepOutcome | None) -> GrammarStep | None:
         """The grammars of a step, once they have the tokens of the one before: here the host has to wait."""

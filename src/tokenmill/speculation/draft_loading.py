@@ -64,6 +64,16 @@ class LoadedDraft:
         """Pages that it needs besides those that it shares."""
         return num_scratch_pages(self.num_tokens, self.attention.config.page_size)
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of its part of a page."""
+        return self.attention.bytes_per_page
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of its pages that it does not share."""
+        return self.num_scratch_pages * self.page_bytes
+
     def bind(self, attention: AttentionBackend, tables: RowTables, max_model_len: int) -> DraftModel:
         """What drafts for the rows of these tables, with its KV in this attention's cache."""
         max_len = min(max_model_len, self.architecture.max_position)

@@ -153,7 +153,8 @@ class FinishedOutputs:
             # What was written over is linked still, but to places of any age: there the chain ends.
             if place < 0 or (age := (self._end - place) % room) <= newer:
                 break
-            if tokens[place - length] == first and tokens[place - length : place] == wanted:
+            # A link from what has left may lead to where an output ends now: nothing follows there.
+            if tokens[place - length] == first and tokens[place - length : place] == wanted and tokens[place] >= 0:
                 found.append(place)
                 if len(found) == limit:
                     break

@@ -13,14 +13,14 @@ import torch
 
 from tokenmill.attention.backends.reference import attend_sequence
 from tokenmill.attention.batch import DeviceLens
-from tokenmill.attention.paged import Requests
+from tokenmill.attention.paged import PagedImplementation, Requests
 from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
 
 # Relative to the norm of the result; half precision is off by 0.005, one key too many by far more.
 TOLERANCE = 0.02
 
 
-class FlashAttention:
+class FlashAttention(PagedImplementation):
     """See `PagedImplementation`; for prompts and decodes.
 
     Args:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from tokenmill.attention.paged import Requests
+from tokenmill.attention.paged import PagedImplementation, Requests
 from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
-from tokenmill.kernels.triton.attention import SPLIT_ENDS, PagedKV, Splits, attend_decodes, attend_prompts, list_splits
+from tokenmill.kernels.triton.attention import PagedKV, Splits, attend_decodes, attend_prompts, list_splits
+from tokenmill.kernels.triton.splits import SPLIT_ENDS
 
 
-class TritonPrompts:
+class TritonPrompts(PagedImplementation):
     """See `PagedImplementation`; for requests with any number of tokens.
 
     Args:
-        are_single: its requests have one token each, which comes out as it would among others.
+        are_single: its requests have one token each, but for drafts, which comes out as it would among others.
     """
 
     def __init__(self, *, are_single: bool = False) -> None:
@@ -32,11 +33,12 @@ class TritonPrompts:
         layer: AttentionLayer,
     ) -> None:
         """See `PagedImplementation.attend`."""
-        attend_prompts(q, paged(memory, plan), output, layer.scale, layer.window, are_single=self._are_single)
+        are_single = self._are_single and len(q) == len(plan.query_lens)
+        attend_prompts(q, paged(memory, plan), output, layer.scale, layer.window, are_single=are_single)
 
 
-class TritonDecodes:
-    """See `PagedImplementation`; for requests with one token, whose contexts are split at fixed positions.
+class TritonDecodes(PagedImplementation):
+    """See `PagedImplementation`; for requests with one token and drafts, whose contexts are split at fixed positions.
 
     Args:
         num_units: multiprocessors of the device.
@@ -50,7 +52,8 @@ class TritonDecodes:
     def plan(self, requests: Requests) -> tuple[Requests, Splits | None]:
         """See `PagedImplementation.plan`: the splits, and memory for their parts that all layers share."""
         lens, longest = requests.lens.context_lens, requests.context_lens
-        return requests, list_splits(lens, longest, self._ends, self._heads, self._num_units)
+        most = int(requests.query_lens.max())
+        return requests, list_splits(lens, longest, self._ends, self._heads, self._num_units, most)
 
     def attend(
         self,

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from tokenmill.kernels.triton.search import find_group, first_row
+from tokenmill.kernels.triton.splits import LEVEL_SPLITS, PART_EXTRA, SPLIT_ENDS, SPLIT_KEYS
 
 LOG2_E = 1.4426950408889634
 TILE_KEYS = 64
@@ -34,14 +35,9 @@ DECODE_ROWS = 16
 SINGLE_ROWS = 64
 # A third stage of keys and values fits beside a tile of queries up to this many bytes of a head.
 THREE_STAGES_BYTES = 256
-SPLIT_KEYS = 256
-# After so many splits they are twice as long.
-LEVEL_SPLITS = 16
-SPLIT_ENDS = np.cumsum(SPLIT_KEYS << np.arange(10 * LEVEL_SPLITS) // LEVEL_SPLITS).astype(np.int32)
 # Programs on a multiprocessor hide each other's waits; at 70 KiB each, three fit into the shared memory of an H200's.
+# Of those whose tiles have more rows, for drafts, two do.
 PROGRAMS_PER_UNIT = 3
-# Behind the sum of a part: its highest score, its total weight, and what keeps sums aligned.
-PART_EXTRA = 4
 
 
 Tile = tuple[int, int, int]
@@ -74,7 +70,7 @@ class Splits:
         num_programs: that take them in turn.
         items: [n] int32, the request of each split; those behind the last split mean nothing.
         stops: [B] int32, the end of each request's items.
-        parts: [n, num_heads, head_dim + PART_EXTRA] float32.
+        parts: [n, tokens, num_heads, head_dim + PART_EXTRA] float32, of as many tokens as a request may have.
     """
 
     num_programs: int
@@ -142,7 +138,7 @@ def _attend(
         item = work // NUM_KV_HEADS
         first = 0
         request = tl.load(items + item) if IS_SPLIT else num_work // NUM_KV_HEADS - 1 - item
-        if TILE_TOKENS > 1:
+        if TILE_TOKENS > 1 and not IS_SPLIT:
             tile = request
             request = find_group(query_starts, tile, num_requests, TILE_TOKENS)
             first = first_row(query_starts, tile, request, TILE_TOKENS)
@@ -209,7 +205,7 @@ def _attend(
                 begin = clear
 
             if IS_SPLIT:
-                part = parts + (item.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head) * PART
+                part = parts + ((item.to(tl.int64) * TILE_TOKENS + index) * (NUM_KV_HEADS * GROUP) + head) * PART
                 tl.store(part[:, None] + column[None, :], attended, loaded)
                 tl.store(part + HEAD_DIM, highest * scale, is_row)
                 tl.store(part + HEAD_DIM + 1, total, is_row)
@@ -229,13 +225,39 @@ def _join(
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):
-    """One program per request and head: its splits, weighted by how high their scores were.
+    """One program per token and head: its splits, weighted by how high their scores were.
 
     Estimated, not measured: 4 * head_dim bytes a split, just written, so out of the L2 cache; 2 to 3 us.
     """
-    request = tl.program_id(0)
+    request = tl.program_id(0) // TOKENS
+    index = tl.program_id(0) % TOKENS
     head = tl.program_id(1)
+    token = tl.load(query_starts + request) + index
+    if token < tl.load(query_starts + request + 1):
+        _join_token(
+            parts, stops, output, request, index, token.to(tl.int64), head, HEADS, HEAD_DIM, WIDTH, PART, BLOCK, TOKENS
+        )
+
+
+@triton.jit
+def _join_token(
+    parts,
+    stops,
+    output,
+    request,
+    index,
+    token,
+    head,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """One head of one token."""
     column = tl.arange(0, WIDTH)
     stop = tl.load(stops + request)
     highest = float("-inf")
@@ -243,7 +265,7 @@ def _join(
     joined = tl.zeros([WIDTH], tl.float32)
     for block in range(tl.load(stops + request - 1, request > 0, 0), stop, BLOCK):
         item = block + tl.arange(0, BLOCK)
-        part = parts + (item.to(tl.int64) * HEADS + head) * PART
+        part = parts + ((item.to(tl.int64) * TOKENS + index) * HEADS + head) * PART
         high = tl.load(part + HEAD_DIM, item < stop, float("-inf"))
         weight = tl.load(part + HEAD_DIM + 1, item < stop, 0.0)
         higher = tl.maximum(highest, tl.max(high, 0))
@@ -256,7 +278,6 @@ def _join(
         joined = joined * kept + tl.sum(attended * factor[:, None], 0)
         total = total * kept + tl.sum(weight * factor, 0)
         highest = higher
-    token = tl.load(query_starts + request).to(tl.int64)
     target = output + (token * HEADS + head) * HEAD_DIM + column
     tl.store(target, (joined / total).to(output.dtype.element_ty), column < HEAD_DIM)
 
@@ -281,7 +302,12 @@ def attend_prompts(
 
 
 def list_splits(
-    context_lens: torch.Tensor, longest: np.ndarray, ends: torch.Tensor, heads: tuple[int, int, int], num_units: int
+    context_lens: torch.Tensor,
+    longest: np.ndarray,
+    ends: torch.Tensor,
+    heads: tuple[int, int, int],
+    num_units: int,
+    tokens: int = 1,
 ) -> Splits | None:
     """List the splits of a step on the device, where lengths may change with each replay of a graph.
 
@@ -291,30 +317,43 @@ def list_splits(
         ends: `SPLIT_ENDS` on the device.
         heads: query heads, key heads, and what they measure.
         num_units: multiprocessors of the device.
+        tokens: the most that a request has.
 
     Returns:
-        None: no context is longer than one split.
+        None: no context is longer than one split, or a tile does not hold the tokens of a request.
     """
-    if longest.max() <= SPLIT_KEYS:
+    if longest.max() <= SPLIT_KEYS or tokens * (heads[0] // heads[1]) > PROMPT_ROWS:
         return None
     most = int(np.searchsorted(SPLIT_ENDS, longest).sum()) + len(longest)
     stops = (torch.searchsorted(ends, context_lens) + 1).cumsum(0, dtype=torch.int32)
     numbers = torch.arange(most, dtype=torch.int32, device=stops.device)
     items = torch.searchsorted(stops, numbers, right=True, out_int32=True)
-    parts = torch.empty(most, heads[0], heads[2] + PART_EXTRA, dtype=torch.float32, device=stops.device)
-    return Splits(min(most * heads[1], PROGRAMS_PER_UNIT * num_units), items, stops, parts)
+    parts = torch.empty(most, tokens, heads[0], heads[2] + PART_EXTRA, dtype=torch.float32, device=stops.device)
+    per_unit = PROGRAMS_PER_UNIT - (tokens * (heads[0] // heads[1]) > DECODE_ROWS)
+    return Splits(min(most * heads[1], per_unit * num_units), items, stops, parts)
 
 
 def attend_decodes(
     q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scale: float, window: int | None, splits: Splits | None
 ) -> None:
-    """Attention of requests with one token each; layers may share their splits, one after the other."""
-    _launch(q, kv, output, splits, scale, window, (1, DECODE_ROWS, len(kv.context_lens)))
-    if splits is not None:
-        (num_requests,), (num_heads, head_dim) = splits.stops.shape, q.shape[1:]
-        _join[(num_requests, num_heads)](
+    """Attention of requests with one token each, or with drafts behind it; layers may share their splits, one after the
+    other.
+
+    Args:
+        q: as of `attend_prompts`; of n requests n * t tokens, t of a request at the most. Those behind the last request
+            are nobody's.
+    """
+    num_requests, (num_tokens, num_heads, head_dim) = len(kv.context_lens), q.shape
+    tokens = num_tokens // num_requests
+    if splits is None:
+        tokens = min(tokens, PROMPT_ROWS // (num_heads // kv.keys.shape[2]))
+        tiles = num_requests if tokens == 1 else num_requests + num_tokens // tokens
+        _launch(q, kv, output, None, scale, window, (tokens, DECODE_ROWS, tiles))
+    else:
+        _launch(q, kv, output, splits, scale, window, (tokens, DECODE_ROWS, num_requests))
+        _join[(num_requests * tokens, num_heads)](
             *(splits.parts, splits.stops, output, kv.query_starts, num_heads, head_dim),
-            *(triton.next_power_of_2(head_dim), head_dim + PART_EXTRA, LEVEL_SPLITS),
+            *(triton.next_power_of_2(head_dim), head_dim + PART_EXTRA, LEVEL_SPLITS, tokens),
         )
 
 
@@ -324,6 +363,7 @@ def _launch(
     tokens, rows, tiles = tile
     page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
     group = q.shape[1] // num_kv_heads
+    tile_rows = max(rows, triton.next_power_of_2(tokens * group))
     _attend[(tiles * num_kv_heads if splits is None else splits.num_programs,)](
         *(q, kv.keys, kv.values, out),
         *((out,) * 3 if splits is None else (splits.items, splits.stops, splits.parts)),
@@ -335,7 +375,7 @@ def _launch(
         HEAD_DIM=head_dim,
         WIDTH=max(16, triton.next_power_of_2(head_dim)),
         TILE_TOKENS=tokens,
-        ROWS=max(rows, triton.next_power_of_2(tokens * group)),
+        ROWS=tile_rows,
         TILE=TILE_KEYS,
         SPLIT=SPLIT_KEYS,
         LEVEL=LEVEL_SPLITS,
@@ -343,6 +383,6 @@ def _launch(
         ALL_MASKED=int(window is not None or rows == DECODE_ROWS),
         HAS_WINDOW=window is not None,
         IS_SPLIT=splits is not None,
-        num_warps=8 if rows > 64 else 4,
+        num_warps=8 if tile_rows > 64 else 4,
         num_stages=3 if head_dim * q.element_size() <= THREE_STAGES_BYTES else 2,
     )

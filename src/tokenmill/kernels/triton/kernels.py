@@ -9,7 +9,7 @@ from tokenmill.kernels.protocol import Experts, WeightRole
 from tokenmill.kernels.torch_kernels import TorchKernels, TorchWeight
 from tokenmill.kernels.triton import matmul, norm
 from tokenmill.kernels.triton.experts import StackedExperts
-from tokenmill.kernels.triton.fp8 import quantize_rows
+from tokenmill.kernels.triton.fp8 import RoundedRows
 from tokenmill.kernels.triton.gate import silu_and_mul
 
 
@@ -34,9 +34,20 @@ class InvariantWeight(TritonWeight):
 
 
 class TritonFp8Weight(Fp8Weight, TritonWeight):
-    """Eight-bit floats, and the gate in one pass; activations are rounded in another."""
+    """Eight-bit floats, and the gate in one pass; activations are rounded by the norm before, or in another.
 
-    _quantize = staticmethod(quantize_rows)
+    Args:
+        rounded: what norms leave here.
+    """
+
+    __slots__ = ("_rounded",)
+
+    def __init__(self, out_size: int, in_size: int, device: str, rounded: RoundedRows) -> None:
+        super().__init__(out_size, in_size, device)
+        self._rounded = rounded
+
+    def _quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._rounded.take(x)
 
 
 class TritonKernels(TorchKernels):
@@ -52,17 +63,18 @@ class TritonKernels(TorchKernels):
     def __init__(self, dtype: torch.dtype, device: str, *, is_invariant: bool = False, fp8: bool = False) -> None:
         super().__init__(dtype, device)
         self._is_invariant = is_invariant
-        self._fp8 = fp8
+        # Of all norms, also those that another product follows: a byte a number more is not worth telling them apart.
+        self._rounded = RoundedRows() if fp8 else None
 
     def without_memory(self) -> TritonKernels:
         """See `Kernels.without_memory`."""
-        return TritonKernels(self.dtype, "meta", is_invariant=self._is_invariant, fp8=self._fp8)
+        return TritonKernels(self.dtype, "meta", is_invariant=self._is_invariant, fp8=self._rounded is not None)
 
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> TorchWeight:
         """See `Kernels.linear_weight`."""
         is_aligned = out_size % ALIGNMENT == 0 and in_size % ALIGNMENT == 0
-        if self._fp8 and is_aligned and role in (WeightRole.LINEAR, WeightRole.GATE_UP):
-            return TritonFp8Weight(out_size, in_size, self._device)
+        if self._rounded is not None and is_aligned and role in (WeightRole.LINEAR, WeightRole.GATE_UP):
+            return TritonFp8Weight(out_size, in_size, self._device, self._rounded)
         kind = InvariantWeight if self._is_invariant else TritonWeight
         return kind(out_size, in_size, self.dtype, self._device)
 
@@ -72,10 +84,10 @@ class TritonKernels(TorchKernels):
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
-        return norm.rms_norm(x, weight, eps)
+        return norm.rms_norm(x, weight, eps, self._rounded)
 
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
     ) -> torch.Tensor:
         """See `Kernels.add_rms_norm`."""
-        return norm.add_rms_norm(x, delta, weight, eps, scale)
+        return norm.add_rms_norm(x, delta, weight, eps, scale, self._rounded)
