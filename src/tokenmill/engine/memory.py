@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,35 +18,59 @@ from tokenmill.platform.protocol import Platform
 from tokenmill.runner.row_tables import RowTables
 from tokenmill.sampling.state import SamplingState
 
+if TYPE_CHECKING:
+    from tokenmill.speculation.draft_loading import LoadedDraft
+
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """What steps work on: the tables of rows, and the KV cache, whose layout is the attention backend's."""
+    """What steps work on: the tables of rows, and the KV cache, whose layout is the attention backend's.
+
+    Attributes:
+        draft: the attention of a draft model, over pages with the same ids and scratch pages behind them.
+    """
 
     size: KVSize
     tables: RowTables
     sampling: SamplingState
     attention: AttentionBackend
+    draft: AttentionBackend | None = None
+
+    @property
+    def kv_tensors(self) -> tuple[torch.Tensor, ...]:
+        """All tensors of the KV cache, each [layers, pages, ...]."""
+        return (*self.attention.kv.tensors, *(() if self.draft is None else self.draft.kv.tensors))
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return sum(tensor.nbytes for tensor in self.kv_tensors)
 
 
 def allocate(
-    config: EngineConfig, platform: Platform, architecture: Architecture, attention: AttentionChoice, size: KVSize
+    config: EngineConfig,
+    platform: Platform,
+    architecture: Architecture,
+    attention: AttentionChoice,
+    size: KVSize,
+    draft: LoadedDraft | None = None,
 ) -> StepMemory:
-    """Take the memory of steps, with a KV cache of this size."""
+    """Take the memory of steps, with a KV cache of this size; a draft model's pages come with the others."""
     device = torch.device(platform.device)
     # An accelerator has a row more: one that belongs to nobody, for padding.
     num_rows = config.max_num_seqs + platform.is_accelerator
     tables = RowTables(num_rows, size.max_model_len, config.page_size, device)
     sampling = SamplingState(config.max_num_seqs, architecture.vocab_size)
-    return StepMemory(size, tables, sampling, attention.make(size.num_allocated))
+    behind = None if draft is None else draft.attention.make(size.num_allocated + draft.num_scratch_pages)
+    return StepMemory(size, tables, sampling, attention.make(size.num_allocated), behind)
 
 
-def take_memory(config: EngineConfig, platform: Platform, attention: AttentionBackend) -> Iterator[None]:
+def take_memory(config: EngineConfig, platform: Platform, memory: StepMemory) -> Iterator[None]:
     """Takes KV memory that was asked for by its size before it is used, a little at each turn.
 
     A share of the machine's memory is taken as it is used, and so is more than there is.
     """
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
-    if platform.is_accelerator or not is_asked_for or attention.kv.num_bytes > platform.available_bytes():
+    if platform.is_accelerator or not is_asked_for or memory.kv_bytes > platform.available_bytes():
         return iter(())
-    return prefault(attention.kv.tensors)
+    return prefault(memory.kv_tensors)

@@ -9,18 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
 from tokenmill.core.messages import EngineReady
+from tokenmill.engine.drafting import describe_speculation, find_draft, with_speculation
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.memory import StepMemory, allocate, take_memory
 from tokenmill.engine.observer import Observer
-from tokenmill.engine.step_costs import measure_step_costs
 from tokenmill.engine.step_log import LogHeader, StepLog, check_writable
 from tokenmill.engine.warm_up import warm_up
 from tokenmill.kernels.protocol import Kernels
@@ -34,7 +33,7 @@ from tokenmill.models.decoder import Decoder
 from tokenmill.models.native_decoder import in_one_call, native_pass_obstacle
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
-from tokenmill.runner.executor import Executor, InlineExecutor, ThreadExecutor
+from tokenmill.runner.executor import InlineExecutor, ThreadExecutor
 from tokenmill.runner.model_runner import ModelRunner
 from tokenmill.runner.row_state import RowState
 from tokenmill.runner.staging import Staging
@@ -42,7 +41,7 @@ from tokenmill.runner.step_sampler import DeviceSampler, HostSampler
 from tokenmill.runner.transport import HostTransport
 from tokenmill.sampling.grammar_rows import GrammarRows
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
-from tokenmill.speculation.config import SpeculationSettings, parse_config, settled
+from tokenmill.speculation.config import parse_config, settled
 from tokenmill.structured.cache import GrammarCache
 from tokenmill.structured.compiler import GrammarTokenizer
 from tokenmill.structured.sandbox import Limits
@@ -50,6 +49,9 @@ from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.hub import fetch
 from tokenmill.weights.loader import plan_model
+
+if TYPE_CHECKING:
+    from tokenmill.speculation.draft_loading import LoadedDraft
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +111,7 @@ class LoadedModel:
     weight_bytes: int
     num_threads: int
     threads_reason: str
+    draft: LoadedDraft | None = None
 
 
 def build_engine(
@@ -159,8 +162,10 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
             available = room_for_kv(config, platform, model, limits, grammars)
     with timer.phase("allocating KV"):
         page_bytes = model.attention.bytes_per_page
+        if model.draft is not None:
+            page_bytes, available = page_bytes + model.draft.page_bytes, max(0, available - model.draft.scratch_bytes)
         size = decide_kv_size(config, model.architecture.max_position, page_bytes, available)
-        memory = allocate(config, platform, model.architecture, model.attention, size)
+        memory = allocate(config, platform, model.architecture, model.attention, size, model.draft)
     limits = dataclasses.replace(limits, max_model_len=size.max_model_len)
     runner = make_runner(config, platform, model, memory, grammars)
     graphs = _capture(platform, runner, timer)
@@ -169,13 +174,13 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
     header = log_header(config, size, limits)
     with timer.phase("warming up"):
         warm_up(Engine(header.make_scheduler(), executor, limits), platform)
-        header = _with_speculation(config, platform, header, executor, limits)
+        header = with_speculation(config, platform, header, executor, limits)
     events = KVEventLog() if config.kv_events() is not None else None
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
     engine = Engine(header.make_scheduler(events), executor, limits, header.depth, Observer(log), [grammars])
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
-    ready.speculation = describe_speculation(header.speculation)
-    return BuiltEngine(engine, ready, take_memory(config, platform, memory.attention), model)
+    ready.speculation = describe_speculation(header.speculation, model.draft)
+    return BuiltEngine(engine, ready, take_memory(config, platform, memory), model)
 
 
 def room_for_kv(
@@ -219,7 +224,10 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> Loade
     kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
     plan = plan_model(folder, architecture, kernels, config.load_format)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
-    check_fit(config, platform, folder, plan, attention.bytes_per_page, num_threads)
+    with timer.phase("loading the draft model") as progress:
+        draft = find_draft(config, platform, folder, num_threads, progress)
+    page_bytes = attention.bytes_per_page + (0 if draft is None else draft.page_bytes)
+    check_fit(config, platform, folder, plan, page_bytes, num_threads)
     with timer.phase("loading weights") as progress:
         decoder = plan.load(progress)
     return LoadedModel(
@@ -232,6 +240,7 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> Loade
         plan.weight_bytes,
         num_threads,
         threads_reason,
+        draft,
     )
 
 
@@ -259,8 +268,8 @@ def describe(
         vocab_size=architecture.vocab_size,
         page_size=config.page_size,
         num_pages=size.num_pages,
-        kv_bytes=memory.attention.kv.num_bytes,
-        weight_bytes=model.weight_bytes,
+        kv_bytes=memory.kv_bytes,
+        weight_bytes=model.weight_bytes + (0 if model.draft is None else model.draft.weight_bytes),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.step_budget,
         num_threads=model.num_threads,
@@ -277,28 +286,6 @@ def _pass_reason(model: LoadedModel, memory: StepMemory) -> str:
     return ", one call a step" if reason is None else f", one call a kernel: {reason}"
 
 
-def _with_speculation(
-    config: EngineConfig, platform: Platform, header: LogHeader, executor: Executor, limits: ModelLimits
-) -> LogHeader:
-    """The header with all that decides what is drafted, where anything is."""
-    speculation = settled(parse_config(config.speculative_config), platform.is_accelerator)
-    if speculation is None:
-        return header
-    costs = measure_step_costs(lambda drafter: Engine(header.make_scheduler(drafter=drafter), executor, limits))
-    if not costs:
-        return header
-    return msgspec.structs.replace(header, speculation=SpeculationSettings(speculation, costs))
-
-
-def describe_speculation(settings: SpeculationSettings | None) -> str:
-    """How drafts are made, and what running them costs; "": there are none."""
-    if settings is None:
-        return ""
-    config, (_, one), (size, seconds) = settings.config, settings.step_costs[0], settings.step_costs[-1]
-    cost = f"a step of {size} tokens takes {seconds / one:.1f} times as long as one of 1"
-    return f"{config.method}, drafts of up to {config.most_tokens} tokens; {cost}"
-
-
 def make_runner(
     config: EngineConfig, platform: Platform, model: LoadedModel, memory: StepMemory, grammars: GrammarCache
 ) -> ModelRunner:
@@ -309,7 +296,10 @@ def make_runner(
         return _device_runner(config, platform, model, attention, rows)
     in_calls = in_one_call(model.decoder, attention)
     sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None))
-    return ModelRunner(in_calls, attention, rows, sampler, HostTransport())
+    runner = ModelRunner(in_calls, attention, rows, sampler, HostTransport())
+    if model.draft is not None and memory.draft is not None:
+        runner.draft_model = model.draft.bind(memory.draft, memory.tables, memory.size.max_model_len)
+    return runner
 
 
 def _device_runner(

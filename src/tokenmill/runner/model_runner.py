@@ -16,6 +16,7 @@ masks of a grammar (it has to know the token before), reports on prompts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ from tokenmill.sampling.grammar_rows import GrammarStep
 
 if TYPE_CHECKING:
     from tokenmill.runner.captured_decodes import CapturedDecodes
+    from tokenmill.speculation.draft_model import DraftModel
 
 
 class ModelRunner:
@@ -42,6 +44,7 @@ class ModelRunner:
 
     Attributes:
         graphs: captured decodes, where there are any.
+        draft_model: proposes what may follow each step, where there is one.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class ModelRunner:
         """
         self.model = model
         self.graphs = graphs
+        self.draft_model: DraftModel | None = None
         self._takes_parts = takes_parts
         self._attention = attention
         self._rows = rows
@@ -96,7 +100,11 @@ class ModelRunner:
 
         def finish() -> StepResult:
             done.wait()
-            return result_of(plan, samples, reports, on_host)
+            result = result_of(plan, samples, reports, on_host)
+            if self.draft_model is None:
+                return result
+            # What is there already a grammar forces, and that is more certain.
+            return replace(result, proposals={**self.draft_model.propose(plan, result), **result.proposals})
 
         return finish
 
