@@ -69,6 +69,7 @@ ATTENTION = {
     "LEVEL": attention.LEVEL_SPLITS,
     "PART": PART,
     "SHARES": False,
+    "HEADS_FIRST": True,
 }
 TILES = {
     "ROWS_TILE": matmul.TILE_ROWS,

@@ -92,6 +92,7 @@ def _attend(
     HAS_WINDOW: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     SHARES: tl.constexpr,
+    HEADS_FIRST: tl.constexpr,
 ):
     """A program per tile and key head, the tiles that see the most keys first; of splits each program takes several.
 
@@ -117,9 +118,9 @@ def _attend(
     """
     num_work = tl.load(stops + num_requests - 1) * NUM_KV_HEADS if IS_SPLIT else tl.num_programs(0)
     for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
-        # The heads of a token lie side by side, so they are read at about the same time.
-        kv_head = work % NUM_KV_HEADS
-        item = work // NUM_KV_HEADS
+        # The heads of a token lie side by side: with these first they are read at about the same time.
+        kv_head = work % NUM_KV_HEADS if HEADS_FIRST else work // (num_work // NUM_KV_HEADS)
+        item = work // NUM_KV_HEADS if HEADS_FIRST else work % (num_work // NUM_KV_HEADS)
         first = 0
         request = tl.load(items + item) if IS_SPLIT else num_work // NUM_KV_HEADS - 1 - item
         rank = request
@@ -363,6 +364,7 @@ def _launch(
         HAS_WINDOW=window is not None,
         IS_SPLIT=splits is not None,
         SHARES=shares is not None,
+        HEADS_FIRST=True,
         num_warps=8 if tile_rows > 64 else 4,
         num_stages=3 if head_dim * q.element_size() <= THREE_STAGES_BYTES else 2,
     )
