@@ -108,7 +108,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (decode_inputs._decode_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),
     (triton_draw._summarize, CHUNKS, 4),
     *((triton_select.select, {**CHUNKS, "TILE": triton_draw.TILE, "LEVEL": level}, 8) for level in range(4)),
-    (triton_draw._finish, CHUNKS, 8),
+    *((triton_draw._finish, {**CHUNKS, "IS_FILTERED": is_filtered}, 8) for is_filtered in (False, True)),
 ]
 
 
