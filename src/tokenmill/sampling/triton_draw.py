@@ -21,9 +21,9 @@ at 1.7 GHz, 1 us a launch, 1 us for each load that waits for another): nothing h
 | finish, filtered rows | S | the lists | 1,024 * 8 for each entry of a list | 10 | 20 |
 
 The launch for filtered rows takes 255 registers (compiled for 9.0): a multiprocessor runs one such program at a time.
-The one for the others takes 60. Where no row is filtered, it and the four launches of `select` leave at once, 1 us each:
-about 11 us in all for one row, 33 us for 256. With filters it is about 30 us for one row. One program a row, as it was
-before, had been estimated at 100 to 350 us, and at 4 to 6 ms with filters, for any number of rows.
+The one for the others takes 60. Where no row is filtered, it and the four launches of `select` leave at once, 1 us
+each: about 11 us in all for one row, 33 us for 256. With filters it is about 30 us for one row. One program a row, as
+it was before, had been estimated at 100 to 350 us, and at 4 to 6 ms with filters, for any number of rows.
 """
 
 from __future__ import annotations
