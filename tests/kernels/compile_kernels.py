@@ -30,9 +30,10 @@ ACTIVATIONS = (
 POINTERS = {
     **dict.fromkeys(("parts", "scales"), "*fp32"),
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items", "counters"), "*i32"),
+    **dict.fromkeys(("shared", "part_stops"), "*i32"),
     **dict.fromkeys(("pages", "tokens", "lens"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
-    **dict.fromkeys(("rows", "ends", "places"), "*i64"),
+    **dict.fromkeys(("rows", "ends", "places", "order"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
     "rounded": "*u8",
 }
@@ -67,6 +68,8 @@ ATTENTION = {
     "SPLIT": attention.SPLIT_KEYS,
     "LEVEL": attention.LEVEL_SPLITS,
     "PART": PART,
+    "SHARES": False,
+    "HEADS_FIRST": True,
 }
 TILES = {
     "ROWS_TILE": matmul.TILE_ROWS,
@@ -90,8 +93,8 @@ PROMPTS = {
 # As `num_stages` has it for heads of 128.
 ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
 DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
-# Decodes with four and with eight drafts.
-DRAFTED = ({"TILE_TOKENS": 5, "ROWS": 16}, {"TILE_TOKENS": 9, "ROWS": 32})
+# Decodes with four and with eight drafts, and those that share pages.
+DRAFTED = ({"TILE_TOKENS": 5, "ROWS": 16}, {"TILE_TOKENS": 9, "ROWS": 32}, {"SHARES": True})
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [
     *((norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True, "ROUNDS": has}, 2) for has in (False, True)),
@@ -105,7 +108,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (decode_inputs._decode_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),
     (triton_draw._summarize, CHUNKS, 4),
     *((triton_select.select, {**CHUNKS, "TILE": triton_draw.TILE, "LEVEL": level}, 8) for level in range(4)),
-    (triton_draw._finish, CHUNKS, 8),
+    *((triton_draw._finish, {**CHUNKS, "IS_FILTERED": is_filtered}, 8) for is_filtered in (False, True)),
 ]
 
 

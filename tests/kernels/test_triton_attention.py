@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from tests.kernels.gpu import DEVICE, HALF, same
 from tokenmill.kernels.triton import attention
-from tokenmill.kernels.triton.attention import PagedKV, Splits, attend_decodes, attend_prompts, list_splits
-from tokenmill.kernels.triton.splits import SPLIT_ENDS
+from tokenmill.kernels.triton.attention import PagedKV, attend_decodes, attend_prompts
+from tokenmill.kernels.triton.splits import SPLIT_ENDS, Splits, list_splits
 
 POISONS = (float("nan"), float("inf"), float("-inf"))
 
@@ -84,9 +86,9 @@ def test_prompts_and_chunks_equal_attention_written_out(page_size: int, rng: np.
 
 
 def splits_of(
-    lens: torch.Tensor, longest: np.ndarray, heads: tuple[int, int, int], units: int, tokens: int = 1
+    lens: torch.Tensor, longest: np.ndarray, heads: tuple[int, int, int], units: int, *wanted: Any
 ) -> Splits | None:
-    splits = list_splits(lens, longest, torch.from_numpy(SPLIT_ENDS).to(DEVICE), heads, units, tokens)
+    splits = list_splits(lens, longest, torch.from_numpy(SPLIT_ENDS).to(DEVICE), heads, units, *wanted)
     if splits is not None:
         # What no split has written must not be read.
         splits.parts.fill_(torch.nan)
@@ -140,6 +142,60 @@ def test_a_decode_has_the_same_bits_in_every_company_and_where_longer_ones_were_
     assert torch.equal(decode(case, order, 1), together[order])
     for row in order[:2]:
         assert torch.equal(decode(case, [row], 2)[0], together[row])
+
+
+def with_common_pages(case: Case, page_size: int, rng: np.random.Generator) -> None:
+    """Give some requests the leading pages of another, and what these hold: of one group, of two, of pairs."""
+    leaders = rng.choice(len(case.contexts), int(rng.integers(1, 3)), replace=False)
+    table, contexts = case.kv.page_table, case.contexts
+    for request in set(range(len(contexts))) - set(leaders.tolist()):
+        leader = int(rng.choice(leaders))
+        most = min(contexts[leader], contexts[request]) // page_size
+        count = int(rng.choice([0, most // 2, most, most]))
+        table[request, :count] = table[leader, :count].clone()
+        for own, its in zip(case.sequences[request], case.sequences[leader], strict=True):
+            own[: count * page_size] = its[: count * page_size]
+
+
+@pytest.mark.parametrize(("count", "group"), [(3, 1), (9, 2), (4, 8), (2, 9)])
+def test_pages_in_common_are_read_once_and_give_the_bits_of_pages_read_by_each(
+    count: int, group: int, rng: np.random.Generator
+) -> None:
+    page_size, contexts = int(rng.choice([1, 16, 64])), [int(context) for context in rng.integers(500, 700, count)]
+    contexts[0] = 513  # the last token alone in a split
+    case = Case(rng, page_size, [1] * count, 900, contexts, group)
+    with_common_pages(case, page_size, rng)
+    heads, kv = (case.kv_heads * case.group, case.kv_heads, case.head_dim), case.kv
+    results = []
+    for pages in (None, (kv.page_table, page_size)):
+        splits = splits_of(kv.context_lens, np.array(contexts), heads, int(rng.choice([1, 4, 100])), 1, pages)
+        assert splits is not None
+        results.append(output_of(case))
+        attend_decodes(case.q, kv, results[-1], case.scale, case.window, splits)
+    assert same(results[1], results[0]), "the same sums, whoever computes them"
+    torch.testing.assert_close(results[1].cpu(), case.expected(), rtol=1e-4, atol=1e-4)
+    assert (splits.shares is None) == (group > 8), "a tile of sixteen rows has room for the heads of one request"
+
+
+def test_requests_with_a_prefix_in_common_read_it_once_a_tile(rng: np.random.Generator) -> None:
+    """Two prefixes of three splits each, in any order of the batch; behind it, each its own keys."""
+    page_size, count = int(rng.choice([16, 64])), int(rng.integers(3, 40))
+    width, prefix = 1200 // page_size + 1, 768 // page_size
+    table = 1 + torch.arange(count * width, dtype=torch.int32).view(count, width)
+    kinds = torch.from_numpy(rng.integers(0, 2, count))
+    table[:, :prefix] = 100_000 + 1000 * kinds[:, None].int() + torch.arange(prefix, dtype=torch.int32)
+    lens = torch.from_numpy(rng.integers(769, 1025, count).astype(np.int32)).to(DEVICE)
+    table = table.masked_fill(torch.arange(width) * page_size >= lens.cpu()[:, None], 0).to(DEVICE)
+    splits = splits_of(lens, lens.cpu().numpy() + 5000, (8, 4, 16), 4, 1, (table, page_size))
+    assert splits is not None
+    assert splits.shares is not None
+    # All have four splits. Eight requests to a tile, which begins anew with the other prefix.
+    order = [*torch.nonzero(kinds == 0).flatten().tolist(), *torch.nonzero(kinds == 1).flatten().tolist()]
+    ordered = kinds[torch.tensor(order)].tolist()
+    wanted = [4 - 3 * (place % 8 > 0 and ordered[place] == ordered[place - 1]) for place in range(count)]
+    assert splits.shares.order.tolist() == order
+    assert splits.shares.stops.tolist() == np.cumsum(wanted).tolist()
+    assert splits.shares.items[: sum(wanted)].tolist() == np.repeat(np.arange(count), wanted).tolist()
 
 
 @pytest.mark.parametrize(("most", "group"), [(3, 1), (3, 5), (9, 2), (9, 20)])

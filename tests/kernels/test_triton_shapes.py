@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.kernels.gpu import DEVICE, HALF, IS_INTERPRETED
-from tokenmill.kernels.triton.attention import SPLIT_ENDS, PagedKV, attend_decodes, attend_prompts, list_splits
+from tokenmill.kernels.triton.attention import PagedKV, attend_decodes, attend_prompts
+from tokenmill.kernels.triton.splits import SPLIT_ENDS, list_splits
 
 HEAD_DIM, PAGE_SIZE = 128, 16
 SCALE = HEAD_DIM**-0.5

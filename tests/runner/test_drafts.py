@@ -164,9 +164,14 @@ def test_nor_on_a_device(models: dict[str, Path], options: dict[str, Any], monke
     # As a config with drafts has them, but without measuring what interpreted steps cost.
     monkeypatch.setattr(captured_decodes, "CapturedDecodes", lambda *parts: CapturedDecodes(*parts[:-1], 6))
     # Short contexts have several splits then.
-    monkeypatch.setattr(attention, "SPLIT_KEYS", 16)
-    for module in (attention, triton):
-        monkeypatch.setattr(module, "SPLIT_ENDS", splits.SPLIT_ENDS // 16)
+    ends = splits.SPLIT_ENDS // 16
+    for module, name, value in (
+        (attention, "SPLIT_KEYS", 16),
+        (splits, "SPLIT_KEYS", 16),
+        (splits, "SPLIT_ENDS", ends),
+        (triton, "SPLIT_ENDS", ends),
+    ):
+        monkeypatch.setattr(module, name, value)
 
     def replay(graphs: DecodeGraphs, inputs: Any, starts: Any = None, original: Any = DecodeGraphs.run) -> Any:
         verified[1 if starts is None else len(inputs) // (len(starts) - 1)] += 1

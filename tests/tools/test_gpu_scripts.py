@@ -59,7 +59,7 @@ def test_the_sweep_compares_and_ranks_its_cases(capsys: pytest.CaptureFixture[st
 
 def test_cases_near_the_engines_own_come_first() -> None:
     found = sweep_attention.cases(sweep_attention.DECODE, sweep_attention.DECODE_CHOICES)
-    assert len(found) == len(set(found)) == 3 * 3 * 3 * 3
+    assert len(found) == len(set(found)) == 3 * 3 * 3 * 3 * 2
     assert found[0] == sweep_attention.DECODE
     distances = [sum(getattr(case, name) != getattr(found[0], name) for name in case.__slots__) for case in found]
     assert distances == sorted(distances)
@@ -76,10 +76,11 @@ def test_a_case_overrides_what_the_engine_launches(monkeypatch: pytest.MonkeyPat
 
     kernel, rows = Kernel(), attention.PROMPT_ROWS
     monkeypatch.setattr(attention, "_attend", kernel)
-    with sweep_attention.overriding(sweep_attention.Case(4, 32, 2, 16, 64)):
-        attention._attend[(7,)]("q", TILE=64, ROWS=128, num_warps=8)
+    with sweep_attention.overriding(sweep_attention.Case(4, 32, 2, 16, 64, False)):
+        attention._attend[(7,)]("q", TILE=64, ROWS=128, HEADS_FIRST=True, num_warps=8)
         assert attention.PROMPT_ROWS == 64
-    assert launched == [((7,), ("q",), {"TILE": 32, "ROWS": 128, "num_warps": 2, "num_stages": 4})]
+    own = {"TILE": 32, "ROWS": 128, "HEADS_FIRST": False, "num_warps": 2, "num_stages": 4}
+    assert launched == [((7,), ("q",), own)]
     assert (attention._attend, attention.PROMPT_ROWS) == (kernel, rows)
 
 

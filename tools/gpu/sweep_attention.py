@@ -2,8 +2,9 @@
 
     python -m tools.gpu.sweep_attention [--device cpu] [--seconds 150]
 
-Decodes at two batch sizes, and one prompt: pipeline stages, keys of a tile, warps, page sizes, rows of a prompt's tile;
-the splits of contexts are the engine's. Cases that differ in least from what the engine launches come first, so that a
+Decodes at two batch sizes, and one prompt: pipeline stages, keys of a tile, warps, page sizes, rows of a prompt's tile,
+and whether neighbouring programs take the heads of one piece of work or one head of several; the splits of contexts are
+the engine's. Cases that differ in least from what the engine launches come first, so that a
 deadline cuts the rest; processes beside this one compile them first, and leave them in triton's cache. Every case is
 compared with the engine's own launch. A row each as it comes, then the best, one line of JSON last.
 """
@@ -50,6 +51,7 @@ class Case:
     warps: int
     page_size: int
     rows: int
+    heads_first: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,9 @@ class Shape:
 
 
 # Near to what the engine launches, in half precision; the engine's own launch is measured before all of them.
-DECODE, PROMPT = Case(3, 64, 4, 16, 16), Case(3, 64, 8, 16, 128)
-DECODE_CHOICES = ((2, 3, 4), (32, 64, 128), (2, 4, 8), (16, 64, 256), (16,))
-PROMPT_CHOICES = ((2, 3, 4), (32, 64, 128), (4, 8), (16, 256), (64, 128))
+DECODE, PROMPT = Case(3, 64, 4, 16, 16, True), Case(3, 64, 8, 16, 128, True)
+DECODE_CHOICES = ((2, 3, 4), (32, 64, 128), (2, 4, 8), (16, 64, 256), (16,), (True, False))
+PROMPT_CHOICES = ((2, 3, 4), (32, 64, 128), (4, 8), (16, 256), (64, 128), (True, False))
 SHAPES = (
     Shape("decode, batch 64, context 1024", 64, 1024, False),
     Shape("decode, batch 256, context 1024", 256, 1024, False),
@@ -89,8 +91,8 @@ SHAPES = (
 TINY: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 DRY_SHAPES = (Shape("decode, tiny", 2, 70, False, **TINY), Shape("prompt, tiny", 1, 20, True, **TINY))
 DRY_CHOICES = {
-    False: ((3,), (64,), (4,), (16, 64), (16,)),
-    True: ((3,), (32, 64), (8,), (16,), (128,)),
+    False: ((3,), (64,), (4,), (16,), (16,), (True, False)),
+    True: ((3,), (64,), (8,), (16,), (128,), (True, False)),
 }
 
 
@@ -221,7 +223,8 @@ def overriding(case: Case | None) -> Iterator[None]:
 
     kernel, rows = attention._attend, attention.PROMPT_ROWS
     if case is not None:
-        options = {"TILE": case.tile_keys, "num_warps": case.warps, "num_stages": case.num_stages}
+        options = {"TILE": case.tile_keys, "HEADS_FIRST": case.heads_first}
+        options |= {"num_warps": case.warps, "num_stages": case.num_stages}
         attention._attend, attention.PROMPT_ROWS = Overridden(kernel, options), case.rows
     try:
         yield

@@ -248,7 +248,8 @@ def _triton(config: AttentionConfig) -> Parts:
 
     if config.is_invariant:
         return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
-    return TritonPrompts(), TritonDecodes(config.spec, config.platform.num_units(), config.platform.device), None
+    platform = config.platform
+    return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), platform.device, config.page_size), None
 
 
 BACKENDS = (

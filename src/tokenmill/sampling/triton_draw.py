@@ -17,11 +17,13 @@ at 1.7 GHz, 1 us a launch, 1 us for each load that waits for another): nothing h
 | select, first pass | S * min(C, 528 / S) | 2 S V | 60 | 4 | 80 |
 | select, two passes | the same | of chunks in the range, at most 4 S V | 60 for each range | 5 each | 20 to 160 each |
 | select, lists | the same | of chunks in the range, at most 4 S V | 25 for each range | 5 | 10 to 60 |
-| finish | S | 8 KiB of logits, or the lists | 1,024 * 8 for each entry of a list | 4, filtered 10 | 8, 20 |
+| finish, unfiltered rows | S | 8 KiB of logits | 25, of one chunk | 4 | 5 |
+| finish, filtered rows | S | the lists | 1,024 * 8 for each entry of a list | 10 | 20 |
 
-Where no row is filtered the four launches of `select` leave at once, 1 us each: about 10 us in all for one row, 35 us
-for 256. With filters it is about 30 us for one row. One program a row, as it was before, had been estimated at 100 to
-350 us, and at 4 to 6 ms with filters, for any number of rows.
+The launch for filtered rows takes 255 registers (compiled for 9.0): a multiprocessor runs one such program at a time.
+The one for the others takes 60. Where no row is filtered, it and the four launches of `select` leave at once, 1 us
+each: about 11 us in all for one row, 33 us for 256. With filters it is about 30 us for one row. One program a row, as
+it was before, had been estimated at 100 to 350 us, and at 4 to 6 ms with filters, for any number of rows.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from tokenmill.sampling.triton_select import CAPACITY, LEVELS, WAYS, cuts_of, dr
 CHUNK, TILE = 4096, 512
 # Programs that a pass is shared among: four for each multiprocessor of a large GPU.
 _PROGRAMS = 528
-_GREEDY, _UNFILTERED = tl.constexpr(int(Kind.GREEDY)), tl.constexpr(int(Kind.UNFILTERED))
+_GREEDY, _UNFILTERED, _FILTERED = (tl.constexpr(int(kind)) for kind in Kind)
 
 
 @triton.jit(do_not_specialize_on_alignment=["integers", "numbers"])
@@ -86,17 +88,19 @@ def _draw_from_chunk(row, size, highest, summaries, num_chunks, draw, CHUNK: tl.
 @triton.jit(do_not_specialize_on_alignment=["integers", "numbers"])
 def _finish(
     logits, stride, size, integers, numbers, summaries, sums, counters, lists, token_ids,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, IS_FILTERED: tl.constexpr,
 ):  # fmt: skip
-    """The token of each row, after all else."""
+    """The tokens of the rows that are filtered, or of those that are not: the first take all registers there are."""
     index = tl.program_id(0).to(tl.int64)
     draw = read_draw(integers, numbers, index)
+    if (draw[0] == _FILTERED) != IS_FILTERED:
+        return
     row = logits + index * stride
     summaries += index * 3 * CHUNKS
     num_chunks = tl.cdiv(size, CHUNK)
     shape = shape_of(summaries, num_chunks, draw, CHUNKS)
     highest, counts, token = shape[0], shape[5], 0
-    if (draw[0] == _GREEDY) | (draw[0] == _UNFILTERED):
+    if not IS_FILTERED:
         token = _draw_from_chunk(row, size, highest, summaries, num_chunks, draw, CHUNK, CHUNKS)
     else:
         one, two = tl.load(counters + index * 2), tl.load(counters + index * 2 + 1)
@@ -135,5 +139,6 @@ def draw(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     programs = min(num_chunks, max(1, _PROGRAMS // count))
     for level in range(LEVELS.value + 1):
         select[count, programs](*rows, sums, counters, lists, **sizes, TILE=TILE, LEVEL=level, num_warps=8)
-    _finish[(count,)](*rows, sums, counters, lists, token_ids, **sizes, num_warps=8)
+    for is_filtered in (False, True):
+        _finish[(count,)](*rows, sums, counters, lists, token_ids, **sizes, IS_FILTERED=is_filtered, num_warps=8)
     return token_ids

@@ -6,8 +6,8 @@ import torch
 
 from tokenmill.attention.paged import PagedImplementation, Requests
 from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
-from tokenmill.kernels.triton.attention import PagedKV, Splits, attend_decodes, attend_prompts, list_splits
-from tokenmill.kernels.triton.splits import SPLIT_ENDS
+from tokenmill.kernels.triton.attention import PagedKV, attend_decodes, attend_prompts
+from tokenmill.kernels.triton.splits import SPLIT_ENDS, Splits, list_splits
 
 
 class TritonPrompts(PagedImplementation):
@@ -42,9 +42,11 @@ class TritonDecodes(PagedImplementation):
 
     Args:
         num_units: multiprocessors of the device.
+        page_size: of the KV cache, whose pages are read once for requests that share them; None: they do not look.
     """
 
-    def __init__(self, spec: AttentionSpec, num_units: int, device: str) -> None:
+    def __init__(self, spec: AttentionSpec, num_units: int, device: str, page_size: int | None = None) -> None:
+        self._page_size = page_size
         self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self._num_units = num_units
         self._ends = torch.from_numpy(SPLIT_ENDS).to(device)
@@ -53,7 +55,8 @@ class TritonDecodes(PagedImplementation):
         """See `PagedImplementation.plan`: the splits, and memory for their parts that all layers share."""
         lens, longest = requests.lens.context_lens, requests.context_lens
         most = int(requests.query_lens.max())
-        return requests, list_splits(lens, longest, self._ends, self._heads, self._num_units, most)
+        pages = None if self._page_size is None else (requests.page_table, self._page_size)
+        return requests, list_splits(lens, longest, self._ends, self._heads, self._num_units, most, pages)
 
     def attend(
         self,

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import torch
 
 SPLIT_KEYS = 256
 # After so many splits they are twice as long.
@@ -13,3 +16,107 @@ LEVEL_SPLITS = 16
 SPLIT_ENDS = np.cumsum(SPLIT_KEYS << np.arange(10 * LEVEL_SPLITS) // LEVEL_SPLITS).astype(np.int32)
 # Behind the sum of a part: its highest score, its total weight, and what keeps sums aligned.
 PART_EXTRA = 4
+# Rows of a tile (tokens * heads of a group) of prompts; of decodes it is the smallest that matrix units take. Exact
+# products of float32 run beside those units, in registers: larger tiles spill them, and take long to compile.
+PROMPT_ROWS = 128
+DECODE_ROWS = 16
+# Programs on a multiprocessor hide each other's waits; at 70 KiB each, three fit into the shared memory of an H200's.
+# Of those whose tiles have more rows, for drafts, two do.
+PROGRAMS_PER_UNIT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Splits that are read once for neighbours in an order of the requests; tensors on the device.
+
+    |0 1 2 3 . .|        splits of the first request in the order
+    |= = = 3 4|          of the second: three are in the pages of the first, which computes them for both
+    |= = 2 3 4 5|        of the third: two are, so the first computes these for all three
+
+    Attributes:
+        items: [n] int32, who computes each split, by its place in the order.
+        stops: [B] int32, the end of each one's items.
+        order: [B] int64, requests; those with the same first page stand together.
+        shared: [B] int32, how many splits a request has in common with the one before it, 0 where a tile begins.
+    """
+
+    items: torch.Tensor
+    stops: torch.Tensor
+    order: torch.Tensor
+    shared: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """The splits of a step's requests, request by request, and room for what each finds; tensors on the device.
+
+    Attributes:
+        num_programs: that take them in turn.
+        items: [n] int32, the request of each split; those behind the last split mean nothing.
+        stops: [B] int32, the end of each request's items.
+        parts: [n, tokens, num_heads, head_dim + PART_EXTRA] float32, of as many tokens as a request may have.
+        shares: which of them several requests have in common; None: that was not looked for.
+    """
+
+    num_programs: int
+    items: torch.Tensor
+    stops: torch.Tensor
+    parts: torch.Tensor
+    shares: Shares | None = None
+
+
+def list_splits(
+    context_lens: torch.Tensor,
+    longest: np.ndarray,
+    ends: torch.Tensor,
+    heads: tuple[int, int, int],
+    num_units: int,
+    tokens: int = 1,
+    pages: tuple[torch.Tensor, int] | None = None,
+) -> Splits | None:
+    """List the splits of a step on the device, where lengths may change with each replay of a graph.
+
+    Args:
+        context_lens: [B] int32 on the device.
+        longest: [B] on the host, the most that they may be.
+        ends: `SPLIT_ENDS` on the device.
+        heads: query heads, key heads, and what they measure.
+        num_units: multiprocessors of the device.
+        tokens: the most that a request has.
+        pages: the page table and the size of a page, to find what requests share; None: each reads its own.
+
+    Returns:
+        None: no context is longer than one split, or a tile does not hold the tokens of a request.
+    """
+    if longest.max() <= SPLIT_KEYS or tokens * (heads[0] // heads[1]) > PROMPT_ROWS:
+        return None
+    most = int(np.searchsorted(SPLIT_ENDS, longest).sum()) + len(longest)
+    counts = torch.searchsorted(ends, context_lens, out_int32=True) + 1
+    stops = counts.cumsum(0, dtype=torch.int32)
+    numbers = torch.arange(most, dtype=torch.int32, device=stops.device)
+    items = torch.searchsorted(stops, numbers, right=True, out_int32=True)
+    shares, together = None, DECODE_ROWS // (heads[0] // heads[1])
+    if pages is not None and tokens == 1 and together > 1 and len(longest) > 1:
+        order, shared = _shared(context_lens, pages, ends, together)
+        own = (counts[order] - shared).cumsum(0, dtype=torch.int32)
+        shares = Shares(torch.searchsorted(own, numbers, right=True, out_int32=True), own, order, shared)
+    parts = torch.empty(most, tokens, heads[0], heads[2] + PART_EXTRA, dtype=torch.float32, device=stops.device)
+    per_unit = PROGRAMS_PER_UNIT - (tokens * (heads[0] // heads[1]) > DECODE_ROWS)
+    return Splits(min(most * heads[1], per_unit * num_units), items, stops, parts, shares)
+
+
+def _shared(
+    context_lens: torch.Tensor, pages: tuple[torch.Tensor, int], ends: torch.Tensor, together: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`order` and `shared` of `Shares`, where a tile holds so many requests."""
+    table, page_size = pages
+    order = table[:, 0].argsort(stable=True)
+    table, lens = table[order], context_lens[order]
+    differ = table[1:] != table[:-1]
+    same = torch.where(differ.any(1), differ.to(torch.uint8).argmax(1), table.shape[1])
+    # Whole splits only, and not those that the last tokens are in: these have keys that not all rows see.
+    keys = torch.minimum(same * page_size, torch.minimum(lens[1:], lens[:-1]) - 1)
+    shared = torch.zeros_like(context_lens)
+    shared[1:] = torch.searchsorted(ends, keys.to(torch.int32), right=True, out_int32=True)
+    shared[::together] = 0
+    return order, shared
