@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,19 @@ class WrongDrafts:
 
     number = 0
 
-    def propose(self, request: Request, limit: int) -> TokenArray:
+    def propose(self, requests: Sequence[Request], limits: Sequence[int], num_tokens: int) -> list[TokenArray]:
         """See `Drafter`."""
-        return np.zeros(min(self.number, limit), dtype=np.int32)
+        return [np.zeros(min(self.number, limit), dtype=np.int32) for limit in limits]
+
+    def holds(self, request: Request, num_running: int) -> bool:
+        """See `Drafter`."""
+        return True
+
+    def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        """See `Drafter`."""
+
+    def forget(self, request: Request) -> None:
+        """See `Drafter`."""
 
 
 class TimedParts:

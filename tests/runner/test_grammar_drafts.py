@@ -125,10 +125,10 @@ def proposing(engine: Engine) -> GrammarRows:
     [
         (DEMO, "host"),
         ({**DEMO, "async_scheduling": True, "max_num_seqs": 5}, "host"),
-        ({**DEMO, "num_pages": 16}, "host"),
+        ({**DEMO, "num_pages": 9}, "host"),
         ({**DEMO, "async_scheduling": True}, "late"),
         ({**DEMO, "async_scheduling": True}, "beside"),
-        ({**DEMO, "num_pages": 16}, "late beside"),
+        ({**DEMO, "num_pages": 9}, "late beside"),
         ({**SIZES, "dtype": "float32", "kernels": "torch", "attention_backend": "cpu"}, "host"),
     ],
     ids=["native", "overlap", "preemption", "late", "beside", "late beside", "torch"],

@@ -27,8 +27,8 @@ def traffic(**settings: object) -> None:
         first = harness.add(prompt, rng.randint(1, 10))
         harness.drain()
         tokens = [*prompt, *harness.records[first].tokens]
-        for _ in range(2):
-            harness.add([*tokens[: rng.randint(1, len(tokens))], rng.randrange(3)], rng.randint(1, 6))
+        for end in (len(tokens), rng.randint(1, len(tokens))):
+            harness.add([*tokens[:end], rng.randrange(3)], rng.randint(1, 6))
         harness.drain()
 
 

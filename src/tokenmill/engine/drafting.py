@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,16 @@ if TYPE_CHECKING:
 
 
 def find_draft(
-    config: EngineConfig, platform: Platform, folder: Path, num_threads: int, progress: Callable[[int, int], None]
+    config: EngineConfig,
+    platform: Platform,
+    folder: Path,
+    num_threads: int,
+    phase: Callable[[str], AbstractContextManager[Callable[[int, int], None]]],
 ) -> LoadedDraft | None:
     """The draft model that a config names for the model in a folder, loaded; None: it names none.
+
+    Args:
+        phase: opens a phase of the start-up; see `StartupTimer`.
 
     Raises:
         InvalidConfig, InvalidCheckpoint, OutOfMemory: see `load_draft`.
@@ -35,7 +43,8 @@ def find_draft(
     from tokenmill.speculation.draft_loading import Target, load_draft
 
     target = Target(read_architecture(folder), Path(config.tokenizer or folder), num_threads)
-    return load_draft(speculative, config, platform, target, progress)
+    with phase("loading the draft model") as progress:
+        return load_draft(speculative, config, platform, target, progress)
 
 
 def with_speculation(

@@ -224,8 +224,7 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> Loade
     kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
     plan = plan_model(folder, architecture, kernels, config.load_format)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
-    with timer.phase("loading the draft model") as progress:
-        draft = find_draft(config, platform, folder, num_threads, progress)
+    draft = find_draft(config, platform, folder, num_threads, timer.phase)
     page_bytes = attention.bytes_per_page + (0 if draft is None else draft.page_bytes)
     check_fit(config, platform, folder, plan, page_bytes, num_threads)
     with timer.phase("loading weights") as progress:
@@ -290,7 +289,9 @@ def make_runner(
     config: EngineConfig, platform: Platform, model: LoadedModel, memory: StepMemory, grammars: GrammarCache
 ) -> ModelRunner:
     """What a step is on the platform."""
-    masks = GrammarRows(grammars.template, model.architecture.vocab_size, on_host=not platform.is_accelerator)
+    on_host = not platform.is_accelerator
+    proposes = settled(parse_config(config.speculative_config), platform.is_accelerator) is not None
+    masks = GrammarRows(grammars.template, model.architecture.vocab_size, on_host, proposes)
     rows, attention = RowState(memory.tables, memory.sampling, masks), memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)

@@ -20,7 +20,7 @@ _LEAST_GAIN = 1.03
 # The weight of the past when a draft has been judged: the last ten or so count.
 _DECAY = 0.9
 # Where a request begins: drafts are believed to be right three times out of four, as if two had been seen.
-_PRIOR, _PRIOR_WEIGHT = 0.75, 2.0
+_BELIEF, _BELIEF_WEIGHT = 0.75, 2.0
 # Part of the way back to that, each time that drafts were not worth their cost: so that they are tried again.
 _FORGIVENESS = 1 / 128
 # Positions of a draft are told apart up to here: 0, 1, 2 to 3, 4 to 7, and those behind.
@@ -54,13 +54,17 @@ class Acceptance:
 
     A drafter that gives a chance for each token is corrected by what came of such tokens: the ratio of those that were
     right to those that were to be expected.
+
+    Args:
+        belief: the ratio before any draft has been judged.
     """
 
-    __slots__ = ("_expected", "_right")
+    __slots__ = ("_belief", "_expected", "_right")
 
-    def __init__(self) -> None:
-        self._right = [_PRIOR * _PRIOR_WEIGHT] * _NUM_CLASSES
-        self._expected = [_PRIOR_WEIGHT] * _NUM_CLASSES
+    def __init__(self, belief: float = _BELIEF) -> None:
+        self._belief = belief
+        self._right = [belief * _BELIEF_WEIGHT] * _NUM_CLASSES
+        self._expected = [_BELIEF_WEIGHT] * _NUM_CLASSES
 
     def survival(self, probabilities: Sequence[float]) -> list[float]:
         """For each token of a draft the chance that it and all before it are right.
@@ -88,7 +92,7 @@ class Acceptance:
     def forgive(self) -> None:
         """Drafts were not worth their cost: believe in them a little more, so that they are tried again in a while."""
         for depth in range(_NUM_CLASSES):
-            believed = _PRIOR * self._expected[depth]
+            believed = self._belief * self._expected[depth]
             self._right[depth] += max(0.0, believed - self._right[depth]) * _FORGIVENESS
 
 

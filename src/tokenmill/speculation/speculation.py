@@ -19,8 +19,8 @@ from tokenmill.speculation.length_control import Acceptance, LengthControl, Step
 from tokenmill.speculation.ngram import NgramDrafter
 from tokenmill.speculation.suffix import SuffixDrafter
 
-# What a grammar forces is right but for another way to cut the same text into tokens.
-_FORCED = 0.98
+# What a grammar forces is right but for other ways to cut the same text into tokens.
+_BELIEF_IN_FORCED = 0.95
 # Draft tokens that a request which waits for its next token must be expected to get for that.
 _LEAST_FOR_HOLDING = 0.5
 
@@ -38,8 +38,9 @@ class Speculation:
         self._text = text_drafter(settings.config)
         self._control = LengthControl(StepCosts(settings.step_costs))
         self._acceptance: dict[str, Acceptance] = {}
-        # The estimates of drafts that are run and not committed.
-        self._launched: dict[str, Sequence[float]] = {}
+        self._acceptance_of_forced: dict[str, Acceptance] = {}
+        # The estimates of drafts that are run and not committed, and who is to hear what came of them.
+        self._launched: dict[str, tuple[Acceptance, Sequence[float]]] = {}
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int], num_tokens: int) -> list[TokenArray]:
         """See `Drafter`."""
@@ -50,8 +51,8 @@ class Speculation:
         survivals = [self._survival(request, draft) for request, draft in zip(requests, drafts, strict=True)]
         lengths = self._control.choose(survivals, count, num_tokens, count * self._most)
         for request, draft, length in zip(requests, drafts, lengths, strict=True):
-            if length and not _is_forced(request):
-                self._launched[request.id] = draft.probabilities[:length].tolist()
+            if length:
+                self._launched[request.id] = self._acceptance_of(request), draft.probabilities[:length].tolist()
             elif len(draft.token_ids):
                 self._acceptance_of(request).forgive()
         return [draft.token_ids[:length] for draft, length in zip(drafts, lengths, strict=True)]
@@ -70,13 +71,15 @@ class Speculation:
 
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """See `Drafter`."""
-        probabilities = self._launched.pop(request.id, None)
-        if probabilities is not None:
-            self._acceptance_of(request).observe(probabilities[:num_drafts], num_accepted)
+        launched = self._launched.pop(request.id, None)
+        if launched is not None:
+            acceptance, probabilities = launched
+            acceptance.observe(probabilities[:num_drafts], num_accepted)
 
     def forget(self, request: Request) -> None:
         """See `Drafter`."""
         self._acceptance.pop(request.id, None)
+        self._acceptance_of_forced.pop(request.id, None)
         self._launched.pop(request.id, None)
         if self._text is not None:
             self._text.forget(request)
@@ -89,15 +92,13 @@ class Speculation:
         return NO_DRAFT if self._text is None else self._text.propose(request, limit)
 
     def _survival(self, request: Request, draft: Draft) -> list[float]:
-        if _is_forced(request):
-            return [_FORCED ** (position + 1) for position in range(len(draft.token_ids))]
         return self._acceptance_of(request).survival(draft.probabilities.tolist())
 
     def _acceptance_of(self, request: Request) -> Acceptance:
-        acceptance = self._acceptance.get(request.id)
-        if acceptance is None:
-            acceptance = self._acceptance[request.id] = Acceptance()
-        return acceptance
+        """Of drafts from where its next one comes from."""
+        if request.proposal is not None and request.proposal.is_forced:
+            return self._acceptance_of_forced.setdefault(request.id, Acceptance(_BELIEF_IN_FORCED))
+        return self._acceptance.setdefault(request.id, Acceptance())
 
 
 def text_drafter(config: SpeculativeConfig) -> TextDrafter | None:
@@ -112,7 +113,3 @@ def text_drafter(config: SpeculativeConfig) -> TextDrafter | None:
             min_token_prob=config.suffix_decoding_min_token_prob,
         )
     return None
-
-
-def _is_forced(request: Request) -> bool:
-    return request.proposal is not None and request.proposal.is_forced
