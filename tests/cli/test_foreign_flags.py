@@ -33,7 +33,7 @@ def test_the_table_has_the_flags_of_both_and_agrees_with_our_parser():
     "line",
     [
         "--tensor-parallel-size 1 -pp 1 -dp 1 --tp 1 --dp=1 --nnodes 1 --node-rank 0",
-        "--kv-transfer-config '{}' --limit-mm-per-prompt '{\"image\": 0}' --speculative-config null --cpu-offload-gb 0",
+        "--kv-transfer-config '{}' --limit-mm-per-prompt '{\"image\": 0}' --spec-tokens 0 --cpu-offload-gb 0",
         "--limit-mm-per-prompt image=0,video=0 --no-enable-lora --hf-overrides '{}' --tokenizer-mode auto",
         "--schedule-policy lpm --task generate --disaggregation-mode null --generation-config auto",
     ],
@@ -65,7 +65,7 @@ def test_what_is_not_there_is_refused_with_the_reason(capsys):
         "tokenmill serve: --enable-lora is not supported, because adapters (LoRA) are not served"
     )
     assert refusal(capsys, "m", "--tp", "2").endswith("(1 changes nothing)")
-    assert "--speculative-config" in refusal(capsys, "--speculative-config", '{"method": "ngram"}')
+    assert "a field of --speculative-config" in refusal(capsys, "--spec-model", "some/draft")
     assert "--kv-transfer-config" in refusal(capsys, '--kv-transfer-config={"kv_connector": "X"}')
     assert refusal(capsys, "--tensor-parallel-size").endswith("needs a value")
     assert "'random' is not one of" in refusal(capsys, "--schedule-policy", "random")

@@ -19,7 +19,7 @@ def test_vllms_names_are_taken() -> None:
     assert parse_config('{"model": "some/draft", "num_speculative_tokens": 3}') == SpeculativeConfig(
         "draft_model", 3, "some/draft"
     )
-    assert parse_config(None) is parse_config("{}") is None
+    assert [parse_config(text) for text in (None, "{}", "null", "None", "")] == [None] * 5
 
 
 def test_a_dictionary_does_for_llm() -> None:

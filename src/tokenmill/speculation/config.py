@@ -65,7 +65,7 @@ def parse_config(text: str | None) -> SpeculativeConfig | None:
     Raises:
         InvalidConfig: the JSON is broken, has a field or a method that is unknown, or values that exclude each other.
     """
-    if text is None:
+    if text is None or text.lower() in ("", "none", "null"):
         return None
     try:
         given = {"method": text.lower()} if text.isidentifier() else msgspec.json.decode(text, type=dict)
