@@ -3,7 +3,7 @@
     tokenmill serve --step-log steps.log                     then, after some requests:
     .venv/bin/python tools/draw.py timeline steps.log -o timeline.svg
     .venv/bin/python tools/draw.py all docs/pictures         the three of the documents; records a log of its own
-    .venv/bin/python tools/draw.py acceptance build/bf16 build/int8 -o docs/pictures/speculation.svg
+    .venv/bin/python tools/draw.py acceptance build/bf16 build/int8 -o docs/speculation.svg
 
 A timeline shows a column for each step and a lane for each request: what waited, which prompts were cut into chunks,
 and which of them shared a step with decodes.

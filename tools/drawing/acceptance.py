@@ -24,7 +24,7 @@ def draw_acceptance(results: Iterable[Path]) -> str:
     def place(share: float, times: float) -> tuple[float, float]:
         return LEFT + share * WIDTH, TOP + HEIGHT - times / top * HEIGHT
 
-    sheet.text(LEFT, 22, "Speed over plain decoding, one stream, by the share of draft tokens that were right", 13)
+    sheet.text(LEFT, 22, "Speed over plain decoding by the share of draft tokens that were right", 13)
     for times in range(top + 1):
         sheet.line([place(0, times), place(1, times)], PALE if times == 1 else FREE)
         sheet.text(LEFT - 8, place(0, times)[1] + 4, f"{times}x", 11, place="end")
