@@ -91,10 +91,13 @@ def _check(config: SpeculativeConfig) -> None:
         _refuse(f"num_speculative_tokens must be 0 (as many as suit the method) to {MOST_TOKENS}")
     if not 1 <= config.prompt_lookup_min <= config.prompt_lookup_max <= MOST_TOKENS:
         _refuse(f"prompt_lookup_min and prompt_lookup_max must be 1 to {MOST_TOKENS}, the first not above the second")
-    if config.suffix_decoding_max_tree_depth < 6 or config.suffix_decoding_max_cached_requests < 0:
-        _refuse("suffix_decoding_max_tree_depth must be 6 or more, suffix_decoding_max_cached_requests 0 or more")
-    if not 0.0 <= config.suffix_decoding_min_token_prob <= 1.0 or not config.suffix_decoding_max_spec_factor > 0.0:
-        _refuse("suffix_decoding_min_token_prob must be in [0, 1], suffix_decoding_max_spec_factor above 0")
+    if not 6 <= config.suffix_decoding_max_tree_depth <= 256 or config.suffix_decoding_max_cached_requests < 0:
+        _refuse("suffix_decoding_max_tree_depth must be 6 to 256, suffix_decoding_max_cached_requests 0 or more")
+    if (
+        not 0.0 <= config.suffix_decoding_min_token_prob <= 1.0
+        or not 0.0 < config.suffix_decoding_max_spec_factor <= 32
+    ):
+        _refuse("suffix_decoding_min_token_prob must be in [0, 1], suffix_decoding_max_spec_factor above 0, at most 32")
     if (config.method == "draft_model") != (config.model is not None):
         _refuse("a model belongs to the method draft_model, and that method to a model")
 
