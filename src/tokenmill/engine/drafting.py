@@ -15,7 +15,7 @@ from tokenmill.engine.step_costs import measure_step_costs
 from tokenmill.engine.step_log import LogHeader
 from tokenmill.platform.protocol import Platform
 from tokenmill.runner.executor import Executor
-from tokenmill.speculation.config import SpeculationSettings, parse_config, settled
+from tokenmill.speculation.config import SpeculationSettings, SpeculativeConfig, parse_config, settled
 from tokenmill.weights.checkpoint import read_architecture
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def find_draft(
     Raises:
         InvalidConfig, InvalidCheckpoint, OutOfMemory: see `load_draft`.
     """
-    speculative = parse_config(config.speculative_config)
+    speculative = speculation_of(config, platform)
     if speculative is None or speculative.model is None:
         return None
     from tokenmill.speculation.draft_loading import Target, load_draft
@@ -47,11 +47,16 @@ def find_draft(
         return load_draft(speculative, config, platform, target, progress)
 
 
+def speculation_of(config: EngineConfig, platform: Platform) -> SpeculativeConfig | None:
+    """What a config asks for where it runs; None: no speculation."""
+    return settled(parse_config(config.speculative_config), platform.is_accelerator)
+
+
 def with_speculation(
     config: EngineConfig, platform: Platform, header: LogHeader, executor: Executor, limits: ModelLimits
 ) -> LogHeader:
     """The header with all that decides what is drafted, where anything is."""
-    speculation = settled(parse_config(config.speculative_config), platform.is_accelerator)
+    speculation = speculation_of(config, platform)
     if speculation is None:
         return header
     costs = measure_step_costs(lambda drafter: Engine(header.make_scheduler(drafter=drafter), executor, limits))

@@ -16,7 +16,7 @@ from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
 from tokenmill.core.messages import EngineReady
-from tokenmill.engine.drafting import describe_speculation, find_draft, with_speculation
+from tokenmill.engine.drafting import describe_speculation, find_draft, speculation_of, with_speculation
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.memory import StepMemory, allocate, take_memory
 from tokenmill.engine.observer import Observer
@@ -41,7 +41,6 @@ from tokenmill.runner.step_sampler import DeviceSampler, HostSampler
 from tokenmill.runner.transport import HostTransport
 from tokenmill.sampling.grammar_rows import GrammarRows
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
-from tokenmill.speculation.config import parse_config, settled
 from tokenmill.structured.cache import GrammarCache
 from tokenmill.structured.compiler import GrammarTokenizer
 from tokenmill.structured.sandbox import Limits
@@ -290,7 +289,7 @@ def make_runner(
 ) -> ModelRunner:
     """What a step is on the platform."""
     on_host = not platform.is_accelerator
-    proposes = settled(parse_config(config.speculative_config), platform.is_accelerator) is not None
+    proposes = speculation_of(config, platform) is not None
     masks = GrammarRows(grammars.template, model.architecture.vocab_size, on_host, proposes)
     rows, attention = RowState(memory.tables, memory.sampling, masks), memory.attention
     if platform.is_accelerator:
@@ -317,7 +316,7 @@ def _device_runner(
     # One expert after the other: how many tokens each has, the host has to know.
     has_loops = loaded.kernels.name == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in layers)
     if not config.enforce_eager and not has_loops:
-        speculation = settled(parse_config(config.speculative_config), is_accelerator=True)
+        speculation = speculation_of(config, platform)
         num_drafts = 0 if speculation is None else speculation.most_tokens
         graphs = CapturedDecodes(platform, stream, model, attention, sampler, num_drafts)
     takes_parts = loaded.weight_bytes <= TWICE_READ_BYTES
