@@ -299,6 +299,9 @@ class ServerConfig:
     engine_timeout: float = flag(
         30.0, "seconds that a step, or what a text worker does at a time, may take before /health says 503"
     )
+    max_restarts: int = flag(
+        2, "how often in a minute an engine or a text worker that dies or hangs is started again; 0: the server ends"
+    )
     shutdown_timeout: float = flag(3.0, "seconds that open streams get to end after Ctrl-C")
     enable_log_requests: bool = flag(False, "log every request")
     disable_log_stats: bool = flag(False, "do not log throughput every ten seconds")

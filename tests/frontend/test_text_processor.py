@@ -65,7 +65,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def processor(folder) -> TextProcessor:
-    processor = load_text_processor(folder, EngineConfig(), worker_index=3)
+    processor = load_text_processor(folder, EngineConfig(), worker="worker-3")
     processor.process(ready())
     return processor
 
@@ -111,8 +111,8 @@ def test_a_text_prompt_becomes_one_request_per_id(processor):
     requests = start(processor, ids=("a", "b"), text="hello world", cache_salt="s", priority=4)
     ids = processor.tokenizer.encode("hello world")
     assert [(r.id, r.prompt_token_ids, r.worker, r.cache_salt, r.priority) for r in requests] == [
-        ("a", ids, 3, "s", 4),
-        ("b", ids, 3, "s", 4),
+        ("a", ids, "worker-3", "s", 4),
+        ("b", ids, "worker-3", "s", 4),
     ]
 
 

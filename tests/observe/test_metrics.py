@@ -13,7 +13,7 @@ from tests.frontend.test_text_processor import ready
 from tokenmill.core.histogram import SECONDS, Histogram
 from tokenmill.core.messages import EngineStats
 from tokenmill.core.request import FinishReason
-from tokenmill.frontend.client import FinishedRequest
+from tokenmill.frontend.open_request import FinishedRequest
 from tokenmill.observe.event_log import EventLog
 from tokenmill.observe.metrics import Metrics
 from tokenmill.observe.throughput import ThroughputLog

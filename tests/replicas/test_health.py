@@ -107,8 +107,7 @@ def test_each_loop_is_asked_once_until_it_answers():
     watched.watch.tick(0.5)
     watched.watch.tick(0.5)
     assert watched.pinged == ["engine", "worker-0"]
-    watched.watch.hear(Pong("worker-0"))
-    watched.watch.hear(Pong("worker-9"))
+    watched.watch.hear("worker-0", Pong("worker-0"))
     watched.watch.tick(0.5)
     assert watched.pinged == ["engine", "worker-0", "worker-0"]
 
@@ -118,12 +117,12 @@ def test_a_hang_is_one_line_with_the_stack_and_its_end_another():
         watched = Watched()
         watched.watch.started()
         for _ in range(12):
-            watched.watch.hear(Beat(part="worker-0"))
+            watched.watch.hear("worker-0", Beat(part="worker-0"))
             watched.watch.tick(TICK_SECONDS)
             await asyncio.sleep(0)
         assert watched.watch.trouble == "the engine has not been heard for 6 seconds"
         assert watched.told[-2:] == [("engine", True), ("worker-0", False)]
-        watched.watch.hear(Beat(part="engine"))
+        watched.watch.hear("engine", Beat(part="engine"))
         watched.watch.tick(TICK_SECONDS)
         assert watched.said == [
             ("engine", "the engine has not been heard for 4 seconds | Thread 1 | stack of engine"),

@@ -1,6 +1,6 @@
 """The real engine process, whose next step hangs when a prompt begins with one of two tokens.
 
-    python -m tests.server.hanging_engine FOLDER INDEX RANK
+    python -m tests.server.hanging_engine FOLDER INDEX RANK LIFE
 
 It hangs until somebody opens `gate`, a named pipe in the model's folder, for writing.
 """

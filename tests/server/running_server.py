@@ -84,7 +84,7 @@ class RunningServer:
             with contextlib.suppress(OSError, ValueError):
                 if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == self.process.pid:
                     arguments = (folder / "cmdline").read_text().split("\0")
-                    found[" ".join(arguments[3:4] + arguments[5:-1])] = int(folder.name)
+                    found[" ".join(arguments[3:4] + arguments[5:-2])] = int(folder.name)
         return found
 
     def clean(self) -> None:

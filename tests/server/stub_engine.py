@@ -1,6 +1,6 @@
 """A stand-in for the engine process: it speaks the messages and repeats the prompt, one token a step.
 
-    python -m tests.server.stub_engine FOLDER INDEX RANK
+    python -m tests.server.stub_engine FOLDER INDEX RANK LIFE
 
 The model folder's config.json may hold `stub`: {"step_seconds": ..., "fail": ...} to change how it behaves, and
 `stub-1`, which engine 1 obeys instead. Ranks above 0 only show that they live.
@@ -27,6 +27,7 @@ from tokenmill.core.messages import (
     EngineReady,
     EngineStats,
     ExplainRequests,
+    LeaveWorker,
     PartFailed,
     Ping,
     Pong,
@@ -39,7 +40,7 @@ from tokenmill.core.messages import (
 )
 from tokenmill.core.plan import Logprob, TokenLogprobs
 from tokenmill.core.request import FinishReason
-from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name, worker_name
+from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name
 from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
 from tokenmill.replicas.launch_file import LaunchFile
@@ -53,10 +54,10 @@ class Running(msgspec.Struct):
 
 
 class StubEngine:
-    def __init__(self, folder: Path, index: int, rank: int) -> None:
+    def __init__(self, folder: Path, index: int, rank: int, life: int) -> None:
         launch = LaunchFile.read(folder)
         self.index, self.rank = index, rank
-        self.name = engine_name(index, rank)
+        self.name = engine_name(index, rank, life)
         self.model = Path(launch.engine.model)
         config = json.loads((self.model / "config.json").read_text())
         self.stub = config.get(f"stub-{index}", config.get("stub", {}))
@@ -64,7 +65,8 @@ class StubEngine:
         self.inbox = Inbox(context, folder, self.name, ToEngine)
         self.api = Outbox(context, folder, API)
         self.heartbeat = Heartbeat(context, folder, self.inbox, launch.server.engine_timeout)
-        self.workers = [Outbox(context, folder, worker_name(i)) for i in launch.topology.workers]
+        self.connect = lambda name: Outbox(context, folder, name)
+        self.workers = {}
         self.running: dict[str, Running] = {}
         self.steps = itertools.count(1)
         self.num_generated = 0
@@ -108,7 +110,13 @@ class StubEngine:
             for request_id in message.ids:
                 self.running.pop(request_id, None)
         elif isinstance(message, AddRequest):
-            self.running[message.id] = Running(message)
+            self.running[message.id] = Running(message, len(message.output_token_ids))
+        elif isinstance(message, LeaveWorker):
+            self.running = {
+                request_id: running
+                for request_id, running in self.running.items()
+                if running.request.worker != message.worker
+            }
         elif isinstance(message, Ping):
             self.send(Pong(self.name))
         elif isinstance(message, ExplainRequests):
@@ -129,16 +137,17 @@ class StubEngine:
 
     def step(self) -> None:
         time.sleep(self.stub.get("step_seconds", 0.001))
-        outputs = [[] for _ in self.workers]
+        outputs = {}
         for request_id, running in list(self.running.items()):
             output = self.next_token(running)
-            outputs[running.request.worker].append(output)
+            outputs.setdefault(running.request.worker, []).append(output)
             if output.finish_reason is not None:
                 del self.running[request_id]
         number = next(self.steps)
-        for worker, batch in zip(self.workers, outputs, strict=True):
-            if batch:
-                worker.send(StepOutputs(number, batch))
+        for worker, batch in outputs.items():
+            if worker not in self.workers:
+                self.workers[worker] = self.connect(worker)
+            self.workers[worker].send(StepOutputs(number, batch, self.name))
 
     def next_token(self, running: Running) -> TokenOutput:
         request, params = running.request, running.request.params
@@ -198,6 +207,6 @@ def end_with_parent() -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
-    folder, index, rank = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    offer_stacks(stack_file(folder, engine_name(index, rank)))
-    sys.exit(StubEngine(folder, index, rank).serve())
+    folder, (index, rank, life) = Path(sys.argv[1]), map(int, sys.argv[2:])
+    offer_stacks(stack_file(folder, engine_name(index, rank, life)))
+    sys.exit(StubEngine(folder, index, rank, life).serve())

@@ -150,7 +150,7 @@ def test_without_text_workers_it_serves_and_ends_within_five_seconds_under_load(
 
 def test_with_two_text_workers_it_serves_and_a_killed_engine_ends_it_with_a_message(checkpoint, server):
     engine = EngineConfig(model=str(checkpoint), dtype="float32", num_pages=NUM_PAGES)
-    with start_server(engine, ENGINE_MODULE, tokenizer_workers=2) as other:
+    with start_server(engine, ENGINE_MODULE, tokenizer_workers=2, max_restarts=0) as other:
         for _ in range(2):
             assert contents(chat(other)) == contents(chat(server))
         (pid,) = [pid for name, pid in other.children().items() if "engine" in name]

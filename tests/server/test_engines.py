@@ -25,11 +25,12 @@ def engines_of(server, name: str) -> list[float]:
 
 
 @contextlib.contextmanager
-def two_engines(tmp_path, workers: int = 1, engines: tuple[EngineSpec, ...] = TWO, **stubs: dict):
+def two_engines(tmp_path, workers: int = 1, engines: tuple[EngineSpec, ...] = TWO, restarts: int = 0, **stubs: dict):
     """A server of stub engines; `stubs` are by their names in the config."""
     config = {name.replace("_", "-"): stub for name, stub in stubs.items()}
     folder = write_folder(tmp_path / "echo", byte_level_tokenizer(), config={"stub": {}} | config)
-    with start_server(EngineConfig(model=str(folder)), engines=engines, tokenizer_workers=workers) as server:
+    how = {"engines": engines, "tokenizer_workers": workers, "max_restarts": restarts}
+    with start_server(EngineConfig(model=str(folder)), **how) as server:
         yield server
 
 
@@ -123,6 +124,17 @@ def test_the_engine_that_hangs_is_named(server):
         server.wait_for(lambda: f"kill -CONT {pid}" in server.output())
     server.wait_for(lambda: health(server)[0] == 200)
     server.wait_for(lambda: "the engine 1 goes on" in server.output())
+
+
+def test_the_requests_of_an_engine_that_dies_go_to_the_other(tmp_path):
+    with two_engines(tmp_path, restarts=1, stub=SLOW) as server, concurrent.futures.ThreadPoolExecutor() as pool:
+        calls = [long_call(pool, server, prompt="abc", max_tokens=60) for _ in range(4)]
+        server.wait_for(lambda: engines_of(server, "num_requests_running") == [2, 2])
+        os.kill(child(server, "stub_engine 1 0"), signal.SIGKILL)
+        server.wait_for(lambda: server.metric("num_requests_running", engine="0") == 4)
+        assert [call.result().json()["choices"][0]["text"] for call in calls] == ["abc" * 20] * 4
+        server.wait_for(lambda: health(server)[0] == 200)
+        assert "the engine 1 process was killed by SIGKILL" in server.output()
 
 
 def test_the_end_of_one_engine_ends_the_server_with_its_name(tmp_path):

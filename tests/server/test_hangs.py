@@ -58,7 +58,9 @@ def gate(tmp_path_factory):
 def hanging_server(gate):
     """The real engine, whose steps may take a second."""
     engine = EngineConfig(model=str(gate.parent), dtype="float32", num_pages=48, max_num_seqs=4)
-    with start_server(engine, "tests.server.hanging_engine", engine_timeout=1.0, log_format="json") as server:
+    with start_server(
+        engine, "tests.server.hanging_engine", engine_timeout=1.0, log_format="json", max_restarts=0
+    ) as server:
         yield server
 
 
@@ -131,7 +133,7 @@ def test_calls_go_past_a_stopped_text_worker(slow_model):
 
 def test_calls_end_with_an_error_when_their_text_worker_stays_away(stub_model):
     with (
-        start_server(EngineConfig(model=str(stub_model)), engine_timeout=1.0) as server,
+        start_server(EngineConfig(model=str(stub_model)), engine_timeout=1.0, max_restarts=0) as server,
         concurrent.futures.ThreadPoolExecutor() as pool,
         stopped(child(server, "frontend.worker")),
     ):

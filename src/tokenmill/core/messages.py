@@ -2,13 +2,16 @@
 
     API --(GenerateText, AbortRequests, EncodeText, DecodeTokens)--> text worker
     text worker --(AddRequest, AbortRequests)--> engine
-    engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded)--> API
+    API --(EngineLost, EngineBack)--> text workers, API --(LeaveWorker)--> engine, where one of them has died
+    engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded, Cleared)--> API
     engine --(EngineProgress, EngineReady, EngineStats)--> API --(EngineReady)--> text workers
     API --(SetPaused, ResetPrefixCache, ExplainRequests)--> engine --(Done, RequestStates)--> API
     API --(Ping)--> engine, text workers --(Beat, Pong, PartFailed)--> API
 
 A text worker chooses the engine of a request. An abort takes the same way as its request, so it can never overtake it.
 Ids are random and internal: a client's own id is a label that stays in the API process.
+
+A part that is started again has a new inbox, by whose name what the dead one has left on its way is known and dropped.
 """
 
 from __future__ import annotations
@@ -51,6 +54,8 @@ class GenerateText(Message, kw_only=True):
         wants_prompt: the first output comes with a `PromptReport`.
         pooling: "mean" or "last": wanted is a vector for the prompt, not a continuation.
         engine: the one that must have the requests; None: the text worker chooses.
+        resumed: the text worker that had the call has died. The tokens of each delta that the client has been sent, by
+            the ids of the requests that are still open.
     """
 
     ids: list[str]
@@ -69,6 +74,7 @@ class GenerateText(Message, kw_only=True):
     wants_prompt: bool = False
     pooling: str = ""
     engine: int | None = None
+    resumed: dict[str, list[list[int]]] | None = None
 
 
 class AbortRequests(Message):
@@ -95,20 +101,46 @@ class DecodeTokens(Message):
     token_ids: list[int]
 
 
+class EngineLost(Message):
+    """An engine has died: what it had is another's, or waits for `EngineBack`.
+
+    Attributes:
+        suspects: requests that ran when it died; each is tried again alone.
+        convicted: those that were there at two deaths, and nothing else was at both; they end with an error.
+    """
+
+    engine: int
+    suspects: list[str] = []
+    convicted: list[str] = []
+
+
+class EngineBack(Message):
+    """An engine takes requests, at this inbox."""
+
+    engine: int
+    inbox: str
+
+
 # --- text worker -> engine ----------------------------------------------------------------------------------------
 
 
 class AddRequest(Message, kw_only=True):
-    """One request to run. `params.max_tokens` may be None; the engine caps it by the context."""
+    """One request to run. `params.max_tokens` may be None; the engine caps it by the context.
+
+    Attributes:
+        output_token_ids: what it has brought already, on an engine that died; it goes on behind them.
+        worker: the inbox of the text worker that its outputs go to.
+    """
 
     id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    output_token_ids: list[int] = []
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
     is_resumable: bool = False
-    worker: int = 0
+    worker: str = ""
     pooling: str = ""
     engine: int | None = None
 
@@ -141,6 +173,12 @@ class ExplainRequests(Message):
     request_ids: list[str]
 
 
+class LeaveWorker(Message):
+    """A text worker has died: its requests end without an answer, since they will come again by another."""
+
+    worker: str
+
+
 # --- engine -> text worker ----------------------------------------------------------------------------------------
 
 
@@ -161,10 +199,11 @@ class TokenOutput(msgspec.Struct, array_like=True):
 
 
 class StepOutputs(Message):
-    """The outputs of one step for one text worker."""
+    """The outputs of one step for one text worker. `source`: the inbox of the engine."""
 
     step: int
     outputs: list[TokenOutput]
+    source: str = ""
 
 
 # --- text worker -> API -------------------------------------------------------------------------------------------
@@ -208,9 +247,10 @@ class TextOutput(msgspec.Struct, array_like=True):
 
 
 class TextOutputs(Message):
-    """All deltas of one step."""
+    """All deltas of one step. `source`: the inbox of the text worker."""
 
     outputs: list[TextOutput]
+    source: str = ""
 
 
 class RequestRejected(Message, kw_only=True):
@@ -221,6 +261,12 @@ class RequestRejected(Message, kw_only=True):
     error: str
     param: str | None = None
     code: str | None = None
+
+
+class Cleared(Message):
+    """These suspects of an engine's death have gone on without harm, or have ended."""
+
+    ids: list[str]
 
 
 class Encoded(Message):
@@ -383,11 +429,12 @@ class Beat(Message, kw_only=True):
     num_dropped: int = 0
 
 
-TextMessage = GenerateText | AbortRequests | EncodeText | DecodeTokens | StepOutputs | EngineReady
+EngineNews = EngineLost | EngineBack
+TextMessage = GenerateText | AbortRequests | EncodeText | DecodeTokens | StepOutputs | EngineReady | EngineNews
 ToWorker = TextMessage | Ping
 EngineControl = SetPaused | ResetPrefixCache | ExplainRequests
-ToEngine = AddRequest | AbortRequests | EngineControl | Ping
+ToEngine = AddRequest | AbortRequests | LeaveWorker | EngineControl | Ping
 EngineReply = Done | RequestStates
 SignOfLife = Beat | Pong
 FromWorker = TextOutputs | RequestRejected | Encoded | Decoded
-ToApi = FromWorker | EngineReply | EngineProgress | EngineReady | EngineStats | SignOfLife | PartFailed
+ToApi = FromWorker | Cleared | EngineReply | EngineProgress | EngineReady | EngineStats | SignOfLife | PartFailed

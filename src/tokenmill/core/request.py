@@ -289,6 +289,18 @@ class Request:
         self.stop_reason = stop_reason
         self.wait_reason = ""
 
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Before its first step: go on behind outputs that another engine has brought.
+
+        Raises:
+            InvalidRequest: they leave no room for a further one.
+        """
+        if self.num_tokens + len(token_ids) >= self.max_tokens_total:
+            raise InvalidRequest(f"{len(token_ids)} output tokens already; {self.max_tokens_total} tokens in all")
+        self._make_room(len(token_ids))
+        self._buffer[self.num_tokens : self.num_tokens + len(token_ids)] = token_ids
+        self.num_tokens += len(token_ids)
+
     def append_outputs(self, token_ids: list[int], num_rejected: int = 0) -> list[int]:
         """Take in the tokens that a step brought, one by one; a stop token or the last that fits ends the turn.
 

@@ -106,7 +106,9 @@ class Engine:
         params = message.params
         try:
             status = self._gates.admit(message) or status
-            self.scheduler.add(self._request(message, min(room, params.max_tokens or room), status))
+            request = self._request(message, min(room, params.max_tokens or room), status)
+            request.resume(message.output_token_ids)
+            self.scheduler.add(request)
         except InvalidRequest as refusal:
             self._release([message.id])
             return [_refused(message.id, refusal)]

@@ -1,4 +1,4 @@
-"""The engine process: `python -m tokenmill.engine.process FOLDER INDEX RANK`. Sockets around an `Engine`.
+"""The engine process: `python -m tokenmill.engine.process FOLDER INDEX RANK LIFE`. Sockets around an `Engine`.
 
 One inbox (`engine-0.ipc`), one outbox per text worker and one to the API process, all unix sockets in the private
 folder, all msgpack structs. It ends when it is told to (SIGTERM) or when its parent is gone (end of stdin).
@@ -15,31 +15,32 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import zmq
-
+from tokenmill.config import EngineConfig
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
-    EngineMessage,
     EngineProgress,
+    LeaveWorker,
     PartFailed,
     Ping,
     Pong,
     StepOutputs,
-    ToApi,
     ToEngine,
     TokenOutput,
 )
 from tokenmill.engine.control import answer
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.kv_publisher import KVPublisher
-from tokenmill.ipc.channels import API, LINGER_MILLISECONDS, Inbox, Outbox, engine_name, worker_name
+from tokenmill.ipc.channels import engine_name
+from tokenmill.ipc.engine_sockets import EngineSockets
 from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, LineHandler
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
 from tokenmill.model_files import check_tokenizer
 from tokenmill.replicas.launch_file import LaunchFile
+from tokenmill.replicas.suspects import MarkingExecutor, RunningPage, page_path
+from tokenmill.replicas.topology import Topology
 
 logger = logging.getLogger(__name__)
 
@@ -51,48 +52,6 @@ IDLE_POLL_MS = 200
 # graphs are captured, kernels are compiled.
 START_PATIENCE = 20.0
 _DONE = object()
-
-
-class EngineSockets:
-    """The inbox and the outboxes of the process of engine `index`."""
-
-    def __init__(self, folder: Path, index: int) -> None:
-        self.name = engine_name(index)
-        self._folder = folder
-        self._index = index
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._inbox: Inbox[ToEngine] = Inbox(self._context, folder, self.name, ToEngine)
-        self._api = Outbox(self._context, folder, API)
-        self._workers: dict[int, Outbox] = {}
-
-    def receive(self, wait_ms: int) -> list[ToEngine]:
-        """All messages that are there; waits up to `wait_ms` for the first."""
-        messages: list[ToEngine] = []
-        if wait_ms and not self._inbox.socket.poll(wait_ms):
-            return messages
-        while (message := self._inbox.receive()) is not None:
-            messages.append(message)
-        return messages
-
-    def send_to_api(self, message: ToApi) -> None:
-        """Send a message to the API process, saying which engine it is from."""
-        if isinstance(message, EngineMessage):
-            message.engine = self._index
-        self._api.send(message)
-
-    def send_to_worker(self, worker: int, message: StepOutputs) -> None:
-        """Send a step's outputs to the text worker whose requests they belong to."""
-        if worker not in self._workers:
-            self._workers[worker] = Outbox(self._context, self._folder, worker_name(worker))
-        self._workers[worker].send(message)
-
-    def heartbeat(self, timeout: float) -> Heartbeat:
-        """The engine's, to be entered."""
-        return Heartbeat(self._context, self._folder, self._inbox, timeout)
-
-    def close(self) -> None:
-        """Deliver what is on its way, a moment long, and let go."""
-        self._context.destroy(linger=LINGER_MILLISECONDS)
 
 
 class EngineLoop:
@@ -115,7 +74,7 @@ class EngineLoop:
         self._publisher = publisher
         self._idle_work: Iterator[None] | None = idle_work
         self._sockets = sockets
-        self._worker_of: dict[str, int] = {}
+        self._worker_of: dict[str, str] = {}
         self._stopping = False
         self._last_stats = 0.0
 
@@ -153,6 +112,9 @@ class EngineLoop:
         if isinstance(message, Ping):
             self._sockets.send_to_api(Pong(self._sockets.name))
             return []
+        if isinstance(message, LeaveWorker):
+            self._leave(message.worker)
+            return []
         if not isinstance(message, AddRequest):
             self._sockets.send_to_api(answer(self._engine, message, self._publish))
             self._send_stats(now=True)
@@ -160,8 +122,16 @@ class EngineLoop:
         self._worker_of.setdefault(message.id, message.worker)
         return self._engine.add(message)
 
+    def _leave(self, worker: str) -> None:
+        """The requests of a dead text worker end unanswered: they come again by another, with what they have."""
+        ids = [request_id for request_id, name in self._worker_of.items() if name == worker]
+        self._engine.abort(ids)
+        for request_id in ids:
+            del self._worker_of[request_id]
+        self._sockets.leave_worker(worker)
+
     def _publish(self, outputs: list[TokenOutput]) -> None:
-        by_worker: dict[int, list[TokenOutput]] = {}
+        by_worker: dict[str, list[TokenOutput]] = {}
         for output in outputs:
             by_worker.setdefault(self._worker_of[output.id], []).append(output)
             if output.finish_reason is not None:
@@ -177,13 +147,13 @@ class EngineLoop:
             self._sockets.send_to_api(self._engine.stats())
 
 
-def serve(folder: Path, index: int) -> int:
+def serve(folder: Path, index: int, life: int = 0) -> int:
     """Build the engine of this index that FOLDER/launch.json describes and serve; returns the exit code."""
-    sockets = EngineSockets(folder, index)
+    sockets = EngineSockets(folder, index, life)
     try:
         launch = LaunchFile.read(folder)
         with sockets.heartbeat(launch.server.engine_timeout) as heartbeat:
-            _serve(launch, index, sockets, heartbeat)
+            _serve(launch.engine_config(index, life), launch.topology, index, sockets, heartbeat)
     except TokenMillError as error:
         sockets.send_to_api(PartFailed(sockets.name, str(error), error.exit_code))
         return error.exit_code
@@ -196,9 +166,7 @@ def serve(folder: Path, index: int) -> int:
     return 0
 
 
-def _serve(launch: LaunchFile, index: int, sockets: EngineSockets, heartbeat: Heartbeat) -> None:
-    config = launch.engine_config(index)
-
+def _serve(config: EngineConfig, topology: Topology, index: int, sockets: EngineSockets, heartbeat: Heartbeat) -> None:
     def report(phase: str, done: int, total: int) -> None:
         heartbeat.begin(phase, START_PATIENCE)
         sockets.send_to_api(EngineProgress(phase, done, total))
@@ -210,7 +178,9 @@ def _serve(launch: LaunchFile, index: int, sockets: EngineSockets, heartbeat: He
 
     built = build_engine(config, report)
     kv_events = config.kv_events()
-    publisher = None if kv_events is None else KVPublisher(kv_events, index if launch.topology.has_replicas else None)
+    publisher = None if kv_events is None else KVPublisher(kv_events, index if topology.has_replicas else None)
+    page = RunningPage(page_path(sockets.folder, sockets.name))
+    built.engine.executor = MarkingExecutor(built.engine.executor, built.engine.scheduler.in_flight, page)
     loop = EngineLoop(built.engine, sockets, publisher, built.idle_work, heartbeat)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     # Before it is ready, so that whoever scrapes a fresh server finds the engine's metrics.
@@ -239,10 +209,10 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, handlers=[LineHandler(FORMAT_WITH_TIME)])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     end_with_parent()
-    folder, index, rank = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, (index, rank, life) = Path(sys.argv[1]), map(int, sys.argv[2:])
     assert rank == 0, "this process runs a whole model"
-    offer_stacks(stack_file(folder, engine_name(index)))
-    return serve(folder, index)
+    offer_stacks(stack_file(folder, engine_name(index, life=life)))
+    return serve(folder, index, life)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from hashlib import blake2b
 
 import msgspec
 
@@ -22,6 +21,7 @@ from tokenmill.core.messages import (
     DecodeTokens,
     Encoded,
     EncodeText,
+    EngineNews,
     EngineReady,
     GenerateText,
     RequestRejected,
@@ -32,48 +32,10 @@ from tokenmill.core.messages import (
 from tokenmill.core.request import FinishReason
 from tokenmill.frontend.admission_control import AdmissionControl, AdmissionLimits
 from tokenmill.frontend.generation import Generation
+from tokenmill.frontend.open_request import Call, FinishedRequest, OpenRequest, RequestObserver
 from tokenmill.frontend.worker_turns import WorkerTurns
 
 Send = Callable[[ToWorker], None]
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedRequest:
-    """One request from its arrival to its end. Times are seconds of the machine's monotonic clock; 0: it never was.
-
-    Attributes:
-        label: what its client knows its call by.
-        trace: the `traceparent` that its client sent; empty: none.
-        scheduled: when it was first part of a step.
-    """
-
-    label: str
-    trace: str
-    reason: FinishReason
-    arrived: float
-    scheduled: float
-    first_output: float
-    last_output: float
-    ended: float
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
-
-
-class RequestObserver(Protocol):
-    """Told what clients experience, in seconds of a monotonic clock."""
-
-    def first_token(self, seconds: float) -> None:
-        """The first token came this long after the request."""
-        ...
-
-    def next_tokens(self, num_tokens: int, seconds: float) -> None:
-        """Further tokens came this long after the ones before."""
-        ...
-
-    def finished(self, request: FinishedRequest) -> None:
-        """The request ended."""
-        ...
 
 
 class RejectedRequest(InvalidRequest):
@@ -87,39 +49,27 @@ class RejectedRequest(InvalidRequest):
             self.type = TokenMillError.type
 
 
-@dataclass(slots=True)
-class _OpenRequest:
-    generation: Generation
-    worker: int
-    arrived: float
-    last_output: float
-    first_output: float = 0.0
-    scheduled: float = 0.0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A question to a text worker."""
-
-    worker: int
-    reply: asyncio.Future[Encoded | Decoded]
-
-
 class EngineClient:
     """Starts, follows and aborts requests; spreads API calls over the text workers in turn."""
 
     def __init__(
-        self, workers: Sequence[Send], observer: RequestObserver | None = None, limits: AdmissionLimits | None = None
+        self,
+        workers: Sequence[Send],
+        observer: RequestObserver | None = None,
+        limits: AdmissionLimits | None = None,
+        seed: int = 0,
     ) -> None:
+        """`seed`: keys the draws of prompts that bring no seed, together with their number."""
         self._workers = list(workers)
+        self._retired: set[str] = set()
+        self._ready: EngineReady | None = None
+        self._seed = seed
+        self._num_prompts = 0
         self._admission = AdmissionControl(limits or AdmissionLimits())
         self._turns = WorkerTurns(len(self._workers))
         self._observer = observer
-        self._open: dict[str, _OpenRequest] = {}
-        self._calls: dict[str, _Call] = {}
+        self._open: dict[str, OpenRequest] = {}
+        self._calls: dict[str, Call] = {}
         self._failure: Exception | None = None
 
     @property
@@ -137,6 +87,7 @@ class EngineClient:
 
         `num_rows`: requests that can run at once, on all engines together.
         """
+        self._ready = ready
         self._admission.num_rows = num_rows
         for send in self._workers:
             send(ready)
@@ -179,9 +130,7 @@ class EngineClient:
         arrived = time.monotonic()
         worker = self._turns.next() if worker is None else worker
         tenant = tenant or _new_id()
-        prompts = [
-            msgspec.structs.replace(p, ids=[_new_id() for _ in range(p.params.n)], tenant=tenant) for p in prompts
-        ]
+        prompts = [self._accepted(prompt, tenant) for prompt in prompts]
         ids = [request_id for prompt in prompts for request_id in prompt.ids]
         generation = Generation(ids, lambda generation: self._leave(generation, worker), label, trace)
         try:
@@ -192,9 +141,27 @@ class EngineClient:
             raise
         for prompt in prompts:
             self._admission.enter(prompt)
-        for request_id in ids:
-            self._open[request_id] = _OpenRequest(generation, worker, arrived, arrived)
+            for request_id in prompt.ids:
+                self._open[request_id] = OpenRequest(generation, prompt, worker, arrived, arrived)
         return generation
+
+    def _accepted(self, prompt: GenerateText, tenant: str) -> GenerateText:
+        """A prompt with ids, and with a seed that is fixed from now on: all engines that go on with it draw alike."""
+        ids, params = [_new_id() for _ in range(prompt.params.n)], prompt.params
+        if params.seed is None:
+            digest = blake2b(f"{self._seed}/{self._num_prompts}".encode(), digest_size=8).digest()
+            params = msgspec.structs.replace(params, seed=int.from_bytes(digest, "little", signed=True))
+        self._num_prompts += 1
+        return msgspec.structs.replace(prompt, ids=ids, params=params, tenant=tenant)
+
+    def remark(self) -> None:
+        """Show the readers of all streams that they are not forgotten."""
+        for generation in {request.generation for request in self._open.values()}:
+            generation.remark()
+
+    def still_open(self, ids: list[str]) -> list[str]:
+        """Those of these requests that have not ended."""
+        return [request_id for request_id in ids if request_id in self._open]
 
     def find(self, name: str) -> list[list[str]]:
         """The open requests of each call of this label, or the request of this id: whole names, never parts of them.
@@ -245,6 +212,8 @@ class EngineClient:
     def dispatch(self, message: TextOutputs | RequestRejected | Encoded | Decoded) -> None:
         """Hand a worker's message to whoever waits for it; nobody may: an abort crosses outputs on their way."""
         match message:
+            case TextOutputs() if message.source in self._retired:
+                return
             case TextOutputs():
                 now = time.monotonic()
                 for output in message.outputs:
@@ -268,6 +237,29 @@ class EngineClient:
         self._open.clear()
         self._fail_calls(self._calls, error)
 
+    def replace(self, worker: int, retired: str, news: Sequence[EngineNews]) -> None:
+        """A text worker has died and been started again: it goes on with what is open, and its calls come once more.
+
+        Args:
+            retired: the dead one's inbox; what it has left on its way is dropped.
+            news: how the engines are.
+        """
+        assert self._ready is not None, "the server runs"
+        send = self._workers[worker]
+        self._retired.add(retired)
+        send(self._ready)
+        for one in news:
+            send(one)
+        resumed: dict[int, tuple[GenerateText, dict[str, list[list[int]]]]] = {}
+        for request_id, request in self._open.items():
+            if request.worker == worker:
+                resumed.setdefault(id(request.prompt), (request.prompt, {}))[1][request_id] = request.deltas
+        for prompt, deltas in resumed.values():
+            send(msgspec.structs.replace(prompt, resumed=deltas))
+        for call in self._calls.values():
+            if call.worker == worker:
+                send(call.message)
+
     def lose(self, worker: int, error: Exception) -> None:
         """End what a text worker has been given with this error; if it wakes up one day, it drops that too."""
         ids = [request_id for request_id, request in self._open.items() if request.worker == worker]
@@ -283,7 +275,7 @@ class EngineClient:
 
     async def _call(self, message: EncodeText | DecodeTokens, worker: int) -> Encoded | Decoded:
         self._raise_failure()
-        call = self._calls[message.id] = _Call(worker, asyncio.get_running_loop().create_future())
+        call = self._calls[message.id] = Call(worker, message, asyncio.get_running_loop().create_future())
         try:
             self._send(worker, message)
             return await call.reply
@@ -319,6 +311,7 @@ class EngineClient:
         request.num_prompt_tokens = output.num_prompt_tokens
         request.num_cached_tokens = max(request.num_cached_tokens, output.num_cached_tokens)
         request.num_output_tokens += num_tokens
+        request.deltas.append(output.token_ids)
         if output.finish_reason is not None:
             request.scheduled = output.scheduled_at
             self._forget(output.id, output.finish_reason)

@@ -18,12 +18,16 @@ class Generation:
     """Yields `(index, delta)` until each of its requests has ended; leaving its `async with` aborts the rest.
 
     Deltas that come while nobody reads are merged, so a slow reader costs no more memory than its text.
+
+    Attributes:
+        takes_remarks: its reader knows what a delta with nothing in it is: a sign that it is not forgotten.
     """
 
     def __init__(
         self, ids: Sequence[str], close: Callable[[Generation], None], label: str = "", trace: str = ""
     ) -> None:
         """`close` is called once, when the reader leaves; `label` and `trace`: see `EngineClient.generate`."""
+        self.takes_remarks = False
         self.label = label
         self.trace = trace
         self._index = {request_id: i for i, request_id in enumerate(ids)}
@@ -69,6 +73,12 @@ class Generation:
         if output.finish_reason is not None:
             self.open_ids.discard(output.id)
         self._wake()
+
+    def remark(self) -> None:
+        """Show a reader who takes remarks that it is not forgotten."""
+        request_id = next(iter(self.open_ids), None)
+        if self.takes_remarks and request_id is not None:
+            self.deliver(TextOutput(request_id, "", [], 0, 0))
 
     def fail(self, error: Exception) -> None:
         """Let the reader have this error, after what is already waiting for it."""

@@ -15,6 +15,11 @@ class PromptReporter:
     def __init__(self, text: str, token_ids: list[int], has_logprobs: bool) -> None:
         self._report: PromptReport | None = PromptReport(text, token_ids, [] if has_logprobs else None)
 
+    def begin_again(self) -> None:
+        """The request goes to another engine: what is not out yet comes from there."""
+        if self._report is not None and self._report.logprobs is not None:
+            self._report.logprobs = []
+
     def take(self, output: TokenOutput) -> PromptReport | None:
         """Take in an output; returns the report with the first one that a client gets to see."""
         report = self._report

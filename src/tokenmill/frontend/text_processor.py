@@ -10,6 +10,7 @@ Does not know HTTP, the scheduler or the model.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from tokenmill.core.messages import (
     AddRequest,
     DecodeTokens,
     EncodeText,
+    EngineBack,
+    EngineLost,
     EngineReady,
     GenerateText,
     PromptReport,
@@ -80,7 +83,7 @@ class TextProcessor:
         self,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
-        worker_index: int = 0,
+        worker: str = "",
         *,
         eos_token_ids: frozenset[int] = frozenset(),
         any_whitespace: bool = True,
@@ -88,11 +91,13 @@ class TextProcessor:
     ) -> None:
         """`eos_token_ids` are the model's own: ending on one of them is a plain stop, with no `stop_reason`.
 
+        `worker`: the inbox that outputs should come to.
+
         `any_whitespace`, `max_string_length`: see `GrammarBuilder`.
         """
         self.tokenizer = tokenizer
         self._prompts = PromptProcessor(tokenizer, chat_template, any_whitespace, max_string_length)
-        self._worker_index = worker_index
+        self._worker = worker
         self._eos_token_ids = eos_token_ids
         self._open: dict[str, _OpenRequest] = {}
 
@@ -112,6 +117,8 @@ class TextProcessor:
                 return Routed(to_engine=[message])
             case EngineReady():
                 self._prompts.engine_ready(message)
+                return Routed()
+            case EngineLost() | EngineBack():
                 return Routed()
             case GenerateText() | EncodeText() | DecodeTokens():
                 return self.start(message, self.prepare(message))
@@ -147,10 +154,16 @@ class TextProcessor:
         prompt, thinking = prepared.token_ids, prepared.thinking
         requests: list[ToEngine] = []
         for i, request_id in enumerate(message.ids):
+            deltas = _deltas_sent(message, request_id)
+            if deltas is None:
+                continue
             params = _params_of_continuation(prepared.params, i)
             self.expect(request_id, params, len(prompt))
             self._open[request_id].parser = _answer_parser(message, thinking)
-            if message.wants_prompt:
+            if deltas:
+                self._replay(request_id, deltas)
+                params = msgspec.structs.replace(params, prompt_logprobs=None)
+            elif message.wants_prompt:
                 text = message.text if message.text is not None else self.tokenizer.decode(prompt)
                 has_logprobs = params.prompt_logprobs is not None
                 self._open[request_id].reporter = PromptReporter(text, prompt, has_logprobs)
@@ -159,15 +172,28 @@ class TextProcessor:
                     id=request_id,
                     prompt_token_ids=prompt,
                     params=params,
+                    output_token_ids=[token_id for delta in deltas for token_id in delta],
                     priority=message.priority,
                     cache_salt=message.cache_salt,
                     tenant=message.tenant,
-                    worker=self._worker_index,
+                    worker=self._worker,
                     pooling=message.pooling,
                     engine=message.engine,
                 )
             )
         return requests
+
+    def _replay(self, request_id: str, deltas: list[list[int]]) -> None:
+        """Come to where another text worker was when it died: the client has what these deltas brought."""
+        for token_ids in deltas:
+            self._text_output(self._open[request_id], TokenOutput(request_id, token_ids), None)
+
+    def resubmitted(self, requests: Iterable[AddRequest]) -> None:
+        """These begin again on another engine; log probabilities of their prompts come once more."""
+        for request in requests:
+            reporter = self._open[request.id].reporter
+            if reporter is not None:
+                reporter.begin_again()
 
     # --- tokens out -------------------------------------------------------------------------------------------------
 
@@ -197,7 +223,7 @@ class TextProcessor:
         outputs = first_outputs + later_outputs
         return Routed(
             to_engine=[AbortRequests(stopped)] if stopped else [],
-            to_api=[TextOutputs(outputs), *refused] if outputs else refused,
+            to_api=[TextOutputs(outputs, self._worker), *refused] if outputs else refused,
         )
 
     def _text_output(self, request: _OpenRequest, output: TokenOutput, prompt: PromptReport | None) -> TextOutput:
@@ -252,7 +278,7 @@ def load_text_processor(
     folder: Path,
     config: EngineConfig,
     chat_template_file: str | None = None,
-    worker_index: int = 0,
+    worker: str = "",
 ) -> TextProcessor:
     """Load all that a text worker needs from a checkpoint's folder (and another tokenizer's, where given).
 
@@ -265,7 +291,7 @@ def load_text_processor(
     return TextProcessor(
         tokenizer,
         chat_template,
-        worker_index,
+        worker,
         eos_token_ids=eos_token_ids(folder),
         any_whitespace=not config.structured_outputs().disable_any_whitespace,
         max_string_length=_max_string_length(folder, config),
@@ -277,6 +303,11 @@ def _max_string_length(folder: Path, config: EngineConfig) -> int:
     if config.max_string_length is not None:
         return config.max_string_length
     return DEMO_STRING_LENGTH if folder == demo_model_path() else 0
+
+
+def _deltas_sent(message: GenerateText, request_id: str) -> list[list[int]] | None:
+    """The tokens of the deltas that the client has been sent of a request; None: it has ended."""
+    return [] if message.resumed is None else message.resumed.get(request_id)
 
 
 def _params_of_continuation(params: SamplingParams, index: int) -> SamplingParams:

@@ -1,6 +1,6 @@
 """A text worker: the sockets around `TextProcessor`, as a process or as a thread of the API process.
 
-    python -m tokenmill.frontend.worker FOLDER INDEX
+    python -m tokenmill.frontend.worker FOLDER INDEX LIFE
 
 It ends when its standard input does, that is, when its parent is gone.
 """
@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import zmq
@@ -21,8 +21,11 @@ from tokenmill.core.errors import TokenMillError
 from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
+    Cleared,
     DecodeTokens,
     EncodeText,
+    EngineBack,
+    EngineLost,
     EngineReady,
     GenerateText,
     PartFailed,
@@ -30,8 +33,10 @@ from tokenmill.core.messages import (
     Pong,
     StepOutputs,
     TextMessage,
+    TokenOutput,
     ToWorker,
 )
+from tokenmill.core.request import FinishReason
 from tokenmill.frontend.prepare_thread import PrepareThread
 from tokenmill.frontend.prompt_processor import Prepared, Question
 from tokenmill.frontend.text_processor import Routed, TextProcessor, load_text_processor
@@ -39,6 +44,7 @@ from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name, worker_name
 from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.ipc.log_lines import LineHandler
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
+from tokenmill.replicas.dispatcher import Dispatcher
 from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.router import FewestInFlight, Router
 
@@ -49,33 +55,37 @@ HUGE_BYTES = 1 << 20
 # short waits for that.
 START_PATIENCE = 20.0
 PREPARE_PATIENCE = 4.0
+KILLS_ENGINES = "the engine died twice while it ran this request; it is not tried again"
 
-Sockets = tuple[Inbox[ToWorker], Outbox, Mapping[int, Outbox]]
-"""The inbox, and the ways to the API process and to the engines, by their index."""
+Sockets = tuple[Inbox[ToWorker], Outbox, Dispatcher]
+"""The inbox, and the ways to the API process and to the engines."""
 
 
-def run_worker(folder: Path, index: int, alive_fd: int) -> int:
-    """Serve until `alive_fd` reaches its end; return the exit code.
+def run_worker(folder: Path, index: int, alive_fd: int, life: int = 0) -> int:
+    """Serve until `alive_fd` reaches its end; return the exit code. `life`: how often it has been started again.
 
     The tokenizer is loaded when the engine is ready: only then is it known where a hub model lies. A tokenizer that
     cannot be loaded is reported to the API process as `PartFailed`.
     """
     launch = LaunchFile.read(folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    inbox: Inbox[ToWorker] = Inbox(context, folder, worker_name(index), ToWorker)
+    inbox: Inbox[ToWorker] = Inbox(context, folder, worker_name(index, life), ToWorker)
     api = Outbox(context, folder, API)
-    engines = {spec.index: Outbox(context, folder, engine_name(spec.index)) for spec in launch.topology.engines}
+    inboxes = {spec.index: engine_name(spec.index) for spec in launch.topology.engines}
+    router = Router(list(inboxes), FewestInFlight(last=index - 1))
+    predecessor = worker_name(index, life - 1) if life else ""
+    engines = Dispatcher(inboxes, lambda name: Outbox(context, folder, name), router, predecessor)
     try:
         with Heartbeat(context, folder, inbox, launch.server.engine_timeout) as heartbeat:
             _serve(launch, index, (inbox, api, engines), alive_fd, heartbeat)
         return 0
     except TokenMillError as error:
-        api.send(PartFailed(worker_name(index), str(error), error.exit_code))
+        api.send(PartFailed(inbox.name, str(error), error.exit_code))
         return error.exit_code
     finally:
         inbox.close()
-        for outbox in (api, *engines.values()):
-            outbox.close()
+        api.close()
+        engines.close()
         context.term()
 
 
@@ -93,12 +103,11 @@ def _serve(launch: LaunchFile, index: int, sockets: Sockets, alive_fd: int, hear
             while (message := inbox.receive()) is not None:
                 heartbeat.begin(f"a message ({type(message).__name__})")
                 if isinstance(message, Ping):
-                    api.send(Pong(worker_name(index)))
+                    api.send(Pong(inbox.name))
                     continue
                 if isinstance(message, EngineReady):
                     heartbeat.begin("loading the tokenizer", START_PATIENCE)
-                    router = Router(list(engines), FewestInFlight(last=index - 1))
-                    loop = WorkerLoop(_load(launch, message, index), api, engines, router, heartbeat)
+                    loop = WorkerLoop(_load(launch, message, inbox.name), api, engines, heartbeat)
                     for fd in loop.fds:
                         poller.register(fd, zmq.POLLIN)
                 if loop is None:
@@ -126,14 +135,12 @@ class WorkerLoop:
         self,
         processor: TextProcessor,
         api: Outbox,
-        engines: Mapping[int, Outbox],
-        router: Router,
+        engines: Dispatcher,
         heartbeat: Heartbeat,
     ) -> None:
         self._processor = processor
         self._api = api
         self._engines = engines
-        self._router = router
         self._long = PrepareThread(_watched(processor.prepare, heartbeat, "a long text"))
         self._huge = PrepareThread(_watched(processor.prepare, heartbeat, "a huge text"))
         self._threads = (self._long, self._huge)
@@ -147,9 +154,15 @@ class WorkerLoop:
         if isinstance(message, AbortRequests):
             for thread in self._threads:
                 thread.abort(message.ids)
-        if isinstance(message, StepOutputs):
-            self._router.ended(message.outputs)
-        self._send(self._processor.process(message))
+        if isinstance(message, EngineLost) and message.convicted:
+            errors = [TokenOutput(one, [], FinishReason.ERROR, error=KILLS_ENGINES) for one in message.convicted]
+            self.take(StepOutputs(0, errors), 0)
+        if isinstance(message, EngineLost | EngineBack):
+            self._processor.resubmitted(self._engines.hear(message))
+        elif not isinstance(message, StepOutputs) or self._engines.take(message):
+            self._send(self._processor.process(message))
+        if cleared := self._engines.cleared():
+            self._api.send(Cleared(cleared))
 
     def hand_on_finished(self) -> None:
         """Send on what the threads have prepared."""
@@ -173,10 +186,9 @@ class WorkerLoop:
     def _send(self, routed: Routed) -> None:
         for message in routed.to_engine:
             if isinstance(message, AddRequest):
-                self._engines[self._router.route(message)].send(message)
+                self._engines.add(message)
             elif isinstance(message, AbortRequests):
-                for engine, ids in self._router.leave(message.ids).items():
-                    self._engines[engine].send(AbortRequests(ids))
+                self._engines.abort(message.ids)
         for to_api in routed.to_api:
             self._api.send(to_api)
 
@@ -194,8 +206,8 @@ def _watched(prepare: Callable[[Question], Prepared], heartbeat: Heartbeat, job:
     return work
 
 
-def _load(launch: LaunchFile, ready: EngineReady, index: int) -> TextProcessor:
-    return load_text_processor(Path(ready.model), launch.engine, launch.server.chat_template, index)
+def _load(launch: LaunchFile, ready: EngineReady, name: str) -> TextProcessor:
+    return load_text_processor(Path(ready.model), launch.engine, launch.server.chat_template, name)
 
 
 def _parent_is_gone(alive_fd: int, events: dict[object, int]) -> bool:
@@ -207,9 +219,9 @@ def main() -> int:
     # Ctrl-C in a terminal reaches the whole group; the parent decides when its children end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, handlers=[LineHandler()])
-    folder, index = Path(sys.argv[1]), int(sys.argv[2])
-    offer_stacks(stack_file(folder, worker_name(index)))
-    exit_code = run_worker(folder, index, sys.stdin.fileno())
+    folder, index, life = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    offer_stacks(stack_file(folder, worker_name(index, life)))
+    exit_code = run_worker(folder, index, sys.stdin.fileno(), life)
     if exit_code == 0:
         # The parent is gone without having ended us, so it has not removed its folder either.
         shutil.rmtree(folder, ignore_errors=True)

@@ -27,14 +27,18 @@ _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def engine_name(index: int, rank: int = 0) -> str:
-    """Name of the inbox of an engine, or of another rank of it."""
-    return f"engine-{index}-rank-{rank}" if rank else f"engine-{index}"
+def engine_name(index: int, rank: int = 0, life: int = 0) -> str:
+    """Name of the inbox of an engine, or of another rank of it. `life`: how often it has been started again."""
+    return (f"engine-{index}-rank-{rank}" if rank else f"engine-{index}") + _suffix(life)
 
 
-def worker_name(index: int) -> str:
-    """Name of a text worker's inbox."""
-    return f"worker-{index}"
+def worker_name(index: int, life: int = 0) -> str:
+    """Name of a text worker's inbox. `life`: how often it has been started again."""
+    return f"worker-{index}" + _suffix(life)
+
+
+def _suffix(life: int) -> str:
+    return f"-life-{life}" if life else ""
 
 
 class Inbox(Generic[T]):
@@ -95,9 +99,9 @@ class Outbox:
         """Queue a message; order is kept."""
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
-    def close(self) -> None:
-        """Give what is queued a moment to leave, then close."""
-        self._socket.close()
+    def close(self, linger: int | None = None) -> None:
+        """Give what is queued a moment to leave, then close. `linger`: milliseconds, where it should be another."""
+        self._socket.close(linger)
 
 
 def socket_path(folder: Path, name: str) -> Path:

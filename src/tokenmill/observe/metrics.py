@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from tokenmill.core.histogram import Histogram
 from tokenmill.core.request import FinishReason
-from tokenmill.frontend.client import FinishedRequest
+from tokenmill.frontend.open_request import FinishedRequest
 from tokenmill.observe.engine_metrics import engine_metrics, histogram
 from tokenmill.observe.traces import TraceExporter
 from tokenmill.replicas.engine_handle import EngineHandle

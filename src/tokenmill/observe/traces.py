@@ -19,7 +19,7 @@ import msgspec
 
 import tokenmill
 from tokenmill.core.request import FinishReason
-from tokenmill.frontend.client import FinishedRequest
+from tokenmill.frontend.open_request import FinishedRequest
 
 _logger = logging.getLogger(__name__)
 

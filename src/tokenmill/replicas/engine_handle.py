@@ -41,6 +41,7 @@ class EngineHandle:
         health: of its ranks.
         ready: what it said when it became ready; None: it still starts.
         stats: its latest numbers; None: it still starts.
+        is_paused: it should launch no step; it is told so again when it has been started again.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class EngineHandle:
         self.stats: EngineStats | None = None
         self._send = send
         self._answer_seconds = answer_seconds
+        self.is_paused = False
         self._is_ready = asyncio.Event()
         self._open: dict[str, asyncio.Future[EngineReply]] = {}
 
@@ -92,12 +94,21 @@ class EngineHandle:
                 if future is not None and not future.done():
                     future.set_result(message)
 
+    def lose(self) -> None:
+        """It has died: what it was asked stays without an answer."""
+        self.ready = None
+        self._is_ready.clear()
+        for future in self._open.values():
+            if not future.done():
+                future.set_exception(EngineDead(f"{self.name} has died; it is being started again"))
+
     async def set_paused(self, is_paused: bool) -> None:
         """Let the engine launch no step, or go on; returns when no step runs any more.
 
         Raises:
             EngineDead: it gave no answer; so do all calls of this class.
         """
+        self.is_paused = is_paused
         await self._call(SetPaused(_new_id(), is_paused))
 
     async def reset_prefix_cache(self, preempt_running: bool) -> bool:
@@ -113,6 +124,8 @@ class EngineHandle:
         return [msgspec.structs.replace(state, engine=self.index) for state in reply.states]
 
     async def _call(self, message: EngineControl) -> EngineReply:
+        if self.ready is None:
+            raise EngineDead(f"{self.name} is being started")
         future: asyncio.Future[EngineReply] = asyncio.get_running_loop().create_future()
         self._open[message.id] = future
         try:

@@ -41,20 +41,21 @@ class HangWatch:
         self._say = say
         self._on_tick = on_tick
         self._hanging: set[str] = set()
+        self._reported: set[str] = set()
         self._reports: set[asyncio.Task[None]] = set()
-        self._is_started = False
 
     def started(self) -> None:
         """All parts are ready."""
-        self._is_started = True
         for part in self.parts.values():
             part.started()
 
-    def hear(self, message: SignOfLife) -> None:
-        """Take in a beat or an answer; a name that no part has is ignored."""
-        part = self.parts.get(message.part)
-        if part is None:
-            return
+    def has_reported(self, name: str) -> bool:
+        """A part hangs, and its stacks have been told."""
+        return name in self._reported
+
+    def hear(self, name: str, message: SignOfLife) -> None:
+        """Take in a beat or an answer of a part."""
+        part = self.parts[name]
         match message:
             case Beat():
                 part.beats(message)
@@ -79,7 +80,7 @@ class HangWatch:
         """So much time has passed in which this process has listened."""
         for name, part in self.parts.items():
             part.pass_time(seconds)
-            if self._is_started and not part.waits_for_pong:
+            if not part.is_starting and not part.waits_for_pong:
                 part.is_asked()
                 self._ping(name)
             self._note(name, part)
@@ -90,6 +91,7 @@ class HangWatch:
         if trouble is None:
             if name in self._hanging:
                 self._hanging.remove(name)
+                self._reported.discard(name)
                 self._say(name, f"{part.name} goes on")
         elif name not in self._hanging:
             self._hanging.add(name)
@@ -98,6 +100,8 @@ class HangWatch:
             task.add_done_callback(self._reports.discard)
 
     async def _report(self, name: str, trouble: str) -> None:
-        lines = (await self._stacks(name)).splitlines()
         # In one line: it goes the way of all lines of the log, where a line feed is shown and not obeyed.
+        lines = (await self._stacks(name)).splitlines()
         self._say(name, " | ".join([trouble, *(line.strip() for line in lines if line.strip())]))
+        if name in self._hanging:
+            self._reported.add(name)

@@ -22,13 +22,19 @@ class PartHealth:
     Attributes:
         name: as sentences call it, e.g. `text worker 0`.
         waits_for_pong: it has been asked and has not answered yet.
+        is_starting: it has not all that it needs yet.
     """
 
     def __init__(self, name: str, timeout: float) -> None:
         """`timeout`: seconds within which its loop must answer."""
         self.name = name
-        self.waits_for_pong = False
         self._timeout = timeout
+        self.begin()
+
+    def begin(self) -> None:
+        """It starts, for the first time or after a death."""
+        self.waits_for_pong = False
+        self.is_starting = True
         self._silence = 0.0
         self._unanswered = 0.0
         self._silent_seconds = SILENT_START_SECONDS
@@ -39,6 +45,7 @@ class PartHealth:
         """It has all that it needs: from now on every beat is expected on time."""
         self._silent_seconds = SILENT_SECONDS
         self._silence = 0.0
+        self.is_starting = False
 
     def pass_time(self, seconds: float) -> None:
         """So much time has passed."""
@@ -68,6 +75,13 @@ class PartHealth:
     def is_deaf(self) -> bool:
         """Its loop takes no messages, as far as can be told: it should be given none."""
         return self._silence > self._silent_seconds or self.is_lost
+
+    @property
+    def is_overdue(self) -> bool:
+        """It has let more time pass than any job is allowed: nobody should wait for it."""
+        beat = self._beat
+        is_late = beat is not None and bool(beat.job) and beat.seconds > beat.limit
+        return is_late or self.is_lost or self._silence > max(self._timeout, self._silent_seconds)
 
     @property
     def is_lost(self) -> bool:

@@ -27,15 +27,21 @@ class LaunchFile(msgspec.Struct):
         """Read what the parent wrote."""
         return msgspec.json.decode((folder / "launch.json").read_bytes(), type=cls)
 
-    def engine_config(self, index: int) -> EngineConfig:
-        """The config of one engine: no two write the same file, publish at the same address or draw the same seeds."""
+    def engine_config(self, index: int, life: int = 0) -> EngineConfig:
+        """The config of one engine: no two write the same file, publish at the same address or draw the same seeds.
+
+        `life`: how often it has been started again; what it has written before is kept.
+        """
+        config = self.engine
+        if config.step_log and life:
+            config = dataclasses.replace(config, step_log=f"{config.step_log}.life-{life}")
         if index == 0:
-            return self.engine
-        events, step_log = self.engine.kv_events(), self.engine.step_log
+            return config
+        events, step_log = config.kv_events(), config.step_log
         moved = None if events is None else msgspec.json.encode(_moved(events, index)).decode()
         return dataclasses.replace(
-            self.engine,
-            seed=self.engine.seed + index,
+            config,
+            seed=config.seed + index,
             step_log=step_log and f"{step_log}.{index}",
             kv_events_config=moved,
         )

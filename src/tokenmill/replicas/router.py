@@ -41,8 +41,23 @@ class Router:
         self._num_open = dict.fromkeys(engines, 0)
         self._engine_of: dict[str, int] = {}
 
-    def route(self, request: AddRequest) -> int:
-        """The engine that a request goes to: the one that it asks for, or the policy's choice."""
+    def __contains__(self, request_id: str) -> bool:
+        """An engine has this request."""
+        return request_id in self._engine_of
+
+    def lose(self, engine: int) -> None:
+        """An engine has died: it has no request any more, and gets none."""
+        self._num_open.pop(engine, None)
+        self._engine_of = {request: its for request, its in self._engine_of.items() if its != engine}
+
+    def gain(self, engine: int) -> None:
+        """An engine takes requests again."""
+        self._num_open.setdefault(engine, 0)
+
+    def route(self, request: AddRequest) -> int | None:
+        """The engine that a request goes to: the one that it asks for, or the policy's choice; None: it must wait."""
+        if not self._num_open or (request.engine is not None and request.engine not in self._num_open):
+            return None
         engine = self._policy.choose(request, self._num_open) if request.engine is None else request.engine
         self._engine_of[request.id] = engine
         self._num_open[engine] += 1

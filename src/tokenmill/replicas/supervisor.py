@@ -1,8 +1,14 @@
-"""Starts the engines and text workers of a server, hears what they say, and notices when one of them ends or hangs."""
+"""Starts the engines and text workers of a server, hears what they say, and starts those again that end or hang.
+
+An engine is its ranks: when one of them dies, all are started again. Whose requests go where meanwhile is known to the
+text workers, which are told; whose calls a dead text worker had is known to the owner.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +17,21 @@ import zmq
 
 from tokenmill.core.messages import (
     Beat,
+    Cleared,
+    EngineBack,
+    EngineLost,
     EngineMessage,
+    EngineNews,
     EngineProgress,
     EngineReady,
     EngineStats,
     FromWorker,
+    Message,
     PartFailed,
     Ping,
     Pong,
+    SetPaused,
+    SignOfLife,
     ToApi,
     ToWorker,
 )
@@ -31,6 +44,8 @@ from tokenmill.replicas.engines import Engines
 from tokenmill.replicas.hang_watch import HangWatch
 from tokenmill.replicas.health import PartHealth
 from tokenmill.replicas.launch_file import LaunchFile
+from tokenmill.replicas.restarts import Restarts
+from tokenmill.replicas.suspects import Suspicion, page_path, running_at_death
 
 WORKER_MODULE = "tokenmill.frontend.worker"
 
@@ -40,7 +55,10 @@ class Owner:
     """Whom a supervisor tells what.
 
     Attributes:
-        ended: a part has ended or cannot go on, so that the server should: the exit code, and a sentence.
+        ended: a part has ended for good or cannot go on, so that the server should: the exit code, and a sentence.
+        died: a part has died and is started again: what to call it in a field, and a sentence.
+        are_open: those of these requests that have not ended.
+        replaced: a text worker is there again: its index, the inbox of the dead one, and how the engines are.
         hung: a part hangs or goes on: what to call it in a field, and a sentence with its stacks.
         answered: what a text worker says of requests.
         counted: an engine has sent its numbers.
@@ -49,12 +67,38 @@ class Owner:
     """
 
     ended: Callable[[int, str], None]
+    died: Callable[[str, str], None]
+    are_open: Callable[[list[str]], list[str]]
+    replaced: Callable[[int, str, Sequence[EngineNews]], None]
     hung: Callable[[str, str], None]
     answered: Callable[[FromWorker], None]
     counted: Callable[[], None]
     ticked: Callable[[int, PartHealth], None]
     progress: Callable[[EngineProgress], None]
     line: Callable[[str], None]
+
+
+@dataclass(slots=True)
+class _Part:
+    """One process, or thread, as it is now, and how it is started.
+
+    Attributes:
+        label: one word for it.
+        inbox: the name of its inbox; each life has its own.
+        outbox: None while it is dead: what is sent meanwhile is dropped, and comes again from a journal.
+        life: how often it has been started again.
+        child: None while it is dead.
+    """
+
+    called: str
+    label: str
+    module: str
+    arguments: tuple[str, ...]
+    inbox: str
+    outbox: Outbox | None
+    life: int = 0
+    child: Child | None = None
+    watcher: asyncio.Task[None] | None = None
 
 
 class Supervisor:
@@ -64,6 +108,7 @@ class Supervisor:
         engines: the handles of the engines.
         workers: the ways to the text workers, by their index.
         num_dropped: messages that an inbox could not read since its process started, by the label of its part.
+        num_restarts: how often a part was started again, by its label.
     """
 
     def __init__(
@@ -76,54 +121,71 @@ class Supervisor:
             run_worker: the loop of a text worker, for the one that is a thread.
         """
         self._folder = folder
-        self._topology = launch.topology
-        self._engine_module = engine_module
+        self._topology = topology = launch.topology
         self._run_worker = run_worker
         self._owner = owner
-        self._children: dict[str, Child] = {}
-        self._watchers: list[asyncio.Task[None]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox: Inbox[ToApi] = Inbox(self._context, folder, API, ToApi)
         self._reader = InboxReader(self._inbox, self._handle)
-        self._called = self._topology.parts
-        sends = {name: Outbox(self._context, folder, name).send for name in self._called}
+        self._worker_of = {worker_name(index): index for index in topology.workers}
+        self._parts = {
+            name: self._part(name, engine_module, str(spec.index), str(rank))
+            for spec in topology.engines
+            for rank, name in enumerate(spec.parts)
+        }
+        self._parts |= {name: self._part(name, WORKER_MODULE, str(index)) for name, index in self._worker_of.items()}
+        self._part_at = {name: name for name in self._parts}
+        self._engine_of = {name: spec.index for spec in topology.engines for name in spec.parts}
         timeout = launch.server.engine_timeout
-        parts = {name: PartHealth(f"the {called}", timeout) for name, called in self._called.items()}
-        self._worker_of = {worker_name(index): index for index in self._topology.workers}
-        handles = [
-            EngineHandle(spec.index, sends[engine_name(spec.index)], [parts[name] for name in spec.parts])
-            for spec in self._topology.engines
-        ]
-        self.engines = Engines(handles)
-        self.workers: Sequence[Callable[[ToWorker], None]] = [sends[name] for name in self._worker_of]
+        health = {name: PartHealth(f"the {part.called}", timeout) for name, part in self._parts.items()}
+        self.engines = Engines(
+            EngineHandle(spec.index, self._to(engine_name(spec.index)), [health[name] for name in spec.parts])
+            for spec in topology.engines
+        )
+        self.workers: Sequence[Callable[[ToWorker], None]] = [self._to(name) for name in self._worker_of]
         self.num_dropped: dict[str, int] = {}
+        self.num_restarts: dict[str, int] = {}
+        self._restarts = {name: Restarts(launch.server.max_restarts) for name in self._parts}
+        self._max_restarts = launch.server.max_restarts
+        self._is_started = False
+        self._returns: set[asyncio.Task[None]] = set()
+        self._suspicion = Suspicion()
+        self._suspected = ""
         self._hangs = HangWatch(
-            parts,
-            ping=lambda name: sends[name](Ping()),
-            stacks=lambda name: self._children[name].stacks(),
-            say=lambda name, text: owner.hung(self._topology.label(name), text),
+            health,
+            ping=lambda name: self._send(name, Ping()),
+            stacks=self._stacks,
+            say=self._say,
             on_tick=self._ticked,
         )
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with the parts that hang; None: none does."""
-        return self._hangs.trouble
+        """What is wrong with the parts that hang or are being started again; None: nothing."""
+        again = [f"the {called} is recovering" for called in self._recovering()]
+        return "; ".join(again) or self._hangs.trouble
+
+    @property
+    def is_recovering(self) -> bool:
+        """A part has died and is not what it was yet."""
+        return bool(self._recovering())
+
+    def _recovering(self) -> list[str]:
+        """The parts that have died and are not what they were yet."""
+        engines = [engine for engine in self.engines if self._is_started and engine.ready is None]
+        again = [part.called for name, part in self._parts.items() if name in self._worker_of and part.outbox is None]
+        again += [self._parts[engine_name(engine.index)].called for engine in engines]
+        return again or ([] if self._suspicion.is_over else [self._suspected])
 
     async def start(self) -> list[EngineReady]:
         """Start all parts; return what the engines say of themselves when they are ready."""
-        for spec in self._topology.engines:
-            for rank, name in enumerate(spec.parts):
-                await self._start(name, self._engine_module, str(spec.index), str(rank))
-        if self._topology.tokenizer_workers == 0:
-            self._watch(worker_name(0), WorkerThread(self._folder, self._run_worker))
-        else:
-            for name, index in self._worker_of.items():
-                await self._start(name, WORKER_MODULE, str(index))
+        for name in self._parts:
+            await self._start(name)
         return await self.engines.wait_until_ready()
 
     def started(self) -> None:
-        """All parts have what they need: from now on each must answer in time."""
+        """All parts have what they need: from now on each must answer in time, and is started again when it dies."""
+        self._is_started = True
         self._hangs.started()
 
     async def run(self) -> None:
@@ -133,47 +195,181 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End all parts."""
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
-        await asyncio.gather(*(child.stop() for child in self._children.values()))
+        tasks = [part.watcher for part in self._parts.values() if part.watcher is not None]
+        for task in (*tasks, *self._returns):
+            task.cancel()
+        await asyncio.gather(*tasks, *self._returns, return_exceptions=True)
+        await asyncio.gather(*(part.child.stop() for part in self._parts.values() if part.child is not None))
         self._reader.stop()
         self._context.destroy(linger=0)
 
-    async def _start(self, name: str, module: str, *arguments: str) -> None:
-        stacks = stack_file(self._folder, name)
-        arguments = (str(self._folder), *arguments)
-        self._watch(name, await ChildProcess.start(self._called[name], module, arguments, self._owner.line, stacks))
+    # --- life and death of a part -----------------------------------------------------------------------------------
 
-    def _watch(self, name: str, child: Child) -> None:
-        self._children[name] = child
-        self._watchers.append(asyncio.ensure_future(self._end_with(child)))
+    def _part(self, name: str, module: str, *arguments: str) -> _Part:
+        called, label = self._topology.parts[name], self._topology.label(name)
+        return _Part(called, label, module, arguments, name, Outbox(self._context, self._folder, name))
 
-    async def _end_with(self, child: Child) -> None:
+    def _to(self, name: str) -> Callable[[Message], None]:
+        """The way to a part, whichever life it is in."""
+        return lambda message: self._send(name, message)
+
+    def _send(self, name: str, message: Message) -> None:
+        outbox = self._parts[name].outbox
+        if outbox is not None:
+            outbox.send(message)
+
+    async def _start(self, name: str) -> None:
+        part = self._parts[name]
+        if name in self._worker_of and self._topology.tokenizer_workers == 0:
+            part.child = WorkerThread(self._folder, self._run_worker)
+        else:
+            arguments = (str(self._folder), *part.arguments, str(part.life))
+            stacks = stack_file(self._folder, part.inbox)
+            part.child = await ChildProcess.start(part.called, part.module, arguments, self._owner.line, stacks)
+        part.watcher = asyncio.ensure_future(self._end_with(name, part.child))
+
+    async def _end_with(self, name: str, child: Child) -> None:
         how = await child.ended()
         # A child that can still say why sends it before it ends; let that arrive first.
         await asyncio.sleep(0.1)
-        self._owner.ended(1, how)
+        pause = self._restarts[name].died(time.monotonic()) if self._can_return(child) else None
+        if pause is None:
+            deaths = self._max_restarts + 1
+            too_often = f"\n{deaths} deaths in a minute are too many; the log says of what" if deaths > 1 else ""
+            self._owner.ended(1, how + (too_often if self._can_return(child) else ""))
+            return
+        self._owner.died(self._parts[name].label, f"{how}; it is started again")
+        task = asyncio.ensure_future(self._return(name, pause))
+        self._returns.add(task)
+        task.add_done_callback(self._returns.discard)
+
+    def _can_return(self, child: Child) -> bool:
+        """A thread cannot be ended, so another one must not take its place; who never began would not the next time."""
+        return self._is_started and isinstance(child, ChildProcess)
+
+    async def _return(self, name: str, pause: float) -> None:
+        """Start a part again: a text worker, or an engine with all its ranks."""
+        engine = self._engine_of.get(name)
+        page = page_path(self._folder, self._parts[name].inbox)
+        names = [name] if engine is None else [own for own, its in self._engine_of.items() if its == engine]
+        for own in names:
+            await self._bury(own)
+        if engine is not None:
+            self.engines[engine].lose()
+            self._tell_workers(self._lost(engine, page))
+        await asyncio.sleep(pause)
+        for own in names:
+            part = self._parts[own]
+            part.outbox = Outbox(self._context, self._folder, part.inbox)
+            await self._start(own)
+            self.num_restarts[self._parts[own].label] = self._parts[own].life
+        if engine is None:
+            self._suspicion.clear()
+            index = self._worker_of[name]
+            self._owner.replaced(index, worker_name(index, self._parts[name].life - 1), self._news())
+
+    def _lost(self, engine: int, page: Path) -> EngineLost:
+        """What the text workers are told of an engine's death."""
+        suspects, convicted = self._suspicion.died(self._owner.are_open(running_at_death(page)))
+        self._suspected = self._parts[engine_name(engine)].called
+        return EngineLost(engine, suspects, convicted)
+
+    async def _bury(self, name: str) -> None:
+        """End what is left of a part, and take no more notice of it. The next life has another inbox."""
+        part = self._parts[name]
+        if part.watcher is not None and part.watcher is not asyncio.current_task():
+            part.watcher.cancel()
+        if part.child is not None:
+            await part.child.stop()
+        self._part_at.pop(part.inbox, None)
+        if part.outbox is not None:
+            part.outbox.close(linger=0)
+        part.child, part.outbox, part.life = None, None, part.life + 1
+        part.inbox = f"{name}-life-{part.life}"
+        self._part_at[part.inbox] = name
+        self._hangs.parts[name].begin()
+
+    def _news(self) -> list[EngineNews]:
+        """How the engines are, for a text worker that knows nothing yet."""
+        return [
+            EngineLost(engine.index) if engine.ready is None else EngineBack(engine.index, self._inbox_of(engine.index))
+            for engine in self.engines
+        ]
+
+    def _inbox_of(self, engine: int) -> str:
+        return self._parts[engine_name(engine)].inbox
+
+    def _tell_workers(self, news: EngineNews) -> None:
+        for name in self._worker_of:
+            self._send(name, news)
+
+    def _engine_is_back(self, engine: int) -> None:
+        handle = self.engines[engine]
+        for part in handle.health:
+            part.started()
+        if handle.is_paused:
+            self._send(engine_name(engine), SetPaused("", True))
+        self._tell_workers(EngineBack(engine, self._inbox_of(engine)))
+
+    # --- what they say ----------------------------------------------------------------------------------------------
 
     def _handle(self, message: ToApi) -> None:
         match message:
             case EngineProgress():
-                self._owner.progress(message)
+                if not self._is_started:
+                    self._owner.progress(message)
             case EngineMessage():
                 self.engines[message.engine].take(message)
                 if isinstance(message, EngineStats):
                     self._owner.counted()
+                if isinstance(message, EngineReady) and self._is_started:
+                    self._engine_is_back(message.engine)
             case PartFailed():
-                who = f"{self._called[message.part]}: " if self._topology.has_replicas else ""
-                self._owner.ended(message.exit_code, who + message.error)
+                self._note_failure(message)
             case Beat() | Pong():
-                self._hangs.hear(message)
-                if isinstance(message, Beat) and message.part in self._called:
-                    self.num_dropped[self._topology.label(message.part)] = message.num_dropped
-                    self.num_dropped[API] = self._inbox.num_dropped
+                self._note_sign(message)
+            case Cleared():
+                self._suspicion.clear(message.ids)
             case _:
                 self._owner.answered(message)
 
-    def _ticked(self, name: str, part: PartHealth) -> None:
+    def _note_failure(self, message: PartFailed) -> None:
+        """A part says why it ends. Later, its end is a death like others."""
+        name = self._part_at.get(message.part)
+        if name is None:
+            return
+        who = f"{self._parts[name].called}: " if self._topology.has_replicas else ""
+        if self._is_started and self._max_restarts:
+            self._owner.line(who + message.error)
+        else:
+            self._owner.ended(message.exit_code, who + message.error)
+
+    def _note_sign(self, message: SignOfLife) -> None:
+        name = self._part_at.get(message.part)
+        if name is None:
+            return
+        health = self._hangs.parts[name]
+        if self._is_started and health.is_starting and name in self._worker_of:
+            health.started()
+        self._hangs.hear(name, message)
+        if isinstance(message, Beat):
+            self.num_dropped[self._parts[name].label] = message.num_dropped
+            self.num_dropped[API] = self._inbox.num_dropped
+
+    # --- those that hang --------------------------------------------------------------------------------------------
+
+    async def _stacks(self, name: str) -> str:
+        child = self._parts[name].child
+        return "it is being started" if child is None else await child.stacks()
+
+    def _say(self, name: str, text: str) -> None:
+        self._owner.hung(self._parts[name].label, text)
+
+    def _ticked(self, name: str, health: PartHealth) -> None:
+        part = self._parts[name]
+        is_hopeless = health.is_overdue and not health.is_starting and self._hangs.has_reported(name)
+        if is_hopeless and self._max_restarts and isinstance(part.child, ChildProcess):
+            with contextlib.suppress(ProcessLookupError):
+                part.child.process.kill()
         if name in self._worker_of:
-            self._owner.ticked(self._worker_of[name], part)
+            self._owner.ticked(self._worker_of[name], health)

@@ -28,6 +28,8 @@ from tokenmill.server.http.middleware import SEND_BODY, tenant_of
 
 _logger = logging.getLogger(__name__)
 
+# A comment, which clients skip: whatever stands between them and us sees that the stream lives.
+_REMARK = b": recovering\n\n"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -118,7 +120,12 @@ class GenerationReply(Response):
 
     async def _stream(self, generation: Generation, send: Send, send_body: Send) -> None:
         # The headers leave with the first delta: until then a refusal can still have its proper status.
+        generation.takes_remarks = True
         async for index, output in generation:
+            if not output.token_ids and output.finish_reason is None:
+                if self._started:
+                    await send_body({"type": "http.response.body", "body": _REMARK, "more_body": True})
+                continue
             events = self._writer.events(index, self._take(index, output), self._usage)
             if events:
                 if not self._started:

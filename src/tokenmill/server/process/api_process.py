@@ -39,6 +39,8 @@ from tokenmill.server.process.stop_signals import handled_by
 _logger = logging.getLogger(__name__)
 
 THROUGHPUT_SECONDS = 10.0
+# Less than what proxies wait for a stream that says nothing.
+REMARK_SECONDS = 1.0
 # What streams get to send their last event after they have been told to end.
 _LAST_EVENT_SECONDS = 0.3
 
@@ -79,6 +81,9 @@ class ApiProcess:
         self._log = EventLog(events.line, server.log_format == "json")
         owner = Owner(
             ended=lambda exit_code, error: self._end(Ending(exit_code, error)),
+            died=lambda part, text: self._log.note("death", text, part=part),
+            are_open=lambda ids: self._client.still_open(ids),  # noqa: PLW0108 - as below
+            replaced=lambda *worker: self._client.replace(*worker),  # noqa: PLW0108 - as below
             hung=lambda part, text: self._log.note("hang", text, part=part),
             answered=lambda message: self._client.dispatch(message),  # noqa: PLW0108 - the client comes later
             counted=lambda: self._client.note_queued(self._parts.engines.stats.num_queued),
@@ -92,12 +97,12 @@ class ApiProcess:
         self._traces = None if endpoint is None else TraceExporter(endpoint, name)
         self._metrics = Metrics(self._parts.engines, self._parts.num_dropped, server.metrics_prefix, name, self._traces)
         limits = AdmissionLimits(server.max_num_queued_reqs, server.max_num_queued_tokens)
-        self._client = EngineClient(self._parts.workers, self._metrics, limits)
+        self._client = EngineClient(self._parts.workers, self._metrics, limits, self._engine.seed)
 
     async def run(self) -> int:
         """Serve until something ends it; return the exit code."""
         with handled_by(self._stop_asked):
-            jobs = [self._parts.run(), self._start(), self._log_throughput()]
+            jobs = [self._parts.run(), self._start(), self._log_throughput(), self._remark()]
             if self._traces is not None:
                 jobs.append(self._traces.run())
             tasks = [asyncio.ensure_future(job) for job in jobs]
@@ -169,8 +174,16 @@ class ApiProcess:
     def _spare(self, worker: int, health: PartHealth) -> None:
         """Keep calls from a text worker that takes no messages, and end those that have waited for it too long."""
         self._client.avoid(worker, health.is_deaf)
-        if health.is_lost:
+        # One that is a process is started again instead.
+        if health.is_lost and not (self._server.max_restarts and self._server.tokenizer_workers):
             self._client.lose(worker, EngineDead(f"{health.name} does not answer"))
+
+    async def _remark(self) -> None:
+        """While a part recovers, streams that have begun get a comment now and then."""
+        while True:
+            await asyncio.sleep(REMARK_SECONDS)
+            if self._parts.is_recovering:
+                self._client.remark()
 
     async def _log_throughput(self) -> None:
         log = ThroughputLog()

@@ -1,0 +1,60 @@
+"""The sockets of an engine's process: one inbox, a way to the API process, and one to each text worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import zmq
+
+from tokenmill.core.messages import EngineMessage, StepOutputs, ToApi, ToEngine
+from tokenmill.ipc.channels import API, LINGER_MILLISECONDS, Inbox, Outbox, engine_name
+from tokenmill.ipc.heartbeat import Heartbeat
+
+
+class EngineSockets:
+    """The inbox and the outboxes of the process of engine `index`. `life`: how often it has been started again."""
+
+    def __init__(self, folder: Path, index: int, life: int = 0) -> None:
+        self.name = engine_name(index, life=life)
+        self.folder = folder
+        self._index = index
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._inbox: Inbox[ToEngine] = Inbox(self._context, folder, self.name, ToEngine)
+        self._api = Outbox(self._context, folder, API)
+        self._workers: dict[str, Outbox] = {}
+
+    def receive(self, wait_ms: int) -> list[ToEngine]:
+        """All messages that are there; waits up to `wait_ms` for the first."""
+        messages: list[ToEngine] = []
+        if wait_ms and not self._inbox.socket.poll(wait_ms):
+            return messages
+        while (message := self._inbox.receive()) is not None:
+            messages.append(message)
+        return messages
+
+    def send_to_api(self, message: ToApi) -> None:
+        """Send a message to the API process, saying which engine it is from."""
+        if isinstance(message, EngineMessage):
+            message.engine = self._index
+        self._api.send(message)
+
+    def send_to_worker(self, worker: str, message: StepOutputs) -> None:
+        """Send a step's outputs to the text worker whose requests they belong to, by the name of its inbox."""
+        if worker not in self._workers:
+            self._workers[worker] = Outbox(self._context, self.folder, worker)
+        message.source = self.name
+        self._workers[worker].send(message)
+
+    def leave_worker(self, worker: str) -> None:
+        """A text worker has died: what is on its way to it is dropped."""
+        outbox = self._workers.pop(worker, None)
+        if outbox is not None:
+            outbox.close(linger=0)
+
+    def heartbeat(self, timeout: float) -> Heartbeat:
+        """The engine's, to be entered."""
+        return Heartbeat(self._context, self.folder, self._inbox, timeout)
+
+    def close(self) -> None:
+        """Deliver what is on its way, a moment long, and let go."""
+        self._context.destroy(linger=LINGER_MILLISECONDS)
