@@ -20,12 +20,11 @@ from tokenmill.core.messages import (
     AddRequest,
     EngineReady,
     EngineStats,
-    Ping,
-    Pong,
     StepOutputs,
     ToEngine,
     TokenOutput,
 )
+from tokenmill.core.part_messages import Ping, Pong
 from tokenmill.core.request import FinishReason
 from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name, worker_name
 from tokenmill.ipc.heartbeat import Heartbeat

@@ -16,17 +16,8 @@ from tests.checkpoints import make_checkpoint
 from tests.kernels.gpu import DEVICE
 from tests.runner.fake_platform import FakePlatform
 from tokenmill.config import EngineConfig, ServerConfig
-from tokenmill.core.messages import (
-    AddRequest,
-    Beat,
-    EngineMessage,
-    EngineProgress,
-    EngineReady,
-    PartFailed,
-    Ping,
-    Pong,
-    ToApi,
-)
+from tokenmill.core.messages import AddRequest, EngineMessage, EngineProgress, EngineReady, ToApi
+from tokenmill.core.part_messages import Beat, PartFailed, Ping, Pong
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.process import START_PATIENCE, EngineLoop, serve
 from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name
@@ -51,7 +42,7 @@ def test_the_engine_beats_while_it_starts_and_answers_pings_when_it_is_ready(tmp
                 found.append(message)
         return found
 
-    command = [sys.executable, "-m", "tokenmill.engine.process", str(tmp_path), str(INDEX), "0"]
+    command = [sys.executable, "-m", "tokenmill.engine.process", str(tmp_path), str(INDEX), "0", "0"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         try:
             start = messages_until(EngineReady)
@@ -92,7 +83,7 @@ def test_a_device_that_dies_in_a_step_ends_the_process_with_a_sentence(
             raise RuntimeError("CUDA error: unspecified launch failure")
 
     def run(loop: EngineLoop) -> None:
-        loop._engine.executor.runner.model = Dying()
+        loop._engine.executor._executor.runner.model = Dying()
         run_to_its_end(loop)
 
     run_to_its_end = EngineLoop.run

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import zmq
 
-from tokenmill.core.messages import Beat, ToApi
+from tokenmill.core.messages import ToApi
+from tokenmill.core.part_messages import Beat
 from tokenmill.ipc.channels import API, Inbox
 from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.ipc.stack_dump import ask_for_stacks, own_stacks

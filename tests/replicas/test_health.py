@@ -1,6 +1,6 @@
 import asyncio
 
-from tokenmill.core.messages import Beat, Pong
+from tokenmill.core.part_messages import Beat, Pong
 from tokenmill.replicas.hang_watch import TICK_SECONDS, HangWatch
 from tokenmill.replicas.health import SILENT_START_SECONDS, PartHealth
 

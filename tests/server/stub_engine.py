@@ -27,10 +27,6 @@ from tokenmill.core.messages import (
     EngineReady,
     EngineStats,
     ExplainRequests,
-    LeaveWorker,
-    PartFailed,
-    Ping,
-    Pong,
     RequestState,
     RequestStates,
     SetPaused,
@@ -38,6 +34,7 @@ from tokenmill.core.messages import (
     ToEngine,
     TokenOutput,
 )
+from tokenmill.core.part_messages import LeaveWorker, PartFailed, Ping, Pong
 from tokenmill.core.plan import Logprob, TokenLogprobs
 from tokenmill.core.request import FinishReason
 from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name

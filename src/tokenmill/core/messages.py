@@ -22,14 +22,18 @@ import msgspec
 
 from tokenmill.core.answer import AnswerPiece
 from tokenmill.core.histogram import Histogram
+from tokenmill.core.part_messages import (
+    Cleared,
+    EngineNews,
+    LeaveWorker,
+    Message,
+    PartFailed,
+    Ping,
+    SignOfLife,
+)
 from tokenmill.core.plan import TokenLogprobs
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
-
-
-class Message(msgspec.Struct, tag=True, omit_defaults=True):
-    """Base of all messages; the class name is the tag."""
-
 
 # --- API -> text worker -------------------------------------------------------------------------------------------
 
@@ -101,26 +105,6 @@ class DecodeTokens(Message):
     token_ids: list[int]
 
 
-class EngineLost(Message):
-    """An engine has died: what it had is another's, or waits for `EngineBack`.
-
-    Attributes:
-        suspects: requests that ran when it died; each is tried again alone.
-        convicted: those that were there at two deaths, and nothing else was at both; they end with an error.
-    """
-
-    engine: int
-    suspects: list[str] = []
-    convicted: list[str] = []
-
-
-class EngineBack(Message):
-    """An engine takes requests, at this inbox."""
-
-    engine: int
-    inbox: str
-
-
 # --- text worker -> engine ----------------------------------------------------------------------------------------
 
 
@@ -171,12 +155,6 @@ class ExplainRequests(Message):
 
     id: str
     request_ids: list[str]
-
-
-class LeaveWorker(Message):
-    """A text worker has died: its requests end without an answer, since they will come again by another."""
-
-    worker: str
 
 
 # --- engine -> text worker ----------------------------------------------------------------------------------------
@@ -261,12 +239,6 @@ class RequestRejected(Message, kw_only=True):
     error: str
     param: str | None = None
     code: str | None = None
-
-
-class Cleared(Message):
-    """These suspects of an engine's death have gone on without harm, or have ended."""
-
-    ids: list[str]
 
 
 class Encoded(Message):
@@ -400,41 +372,10 @@ class RequestStates(EngineMessage):
     states: list[RequestState]
 
 
-class PartFailed(Message):
-    """A part cannot start or cannot go on; `exit_code` is what the command should end with."""
-
-    part: str
-    error: str
-    exit_code: int
-
-
-class Ping(Message):
-    """Asks a loop whether it still takes messages; answered with `Pong` when its turn comes."""
-
-
-class Pong(Message):
-    """Reply to `Ping`, by the part that was asked."""
-
-    part: str
-
-
-class Beat(Message, kw_only=True):
-    """Sent every second by a thread beside a loop. `job` is what it has been busy with for so many `seconds`, of which
-    `limit` are allowed; empty: it waits for work. `num_dropped` counts messages that its inbox could not read."""
-
-    part: str
-    job: str = ""
-    seconds: float = 0.0
-    limit: float = 0.0
-    num_dropped: int = 0
-
-
-EngineNews = EngineLost | EngineBack
 TextMessage = GenerateText | AbortRequests | EncodeText | DecodeTokens | StepOutputs | EngineReady | EngineNews
 ToWorker = TextMessage | Ping
 EngineControl = SetPaused | ResetPrefixCache | ExplainRequests
 ToEngine = AddRequest | AbortRequests | LeaveWorker | EngineControl | Ping
 EngineReply = Done | RequestStates
-SignOfLife = Beat | Pong
 FromWorker = TextOutputs | RequestRejected | Encoded | Decoded
 ToApi = FromWorker | Cleared | EngineReply | EngineProgress | EngineReady | EngineStats | SignOfLife | PartFailed

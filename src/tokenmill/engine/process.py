@@ -17,18 +17,8 @@ from pathlib import Path
 
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import TokenMillError
-from tokenmill.core.messages import (
-    AbortRequests,
-    AddRequest,
-    EngineProgress,
-    LeaveWorker,
-    PartFailed,
-    Ping,
-    Pong,
-    StepOutputs,
-    ToEngine,
-    TokenOutput,
-)
+from tokenmill.core.messages import AbortRequests, AddRequest, EngineProgress, StepOutputs, ToEngine, TokenOutput
+from tokenmill.core.part_messages import LeaveWorker, PartFailed, Ping, Pong
 from tokenmill.engine.control import answer
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.kv_publisher import KVPublisher

@@ -21,7 +21,6 @@ from tokenmill.core.messages import (
     DecodeTokens,
     Encoded,
     EncodeText,
-    EngineNews,
     EngineReady,
     GenerateText,
     RequestRejected,
@@ -29,6 +28,7 @@ from tokenmill.core.messages import (
     TextOutputs,
     ToWorker,
 )
+from tokenmill.core.part_messages import EngineNews
 from tokenmill.core.request import FinishReason
 from tokenmill.frontend.admission_control import AdmissionControl, AdmissionLimits
 from tokenmill.frontend.generation import Generation

@@ -22,8 +22,6 @@ from tokenmill.core.messages import (
     AddRequest,
     DecodeTokens,
     EncodeText,
-    EngineBack,
-    EngineLost,
     EngineReady,
     GenerateText,
     PromptReport,
@@ -36,6 +34,7 @@ from tokenmill.core.messages import (
     ToEngine,
     TokenOutput,
 )
+from tokenmill.core.part_messages import EngineBack, EngineLost
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.demo import demo_model_path

@@ -21,21 +21,16 @@ from tokenmill.core.errors import TokenMillError
 from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
-    Cleared,
     DecodeTokens,
     EncodeText,
-    EngineBack,
-    EngineLost,
     EngineReady,
     GenerateText,
-    PartFailed,
-    Ping,
-    Pong,
     StepOutputs,
     TextMessage,
     TokenOutput,
     ToWorker,
 )
+from tokenmill.core.part_messages import Cleared, EngineBack, EngineLost, PartFailed, Ping, Pong
 from tokenmill.core.request import FinishReason
 from tokenmill.frontend.prepare_thread import PrepareThread
 from tokenmill.frontend.prompt_processor import Prepared, Question

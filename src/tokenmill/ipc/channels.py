@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import zmq
 
-from tokenmill.core.messages import Message
+from tokenmill.core.part_messages import Message
 
 API = "api"
 LINGER_MILLISECONDS = 200

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import zmq
 
-from tokenmill.core.messages import Beat
+from tokenmill.core.part_messages import Beat
 from tokenmill.ipc.channels import API, Inbox, Outbox
 
 BEAT_SECONDS = 1.0

@@ -9,15 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from tokenmill.core.messages import (
-    AbortRequests,
-    AddRequest,
-    EngineLost,
-    EngineNews,
-    LeaveWorker,
-    StepOutputs,
-    TokenOutput,
-)
+from tokenmill.core.messages import AbortRequests, AddRequest, StepOutputs, TokenOutput
+from tokenmill.core.part_messages import EngineLost, EngineNews, LeaveWorker
 from tokenmill.ipc.channels import Outbox
 from tokenmill.replicas.journal import Journal
 from tokenmill.replicas.router import Router

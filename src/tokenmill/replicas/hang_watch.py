@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from tokenmill.core.messages import Beat, Pong, SignOfLife
+from tokenmill.core.part_messages import Beat, Pong, SignOfLife
 from tokenmill.replicas.health import PartHealth, trouble_of
 
 TICK_SECONDS = 0.5

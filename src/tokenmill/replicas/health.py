@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenmill.core.messages import Beat
+from tokenmill.core.part_messages import Beat
 
 # Beats come every second: a part is silent within 5 seconds of a beat that has not come.
 SILENT_SECONDS = 4.0

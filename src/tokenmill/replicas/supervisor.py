@@ -16,24 +16,26 @@ from pathlib import Path
 import zmq
 
 from tokenmill.core.messages import (
-    Beat,
-    Cleared,
-    EngineBack,
-    EngineLost,
     EngineMessage,
-    EngineNews,
     EngineProgress,
     EngineReady,
     EngineStats,
     FromWorker,
+    SetPaused,
+    ToApi,
+    ToWorker,
+)
+from tokenmill.core.part_messages import (
+    Beat,
+    Cleared,
+    EngineBack,
+    EngineLost,
+    EngineNews,
     Message,
     PartFailed,
     Ping,
     Pong,
-    SetPaused,
     SignOfLife,
-    ToApi,
-    ToWorker,
 )
 from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name, worker_name
 from tokenmill.ipc.inbox_reader import InboxReader

@@ -1,0 +1,77 @@
+"""Messages about the parts of a server themselves: their signs of life, their deaths, and who takes their place.
+
+`part` is the name of an inbox. See `messages.py` for the others.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, tag=True, omit_defaults=True):
+    """Base of all messages; the class name is the tag."""
+
+
+class Ping(Message):
+    """Asks a loop whether it still takes messages; answered with `Pong` when its turn comes."""
+
+
+class Pong(Message):
+    """Reply to `Ping`, by the part that was asked."""
+
+    part: str
+
+
+class Beat(Message, kw_only=True):
+    """Sent every second by a thread beside a loop. `job` is what it has been busy with for so many `seconds`, of which
+    `limit` are allowed; empty: it waits for work. `num_dropped` counts messages that its inbox could not read."""
+
+    part: str
+    job: str = ""
+    seconds: float = 0.0
+    limit: float = 0.0
+    num_dropped: int = 0
+
+
+class PartFailed(Message):
+    """A part cannot start or cannot go on; `exit_code` is what the command should end with."""
+
+    part: str
+    error: str
+    exit_code: int
+
+
+class EngineLost(Message):
+    """An engine has died: what it had is another's, or waits for `EngineBack`.
+
+    Attributes:
+        suspects: requests that ran when it died; each is tried again alone.
+        convicted: those that were there at two deaths, and nothing else was at both; they end with an error.
+    """
+
+    engine: int
+    suspects: list[str] = []
+    convicted: list[str] = []
+
+
+class EngineBack(Message):
+    """An engine takes requests, at this inbox."""
+
+    engine: int
+    inbox: str
+
+
+class LeaveWorker(Message):
+    """A text worker has died: its requests end without an answer, since they will come again by another."""
+
+    worker: str
+
+
+class Cleared(Message):
+    """These suspects of an engine's death have gone on without harm, or have ended."""
+
+    ids: list[str]
+
+
+EngineNews = EngineLost | EngineBack
+SignOfLife = Beat | Pong
