@@ -16,8 +16,9 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.kernels.gpu import DEVICE
 from tests.runner.fake_platform import FakePlatform
-from tests.runner.test_drafts import LyingDrafter, requests, told
+from tests.runner.test_drafts import LyingDrafter, requests
 from tests.runner.test_not_numbers import run, running
+from tests.runner.told import assert_same, told
 from tests.structured.test_masks import grammar_text
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import Request, TokenArray
@@ -93,10 +94,7 @@ def check(engine: Engine, wanted: list[AddRequest], drafters: list[LyingDrafter]
         drafter.outputs = {name: told(own)[0][0] for name, own in plain.items()}
         engine.scheduler._drafter = drafter
         drafted = run(engine, wanted)
-        for request in wanted:
-            (want, logprobs), (got, drafted_logprobs) = told(plain[request.id]), told(drafted[request.id])
-            assert got == want, request.params
-            assert drafted_logprobs == (logprobs if is_exact else pytest.approx(logprobs, abs=1e-3)), request.params
+        assert_same(*([told(ran[request.id]) for request in wanted] for ran in (plain, drafted)), is_exact)
         if not isinstance(drafter, ForcedDrafter):
             most = max(most, *(len(one.token_ids) for request in wanted for one in drafted[request.id]))
     engine.scheduler._drafter = None

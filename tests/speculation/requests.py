@@ -36,5 +36,5 @@ def say(request: Request, token_ids: list[int]) -> None:
 def next_turn(request: Request, token_ids: list[int]) -> None:
     """End the turn of a session and go on with further input."""
     say(request, [STOP])
-    request.extend(TurnInput(token_ids, SamplingParams(max_tokens=100), is_last=False, max_model_len=MAX_TOKENS))
+    request.extend(TurnInput(token_ids, SamplingParams(max_tokens=MAX_TOKENS), is_last=False, max_model_len=MAX_TOKENS))
     request.move_to(RequestStatus.RUNNING)

@@ -19,8 +19,9 @@ import torch
 
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.runner.fake_platform import FakePlatform
-from tests.runner.test_drafts import KINDS, NATIVE, requests, told
+from tests.runner.test_drafts import KINDS, NATIVE, requests
 from tests.runner.test_not_numbers import POISON, poisoned, run
+from tests.runner.told import assert_same, told
 from tests.scheduler.drafters import KnowingDrafter
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
@@ -200,9 +201,7 @@ def test_no_output_changes_whatever_is_asked_for(tmp_path: Path, sibling: Path, 
         plain = answers(engine, wanted)
     for draft in (target, sibling):
         with drafting(target, draft, drafter=drafter, **options) as (engine, ours):
-            for (want, numbers), (got, drafted_numbers) in zip(plain, answers(engine, wanted), strict=True):
-                assert got == want
-                assert drafted_numbers == (numbers if is_exact else pytest.approx(numbers, abs=1e-3))
+            assert_same(plain, answers(engine, wanted), is_exact)
             assert ours.num_drafts > 40
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.runner.test_drafts import LETTERS
 from tests.scheduler.harness import Harness
 from tests.scheduler.test_drafts import AlwaysRight
 from tests.speculation.exactness import check
 from tokenmill.core.request import Request
 from tokenmill.kv.kv_manager import KVManager
 from tokenmill.runner.samples import Samples
+from tokenmill.sampling.grammar_rows import RowSamples
+from tokenmill.sampling.row_grammar import RowGrammar
 
 SEED = random.SystemRandom().randrange(2**32)
 
@@ -48,6 +52,42 @@ def test_a_token_behind_the_first_wrong_draft_is_found(monkeypatch: pytest.Monke
     monkeypatch.setattr(Samples, "are_due", one_too_many)
     with pytest.raises(AssertionError):
         check(SEED, num_tokens=4000, num_requests=24)
+
+
+def check_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that draw under a mask at once, and requests whose matcher is asked afterwards."""
+    kinds = [{"temperature": 1.0, "grammar": LETTERS, "top_p": top_p} for top_p in (0.9, 1.0)]
+    monkeypatch.setattr("tests.speculation.exactness.KINDS", kinds)
+    check(SEED, num_tokens=1500, num_requests=24)
+
+
+def test_with_the_right_masks_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_grammars(monkeypatch)
+
+
+def test_the_mask_of_the_draft_before_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = RowGrammar.settle
+
+    def one_late(row: RowGrammar, masks: npt.NDArray[np.int32]) -> None:
+        settle(row, np.concatenate([masks[:1], masks[:-1]]))
+
+    monkeypatch.setattr(RowGrammar, "settle", one_late)
+    with pytest.raises(AssertionError):
+        check_grammars(monkeypatch)
+
+
+def test_a_matcher_that_is_told_what_was_drawn_behind_a_wrong_draft_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = RowSamples.take
+
+    def one_more(samples: RowSamples, tokens: Sequence[int], take_one: Callable[[int], bool]) -> bool:
+        is_taken = take(samples, tokens, take_one)
+        if is_taken and 0 < samples.num_taken < samples.count and tokens[samples.index + samples.num_taken] >= 0:
+            samples.row.taken.append(tokens[samples.index + samples.num_taken])
+        return is_taken
+
+    monkeypatch.setattr(RowSamples, "take", one_more)
+    with pytest.raises(AssertionError):
+        check_grammars(monkeypatch)
 
 
 def test_a_page_with_a_rejected_draft_in_the_cache_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
