@@ -147,10 +147,17 @@ def _server(step_seconds: float) -> Iterator[tuple[int, list[int]]]:
 
 def _serve(port: int) -> int:
     from tokenmill.config import EngineConfig, ServerConfig
+    from tokenmill.core.messages import EngineReady
     from tokenmill.server.process.launch import run
+    from tokenmill.server.process.screen import StandardError
 
-    engine, server = EngineConfig(), ServerConfig(port=port, disable_log_stats=True)
-    return run(engine, server, on_ready=lambda _: print(READY, flush=True), engine_module="frontend_stub")
+    class Ready(StandardError):
+        def on_ready(self, ready: EngineReady) -> None:
+            print(READY, flush=True)
+
+    # Without restarts this process is the one that serves, and is measured.
+    engine, server = EngineConfig(), ServerConfig(port=port, disable_log_stats=True, max_restarts=0)
+    return run(engine, server, Ready, engine_module="frontend_stub")
 
 
 def _text_workers(parent: int) -> list[int]:

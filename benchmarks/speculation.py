@@ -25,6 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.edited_text import texts
 from tools.gpu.folders import QWEN3_0_6B, write_config
 
 from tokenmill.config import EngineConfig
@@ -37,8 +38,6 @@ from tokenmill.runner.samples import Samples
 from tokenmill.runner.step_sampler import HostSampler, Sampled, places
 from tokenmill.speculation.config import SpeculationSettings, SpeculativeConfig
 from tokenmill.speculation.speculation import Speculation
-
-VOCAB_SIZE = 151_936
 
 
 class TracedSampler:
@@ -60,24 +59,6 @@ class TracedSampler:
                 sampled.token_ids[number] = trace[min(position - start, len(trace) - 1)]
         self._tables.write_tokens(*places(sent["draws"]), sampled.token_ids)
         return sampled
-
-
-def edited(text: list[int], rate: float, rng: random.Random) -> list[int]:
-    """A text of which this share of tokens is replaced, left out, or followed by another."""
-    made: list[int] = []
-    for token in text:
-        other = rng.randrange(VOCAB_SIZE)
-        made += rng.choice([[], [other], [token, other]]) if rng.random() < rate else [token]
-    return made
-
-
-def texts(kind: str, number: int, length: int, rng: random.Random) -> tuple[list[int], list[int]]:
-    """A prompt whose first token tells its number, and what follows it."""
-    words = range(100) if kind == "words" else range(VOCAB_SIZE)
-    text = [rng.choice(words) for _ in range(length)]
-    name, _, rate = kind.partition(":")
-    trace = edited(text, float(rate or 0.05), rng) if name == "edits" else [rng.choice(words) for _ in range(length)]
-    return [64 + number, *text], trace
 
 
 def start(folder: Path, options: argparse.Namespace) -> tuple[Engine, SpeculationSettings]:

@@ -21,6 +21,7 @@ from tokenmill.observe.traces import TraceExporter
 from tokenmill.replicas.engine_handle import EngineHandle
 from tokenmill.replicas.engines import Engines
 from tokenmill.replicas.health import PartHealth
+from tokenmill.replicas.restarts import PartCounts
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
 
@@ -91,7 +92,7 @@ def engine(*told: EngineStats, index: int = 0) -> EngineHandle:
 
 def metrics_of(*told: EngineStats, **how) -> Metrics:
     """Of a server whose engine has told these numbers."""
-    return Metrics([engine(*told)], {}, **how)
+    return Metrics([engine(*told)], PartCounts(), **how)
 
 
 def busy_metrics(**how) -> Metrics:
@@ -131,7 +132,8 @@ def test_the_engines_latest_numbers_are_shown():
 
 
 def test_each_engine_has_its_own_numbers():
-    busy = Metrics([engine(busy_stats(num_running=3)), engine(busy_stats(num_running=5), index=1)], {}, prefix="vllm")
+    engines = [engine(busy_stats(num_running=3)), engine(busy_stats(num_running=5), index=1)]
+    busy = Metrics(engines, PartCounts(), prefix="vllm")
     families = list(text_string_to_metric_families(busy.exposition().decode()))
     for prefix in ("tokenmill", "vllm"):
         of_engines: dict[str, list[str]] = {}
@@ -162,7 +164,7 @@ def test_before_the_first_step_all_is_zero():
 
 def test_an_engine_that_has_told_nothing_is_not_shown():
     silent = EngineHandle(0, lambda message: None, [PartHealth("the engine", 30)])
-    assert not any("[0]" in name for name in samples(Metrics([silent], {})))
+    assert not any("[0]" in name for name in samples(Metrics([silent], PartCounts())))
 
 
 def test_every_name_of_the_surface_is_there():
@@ -384,3 +386,9 @@ def test_a_collector_that_is_away_costs_nothing_but_its_spans():
         task.cancel()
 
     asyncio.run(run())
+
+
+def test_deaths_of_parts_and_lost_messages_are_counted_by_part() -> None:
+    found = samples(Metrics([engine()], PartCounts(dropped={"api": 2}, restarts={"engine-0": 3})))
+    assert found["messages_dropped_total[api]"] == 2
+    assert found["restarts_total[engine-0]"] == 3

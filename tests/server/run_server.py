@@ -1,13 +1,20 @@
 """Runs `server.launch.run` as its own process for tests: `python -m tests.server.run_server SPEC_JSON`."""
 
+from __future__ import annotations
+
 import resource
 import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.replicas.topology import EngineSpec
 from tokenmill.server.process.launch import ENGINE_MODULE, run
+from tokenmill.server.process.screen import StandardError
+
+if TYPE_CHECKING:
+    from tokenmill.core.messages import EngineProgress, EngineReady
 
 
 class Spec(msgspec.Struct):
@@ -18,16 +25,18 @@ class Spec(msgspec.Struct):
     max_files: tuple[int, int] | None = None  # the soft and the hard limit of descriptors
 
 
+class Phases(StandardError):
+    """Says what a test waits for."""
+
+    def on_progress(self, progress: EngineProgress) -> None:
+        print("PROGRESS", progress.phase, file=sys.stderr, flush=True)
+
+    def on_ready(self, ready: EngineReady) -> None:
+        print("READY", ready.model, file=sys.stderr, flush=True)
+
+
 if __name__ == "__main__":
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
     if spec.max_files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, spec.max_files)
-    exit_code = run(
-        spec.engine,
-        spec.server,
-        on_progress=lambda progress: print("PROGRESS", progress.phase, file=sys.stderr, flush=True),
-        on_ready=lambda ready: print("READY", ready.model, file=sys.stderr, flush=True),
-        engine_module=spec.engine_module,
-        engines=spec.engines,
-    )
-    sys.exit(exit_code)
+    sys.exit(run(spec.engine, spec.server, Phases, engine_module=spec.engine_module, engines=spec.engines))

@@ -77,15 +77,18 @@ class RunningServer:
     def output(self) -> str:
         return self.log.read_text()
 
+    @property
+    def api_pid(self) -> int:
+        """The process that serves: a child of the one that was started, unless nothing is ever started again."""
+        commands = children_of(self.process.pid)
+        return next(
+            (pid for pid, command in commands.items() if "tests.server.run_server" in command), self.process.pid
+        )
+
     def children(self) -> dict[str, int]:
-        """Process ids of the children by module."""
-        found = {}
-        for folder in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == self.process.pid:
-                    arguments = (folder / "cmdline").read_text().split("\0")
-                    found[" ".join(arguments[3:4] + arguments[5:-2])] = int(folder.name)
-        return found
+        """Process ids of the engines and text workers by module."""
+        commands = children_of(self.api_pid)
+        return {" ".join(command[3:4] + command[5:-2]): pid for pid, command in commands.items()}
 
     def clean(self) -> None:
         """Remove what this helper made."""
@@ -100,6 +103,16 @@ class RunningServer:
         self.wait_for(lambda: not any(is_alive(pid) for pid in pids))
         assert list(self.private.iterdir()) == []
         return code
+
+
+def children_of(parent: int) -> dict[int, list[str]]:
+    """The command lines of a process's children."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
+                found[int(folder.name)] = (folder / "cmdline").read_text().split("\0")
+    return found
 
 
 def is_alive(pid: int) -> bool:

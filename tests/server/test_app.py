@@ -16,6 +16,7 @@ from tokenmill.observe.metrics import Metrics
 from tokenmill.replicas.engine_handle import EngineHandle
 from tokenmill.replicas.engines import Engines
 from tokenmill.replicas.health import PartHealth
+from tokenmill.replicas.restarts import PartCounts
 from tokenmill.server.app import build_app
 from tokenmill.server.context import ServerContext, ToolParsers
 
@@ -28,7 +29,7 @@ def make_context(trouble=None, send=lambda message: None, parsers=None):
         client=EngineClient([send]),
         engines=engines,
         ready=ready(),
-        metrics=Metrics(engines, {}),
+        metrics=Metrics(engines, PartCounts()),
         model_name="m",
         default_sampling={},
         max_logprobs=20,

@@ -9,7 +9,7 @@ PROGRAM = """
 import sys
 if {is_missing}:
     sys.modules["uvloop"] = None
-from tokenmill.server.process.launch import run_loop
+from tokenmill.server.process.api_process import run_loop
 
 async def loop_class():
     import asyncio

@@ -1,5 +1,6 @@
 """How a server starts and ends, and that nothing is left behind, whichever way it does."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import socket
 import stat
 import threading
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -34,7 +36,10 @@ def open_stream(server, lines: list[str], **fields) -> threading.Thread:
 
     def read():
         body = {"messages": MESSAGES, "stream": True} | fields
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=30) as reply:
+        with (
+            contextlib.suppress(httpx.RemoteProtocolError),  # the server was killed
+            httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=30) as reply,
+        ):
             for line in reply.iter_lines():
                 if line:
                     lines.append(line)
@@ -221,3 +226,49 @@ def test_a_unix_socket_serves_and_is_removed(stub_model, tmp_path):
         assert (code, "already in use" in output) == (2, True)
         assert path.exists(), "a second server must leave the socket of the first one alone"
     assert not path.exists()
+
+
+def test_the_api_process_is_started_again_and_who_connects_meanwhile_waits(slow_model):
+    with start_server(EngineConfig(model=str(slow_model))) as server:
+        pids = [server.api_pid, *server.children().values()]
+        lines: list[str] = []
+        thread = open_stream(server, lines)
+        os.kill(server.api_pid, signal.SIGKILL)
+        server.wait_for(lambda: not is_alive(pids[0]))
+        # The connection is taken by the one that comes next; nothing is refused meanwhile.
+        waiting = server.post("/v1/completions", {"prompt": "a", "max_tokens": 3})
+        assert waiting.status_code == 200
+        thread.join(30)
+        assert "[DONE]" not in "".join(lines)
+        assert "the API process was killed by SIGKILL; it is started again" in server.output()
+        assert not any(is_alive(pid) for pid in pids)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_for_end(60) == 0
+        assert len(pids) == 3
+
+
+def test_orphans_that_do_not_end_are_killed(stub_model):
+    with start_server(EngineConfig(model=str(stub_model))) as server:
+        (engine,) = [pid for name, pid in server.children().items() if "stub_engine" in name]
+        os.kill(engine, signal.SIGSTOP)
+        os.kill(server.api_pid, signal.SIGKILL)
+        server.wait_for(lambda: not is_alive(engine))
+        server.wait_for(lambda: server.output().count("READY") == 2)
+
+
+def test_an_api_process_that_dies_too_often_ends_the_server(stub_model):
+    with start_server(EngineConfig(model=str(stub_model)), max_restarts=1) as server:
+        for number in (1, 2):
+            server.wait_for(lambda number=number: server.output().count("READY") == number)
+            os.kill(server.api_pid, signal.SIGKILL)
+        assert server.wait_for_end(60) == 1
+        assert server.output().count("the API process was killed by SIGKILL") == 2
+
+
+def test_the_parent_is_small_and_hears_a_terminal_for_all(stub_model):
+    with start_server(EngineConfig(model=str(stub_model))) as server:
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        assert "\nThreads:\t1\n" in status
+        assert os.getpgid(server.api_pid) != os.getpgid(server.process.pid)
+        for library in ("numpy", "starlette", "uvicorn"):
+            assert f"/{library}/" not in Path(f"/proc/{server.process.pid}/maps").read_text()

@@ -23,7 +23,7 @@ HUGE = 512 * 2**20
 
 def memory(server) -> int:
     """Bytes that the API process holds."""
-    return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096
+    return int(Path(f"/proc/{server.api_pid}/statm").read_text().split()[1]) * 4096
 
 
 def pour(server, head: bytes, filler: bytes) -> tuple[bytes, int]:

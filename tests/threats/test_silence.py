@@ -185,7 +185,7 @@ def small_server(stub_folder):
 
 
 def test_the_soft_limit_of_descriptors_is_raised_to_the_hard_one(small_server):
-    for pid in (small_server.process.pid, *small_server.children().values()):
+    for pid in (small_server.api_pid, *small_server.children().values()):
         assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (256, 256)
 
 
@@ -200,7 +200,7 @@ def test_silent_connections_keep_nobody_out(small_server, first):
             assert status(reply) == 200
         assert len(many) == 300
     assert small_server.output().count("connections are open; one that sent nothing was closed for another") == 1
-    assert len(list(Path(f"/proc/{small_server.process.pid}/fd").iterdir())) < 256
+    assert len(list(Path(f"/proc/{small_server.api_pid}/fd").iterdir())) < 256
 
 
 def test_unfinished_requests_leave_a_place_to_watch_the_server_from(stub_folder):

@@ -16,7 +16,7 @@ from tokenmill.observe.event_log import EventLog
 
 
 class JsonScreen:
-    """See `tokenmill.cli.startup.Screen`. What is no object yet, such as a library's warning, becomes one."""
+    """See `tokenmill.server.process.screen.Screen`. What is no object yet, such as a library's warning, becomes one."""
 
     def __init__(self, stream: IO[str], server: ServerConfig) -> None:
         self._write: Callable[[str], None] = lambda line: print(line, file=stream, flush=True)

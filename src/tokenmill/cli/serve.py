@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_names, read_given
 from tokenmill.cli.parser import Parser
@@ -23,15 +24,7 @@ def run(arguments: Sequence[str]) -> int:
     from tokenmill.server.process import launch
 
     server = dataclasses.replace(server, served_model_name=launch.served_names(engine, server))
-    with open_screen(sys.stderr, server) as screen:
-        return launch.run(
-            engine,
-            server,
-            on_progress=screen.on_progress,
-            on_ready=screen.on_ready,
-            on_error=screen.on_error,
-            on_line=screen.on_line,
-        )
+    return launch.run(engine, server, partial(open_screen, sys.stderr, server))
 
 
 def read_configs(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[EngineConfig, ServerConfig]:

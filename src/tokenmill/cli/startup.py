@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING
 
 from tokenmill.cli.json_screen import JsonScreen
 from tokenmill.cli.startup_report import bytes_text, chat_command, curl_command, facts, model_name
 from tokenmill.config import ServerConfig
 from tokenmill.core.messages import EngineProgress, EngineReady
+from tokenmill.server.process.screen import Screen
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -26,29 +28,7 @@ REFRESH_PER_SECOND = 8
 Clock = Callable[[], float]
 
 
-class Screen(Protocol):
-    """What `tokenmill.server.process.launch` tells while a server starts."""
-
-    def on_progress(self, progress: EngineProgress) -> None:
-        """A phase began or moved on; the phase before it is over."""
-
-    def on_ready(self, ready: EngineReady) -> None:
-        """The server accepts requests."""
-
-    def on_error(self, sentence: str) -> None:
-        """Why the server ends, or cannot start."""
-
-    def on_line(self, line: str) -> None:
-        """A child process wrote this to its standard error."""
-
-    def __enter__(self) -> Screen: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-def open_screen(stream: IO[str], server: ServerConfig, clock: Clock = time.monotonic) -> Screen:
+def open_screen(stream: IO[str], server: ServerConfig, clock: Clock = time.monotonic) -> AbstractContextManager[Screen]:
     """A screen that suits the stream, or whoever reads its lines; `clock` counts seconds."""
     if server.log_format == "json":
         return JsonScreen(stream, server)

@@ -6,7 +6,7 @@ API process sees of each request. Labels come from closed sets, so no client can
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -19,6 +19,7 @@ from tokenmill.frontend.open_request import FinishedRequest
 from tokenmill.observe.engine_metrics import engine_metrics, histogram
 from tokenmill.observe.traces import TraceExporter
 from tokenmill.replicas.engine_handle import EngineHandle
+from tokenmill.replicas.restarts import PartCounts
 
 PREFIX = "tokenmill"
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -30,7 +31,7 @@ class Metrics:
 
     Args:
         engines: whose numbers are shown.
-        num_dropped: messages that could not be read, by inbox; shown as it is at the moment.
+        parts: what has happened to the parts of the server; shown as it is at the moment.
         prefix: the names are shown with this prefix too, and there with the labels that vLLM's dashboards select by.
         model_name: the label `model_name` of those.
         traces: told of each finished request.
@@ -39,7 +40,7 @@ class Metrics:
     def __init__(
         self,
         engines: Iterable[EngineHandle],
-        num_dropped: Mapping[str, int],
+        parts: PartCounts,
         prefix: str = PREFIX,
         model_name: str = "",
         traces: TraceExporter | None = None,
@@ -48,7 +49,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         # Once for every delta of every stream: Prometheus' own histogram costs twenty times as much.
         self._between_tokens = Histogram.of(_SECONDS)
-        self._registry.register(_Collector(engines, num_dropped, self._between_tokens))
+        self._registry.register(_Collector(engines, parts, self._between_tokens))
         self._alias = _Alias(self._registry, prefix, model_name) if prefix != PREFIX else None
         self._success = Counter(
             f"{PREFIX}:request_success", "Finished requests", ["finished_reason"], registry=self._registry
@@ -108,19 +109,20 @@ class Metrics:
 class _Collector(Collector):
     """Shows the latest `EngineStats` and a histogram at the moment of a scrape, so that a step costs nothing here."""
 
-    def __init__(
-        self, engines: Iterable[EngineHandle], num_dropped: Mapping[str, int], between_tokens: Histogram
-    ) -> None:
+    def __init__(self, engines: Iterable[EngineHandle], parts: PartCounts, between_tokens: Histogram) -> None:
         self._engines = engines
-        self._num_dropped = num_dropped
+        self._parts = parts
         self._between_tokens = between_tokens
 
     def collect(self) -> Iterator[Metric]:
-        help = "Messages between processes that could not be read"
-        dropped = CounterMetricFamily(f"{PREFIX}:messages_dropped", help, labels=["inbox"])
-        for inbox, count in self._num_dropped.items():
-            dropped.add_metric([inbox], count)
-        yield dropped
+        for name, label, counts, help in (
+            ("messages_dropped", "inbox", self._parts.dropped, "Messages between processes that could not be read"),
+            ("restarts", "part", self._parts.restarts, "How often an engine or a text worker was started again"),
+        ):
+            family = CounterMetricFamily(f"{PREFIX}:{name}", help, labels=[label])
+            for part, count in counts.items():
+                family.add_metric([part], count)
+            yield family
         yield from engine_metrics(self._engines, PREFIX)
         help = "Between one token and the next"
         yield histogram(f"{PREFIX}:inter_token_latency_seconds", help, self._between_tokens)

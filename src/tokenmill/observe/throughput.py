@@ -16,10 +16,11 @@ class ThroughputLog:
 
     def line(self, stats: EngineStats, seconds: float) -> str | None:
         """The line for the last `seconds`, from the counts of all engines; None when nothing happened in them."""
-        prompt = stats.prompt_tokens - self._prompt_tokens
-        generation = stats.generation_tokens - self._generation_tokens
-        drafts = stats.num_draft_tokens - self._draft_tokens
-        accepted = stats.num_accepted_tokens - self._accepted_tokens
+        # An engine that is started again counts from nothing again.
+        prompt = max(0, stats.prompt_tokens - self._prompt_tokens)
+        generation = max(0, stats.generation_tokens - self._generation_tokens)
+        drafts = max(0, stats.num_draft_tokens - self._draft_tokens)
+        accepted = max(0, stats.num_accepted_tokens - self._accepted_tokens)
         self._prompt_tokens, self._generation_tokens = stats.prompt_tokens, stats.generation_tokens
         self._draft_tokens, self._accepted_tokens = stats.num_draft_tokens, stats.num_accepted_tokens
         if not (prompt or generation):

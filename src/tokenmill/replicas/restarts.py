@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 BACK_OFF_SECONDS = (0.0, 1.0, 2.0, 4.0)
 # Deaths further apart than these have nothing to do with each other: of the limit, and of the pauses.
 LIMIT_SECONDS = 60.0
 BACK_OFF_MEMORY_SECONDS = 300.0
+
+
+@dataclass(slots=True)
+class PartCounts:
+    """What has happened to the parts of a server, by the label of each.
+
+    Attributes:
+        dropped: messages that its inbox could not read since its process started.
+        restarts: how often it was started again.
+    """
+
+    dropped: dict[str, int] = field(default_factory=dict)
+    restarts: dict[str, int] = field(default_factory=dict)
 
 
 class Restarts:

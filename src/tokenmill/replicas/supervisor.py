@@ -46,7 +46,7 @@ from tokenmill.replicas.engines import Engines
 from tokenmill.replicas.hang_watch import HangWatch
 from tokenmill.replicas.health import PartHealth
 from tokenmill.replicas.launch_file import LaunchFile
-from tokenmill.replicas.restarts import Restarts
+from tokenmill.replicas.restarts import PartCounts, Restarts
 from tokenmill.replicas.suspects import Suspicion, page_path, running_at_death
 
 WORKER_MODULE = "tokenmill.frontend.worker"
@@ -109,8 +109,7 @@ class Supervisor:
     Attributes:
         engines: the handles of the engines.
         workers: the ways to the text workers, by their index.
-        num_dropped: messages that an inbox could not read since its process started, by the label of its part.
-        num_restarts: how often a part was started again, by its label.
+        counts: what has happened to the parts.
     """
 
     def __init__(
@@ -145,8 +144,7 @@ class Supervisor:
             for spec in topology.engines
         )
         self.workers: Sequence[Callable[[ToWorker], None]] = [self._to(name) for name in self._worker_of]
-        self.num_dropped: dict[str, int] = {}
-        self.num_restarts: dict[str, int] = {}
+        self.counts = PartCounts()
         self._restarts = {name: Restarts(launch.server.max_restarts) for name in self._parts}
         self._max_restarts = launch.server.max_restarts
         self._is_started = False
@@ -175,7 +173,8 @@ class Supervisor:
     def _recovering(self) -> list[str]:
         """The parts that have died and are not what they were yet."""
         engines = [engine for engine in self.engines if self._is_started and engine.ready is None]
-        again = [part.called for name, part in self._parts.items() if name in self._worker_of and part.outbox is None]
+        starting = [name for name in self._worker_of if self._is_started and self._hangs.parts[name].is_starting]
+        again = [self._parts[name].called for name in starting]
         again += [self._parts[engine_name(engine.index)].called for engine in engines]
         return again or ([] if self._suspicion.is_over else [self._suspected])
 
@@ -264,7 +263,7 @@ class Supervisor:
             part = self._parts[own]
             part.outbox = Outbox(self._context, self._folder, part.inbox)
             await self._start(own)
-            self.num_restarts[self._parts[own].label] = self._parts[own].life
+            self.counts.restarts[self._parts[own].label] = self._parts[own].life
         if engine is None:
             self._suspicion.clear()
             index = self._worker_of[name]
@@ -355,8 +354,8 @@ class Supervisor:
             health.started()
         self._hangs.hear(name, message)
         if isinstance(message, Beat):
-            self.num_dropped[self._parts[name].label] = message.num_dropped
-            self.num_dropped[API] = self._inbox.num_dropped
+            self.counts.dropped[self._parts[name].label] = message.num_dropped
+            self.counts.dropped[API] = self._inbox.num_dropped
 
     # --- those that hang --------------------------------------------------------------------------------------------
 
@@ -369,7 +368,7 @@ class Supervisor:
 
     def _ticked(self, name: str, health: PartHealth) -> None:
         part = self._parts[name]
-        is_hopeless = health.is_overdue and not health.is_starting and self._hangs.has_reported(name)
+        is_hopeless = self._is_started and health.is_overdue and self._hangs.has_reported(name)
         if is_hopeless and self._max_restarts and isinstance(part.child, ChildProcess):
             with contextlib.suppress(ProcessLookupError):
                 part.child.process.kill()

@@ -49,6 +49,9 @@ class Acceptor:
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._listener.fileno())
+        # The parent of this process holds the socket too: closed here alone, it would let clients wait for ever.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for task in self._beginning:
             task.cancel()

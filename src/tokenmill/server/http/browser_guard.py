@@ -8,7 +8,6 @@ without asking first. A page can also have its own name point to this machine an
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenmill.core.errors import TokenMillError
 from tokenmill.server.http.errors import Forbidden, UnsupportedMediaType, error_response
+from tokenmill.server.http.listener import is_loopback
 
 # These change nothing.
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -69,14 +69,6 @@ def host_name(host: str) -> str:
     """The name or address in a Host header, without its port and the brackets of IPv6; empty: there is none in it."""
     found = _HOST.fullmatch(host.strip().lower())
     return (found["address"] or found["name"]) if found else ""
-
-
-def is_loopback(name: str) -> bool:
-    """Whether a name or an address is one of this machine's to itself."""
-    try:
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _has_body(headers: Headers) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import ssl
@@ -11,7 +12,6 @@ from pathlib import Path
 
 from tokenmill.config import ServerConfig
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.server.http.browser_guard import is_loopback
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -62,6 +62,14 @@ def explain(error: OSError, config: ServerConfig) -> InvalidConfig:
         other = "" if config.uds else "; stop what uses it or choose another port with --port"
         return InvalidConfig(f"{where} is already in use{other}")
     return InvalidConfig(f"cannot listen on {where}: {error.strerror}")
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a name or an address is one of this machine's to itself."""
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def is_on_loopback(listener: socket.socket) -> bool:

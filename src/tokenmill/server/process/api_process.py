@@ -8,16 +8,17 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from tokenmill.core.errors import EngineDead, InvalidCheckpoint, InvalidRequest, TokenMillError
-from tokenmill.core.messages import EngineProgress, EngineReady
+from tokenmill.core.messages import EngineReady
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.frontend.admission_control import AdmissionLimits
 from tokenmill.frontend.client import EngineClient
 from tokenmill.frontend.worker import run_worker
+from tokenmill.ipc.log_lines import LineHandler
 from tokenmill.model_files import default_sampling
 from tokenmill.observe.event_log import EventLog
 from tokenmill.observe.metrics import Metrics
@@ -34,7 +35,14 @@ from tokenmill.server.http.errors import ServerStopping
 from tokenmill.server.http.listener import is_on_loopback
 from tokenmill.server.http.server import HttpServer
 from tokenmill.server.operators.admin import public_settings
+from tokenmill.server.process.screen import OpenScreen, Screen
+from tokenmill.server.process.start_checks import check_sockets, check_start
 from tokenmill.server.process.stop_signals import handled_by
+
+try:
+    from uvloop import run as run_loop
+except ImportError:  # it has no build for every platform
+    from asyncio import run as run_loop
 
 _logger = logging.getLogger(__name__)
 
@@ -46,16 +54,6 @@ _LAST_EVENT_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
-    """Whom to tell what; see `launch.run`."""
-
-    progress: Callable[[EngineProgress], None]
-    ready: Callable[[EngineReady], None]
-    error: Callable[[str], None]
-    line: Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
 class Ending:
     """Why the server ends: a request to stop has no `error`."""
 
@@ -63,22 +61,65 @@ class Ending:
     error: str | None = None
 
 
+def serve(
+    folder: Path,
+    launch: LaunchFile,
+    listener: socket.socket,
+    open_screen: OpenScreen,
+    on_begun: Callable[[], None],
+    engine_module: str,
+) -> int:
+    """Serve until something ends the server; return the exit code. Must be called in the main thread.
+
+    Args:
+        folder: private to this server: its sockets lie there.
+        listener: bound; it may listen already, where another process has served before.
+        open_screen: makes what is told of the start and of the life of the server.
+        on_begun: called once requests are accepted.
+        engine_module: the module that runs as the process of an engine.
+    """
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    with open_screen() as screen:
+        logging.getLogger().addHandler(LineHandler(write=screen.on_line))
+        try:
+            check_start(launch.server, launch.topology)
+            check_sockets(folder, launch.topology)
+            # The children have no use for the keys.
+            LaunchFile(launch.engine, replace(launch.server, api_key=()), launch.topology).write(folder)
+
+            async def run() -> int:
+                return await ApiProcess(folder, launch, listener, screen, on_begun, engine_module).run()
+
+            exit_code: int = run_loop(run())
+            return exit_code
+        except TokenMillError as error:
+            screen.on_error(str(error))
+            return error.exit_code
+
+
 class ApiProcess:
     """Runs one server in the current event loop."""
 
     def __init__(
-        self, folder: Path, launch: LaunchFile, listener: socket.socket, events: Events, engine_module: str
+        self,
+        folder: Path,
+        launch: LaunchFile,
+        listener: socket.socket,
+        screen: Screen,
+        on_begun: Callable[[], None],
+        engine_module: str,
     ) -> None:
-        """`folder` holds the launch file; `engine_module` runs as the process of an engine."""
+        """See `serve`."""
         loop = asyncio.get_running_loop()
         self._engine = launch.engine
         self._server = server = launch.server
         self._listener = listener
-        self._events = events
+        self._screen = screen
+        self._on_begun = on_begun
         self._ending: asyncio.Future[Ending] = loop.create_future()
         self._http: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._log = EventLog(events.line, server.log_format == "json")
+        self._log = EventLog(screen.on_line, server.log_format == "json")
         owner = Owner(
             ended=lambda exit_code, error: self._end(Ending(exit_code, error)),
             died=lambda part, text: self._log.note("death", text, part=part),
@@ -88,14 +129,14 @@ class ApiProcess:
             answered=lambda message: self._client.dispatch(message),  # noqa: PLW0108 - the client comes later
             counted=lambda: self._client.note_queued(self._parts.engines.stats.num_queued),
             ticked=self._spare,
-            progress=events.progress,
-            line=events.line,
+            progress=screen.on_progress,
+            line=screen.on_line,
         )
         self._parts = Supervisor(folder, launch, engine_module, run_worker, owner)
         name = server.served_model_name[0] if server.served_model_name else ""
         endpoint = server.otlp_traces_endpoint
         self._traces = None if endpoint is None else TraceExporter(endpoint, name)
-        self._metrics = Metrics(self._parts.engines, self._parts.num_dropped, server.metrics_prefix, name, self._traces)
+        self._metrics = Metrics(self._parts.engines, self._parts.counts, server.metrics_prefix, name, self._traces)
         limits = AdmissionLimits(server.max_num_queued_reqs, server.max_num_queued_tokens)
         self._client = EngineClient(self._parts.workers, self._metrics, limits, self._engine.seed)
 
@@ -110,7 +151,7 @@ class ApiProcess:
                 ending = await self._ending
                 await self._close(ending)
                 if ending.error is not None:
-                    self._events.error(ending.error)
+                    self._screen.on_error(ending.error)
                 return ending.exit_code
             finally:
                 await _cancel(tasks)
@@ -126,7 +167,8 @@ class ApiProcess:
             await self._client.start(least, sum(one.max_num_seqs for one in ready))
             self._parts.started()
             await self._listen(least)
-            self._events.ready(least)
+            self._on_begun()
+            self._screen.on_ready(least)
         except TokenMillError as error:
             self._end(Ending(error.exit_code, str(error)))
         except Exception as error:
@@ -219,7 +261,7 @@ class ApiProcess:
         patience = self._server.shutdown_timeout if ending.error is None else 0.0
         if patience and (count := self._client.num_open):
             who = "1 open request has" if count == 1 else f"{count} open requests have"
-            self._events.line(f"stopping: {who} {patience:g} s to end; Ctrl-C again ends what is open at once")
+            self._screen.on_line(f"stopping: {who} {patience:g} s to end; Ctrl-C again ends what is open at once")
         await asyncio.wait([self._serving], timeout=patience)
         self._client.fail(ServerStopping("the server is stopping"))
         await asyncio.wait([self._serving], timeout=_LAST_EVENT_SECONDS)

@@ -1,7 +1,8 @@
 """`run`: from two configs to a serving process, and back to nothing.
 
-    take the port -> private folder -> start engines and text workers -> engines are ready -> tokenizers are loaded
-        -> accept requests -> Ctrl-C, SIGTERM or a dead child -> end streams, end children, remove the folder
+    take the port -> fork the API process (`keeper`) -> private folder -> start engines and text workers
+        -> engines are ready -> tokenizers are loaded -> accept requests
+        -> Ctrl-C, SIGTERM or a death too many -> end streams, end children, remove the folder
 
 Whatever ends the server, one sentence says why, and nothing is left behind.
 """
@@ -9,31 +10,22 @@ Whatever ends the server, one sentence says why, and nothing is left behind.
 from __future__ import annotations
 
 import contextlib
-import logging
-import shutil
 import socket
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tokenmill.config import EngineConfig, ServerConfig
-from tokenmill.core.errors import InvalidConfig, TokenMillError
-from tokenmill.core.messages import EngineProgress, EngineReady
-from tokenmill.ipc.log_lines import LineHandler
+from tokenmill.core.errors import TokenMillError
+from tokenmill.observe.event_log import EventLog
 from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.topology import EngineSpec, Topology
 from tokenmill.server.http.descriptors import raise_limit
 from tokenmill.server.http.listener import bind, check_tls
-from tokenmill.server.process.api_process import ApiProcess, Events
-from tokenmill.server.process.start_checks import check_sockets, check_start
+from tokenmill.server.process.keeper import keep
+from tokenmill.server.process.screen import OpenScreen, StandardError
 from tokenmill.server.process.stop_signals import held_back
-
-try:
-    from uvloop import run as run_loop
-except ImportError:  # it has no build for every platform
-    from asyncio import run as run_loop
 
 ENGINE_MODULE = "tokenmill.engine.process"
 
@@ -41,51 +33,36 @@ ENGINE_MODULE = "tokenmill.engine.process"
 def run(
     engine: EngineConfig,
     server: ServerConfig,
-    on_progress: Callable[[EngineProgress], None] | None = None,
-    on_ready: Callable[[EngineReady], None] | None = None,
-    on_error: Callable[[str], None] | None = None,
-    on_line: Callable[[str], None] | None = None,
+    open_screen: OpenScreen = StandardError,
     engine_module: str = ENGINE_MODULE,
     engines: tuple[EngineSpec, ...] = (EngineSpec(0),),
 ) -> int:
     """Serve until stopped; return the exit code. Must be called in the main thread.
 
     Args:
-        on_progress: told of each phase of the start.
-        on_ready: told when the server accepts requests.
-        on_error: told the one sentence that explains an exit code other than 0; default: standard error.
-        on_line: given what children write to standard error; default: standard error.
+        open_screen: makes what is told of the start and of the life of the server, in each process that tells it.
         engine_module: the module that runs as the process of an engine.
         engines: which engines to start.
     """
-    events = Events(
-        progress=on_progress or (lambda _: None),
-        ready=on_ready or (lambda _: None),
-        error=on_error or _to_stderr,
-        line=on_line or _to_stderr,
-    )
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    logging.getLogger().addHandler(LineHandler(write=events.line))
     try:
         engine, server = _with_names(engine, server)
         engine, server = engine.resolve(), server.resolve()
         check_tls(server)
         raise_limit()
-        topology = Topology(engines, server.tokenizer_workers)
-        check_start(server, topology)
-        with held_back(), _listener(server) as listener, _private_folder() as folder:
-            check_sockets(folder, topology)
-            launch = LaunchFile(engine, server, topology)
-            # The children have no use for the keys.
-            LaunchFile(engine, replace(server, api_key=()), topology).write(folder)
+        launch = LaunchFile(engine, server, Topology(engines, server.tokenizer_workers))
 
-            async def supervise() -> int:
-                return await ApiProcess(folder, launch, listener, events, engine_module).run()
+        def serve(folder: Path, on_begun: Callable[[], None]) -> int:
+            # Here and not above: the parent stays small, and has no threads when it forks.
+            from tokenmill.server.process.api_process import serve
 
-            exit_code: int = run_loop(supervise())
-            return exit_code
+            return serve(folder, launch, listener, open_screen, on_begun, engine_module)
+
+        log = EventLog(StandardError().on_line, server.log_format == "json")
+        with held_back(), _listener(server) as listener:
+            return keep(serve, server.max_restarts, partial(log.note, "death", part="api"))
     except TokenMillError as error:
-        events.error(str(error))
+        with open_screen() as screen:
+            screen.on_error(str(error))
         return error.exit_code
 
 
@@ -97,18 +74,6 @@ def _listener(server: ServerConfig) -> Iterator[socket.socket]:
         finally:
             if server.uds is not None:
                 Path(server.uds).unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="tokenmill-"))
-    except OSError as error:
-        raise InvalidConfig(f"no folder can be made for the sockets, set TMPDIR: {error.strerror}") from error
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def served_names(engine: EngineConfig, server: ServerConfig) -> tuple[str, ...]:
@@ -144,7 +109,3 @@ def _demo_model() -> Path:
     from tokenmill.demo import demo_model_path
 
     return demo_model_path()
-
-
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,145 @@
+"""Parts of a server are killed, crash and hang under load: every stream is whole, and what it is without that.
+
+    python -m tests.server.chaos [--streams 64] [--faults 20] [--engines 2] [--seed 0]
+
+Prints what each fault was, and how long the server took to say that it is well again; one line of JSON last.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.checkpoints import make_checkpoint
+from tests.server.faulty_engine import CRASH
+from tests.server.running_server import RunningServer, start_server
+from tests.server.streams import answers
+from tokenmill.config import EngineConfig
+from tokenmill.replicas.topology import EngineSpec
+
+ENGINE = "tests.server.faulty_engine"
+# Longer than any honest step of the test's model on a loaded machine; what hangs is killed after it.
+DEADLINE_SECONDS = 4.0
+# What is done to which part.
+FAULTS = {
+    "an engine is killed": (ENGINE, signal.SIGKILL),
+    "a text worker is killed": ("frontend.worker", signal.SIGKILL),
+    "a native kernel crashes": (ENGINE, CRASH),
+    "an engine hangs": (ENGINE, signal.SIGSTOP),
+    "a text worker hangs": ("frontend.worker", signal.SIGSTOP),
+}
+
+
+def start(model: Path, engines: int):
+    """A server whose engines crash when asked to; nothing but time limits how often its parts come back."""
+    engine = EngineConfig(model=str(model), dtype="bfloat16", num_pages=600, max_num_seqs=16)
+    specs = tuple(EngineSpec(index) for index in range(engines))
+    how = {"engine_timeout": DEADLINE_SECONDS, "max_restarts": 1000, "tool_call_parser": "hermes"}
+    return start_server(engine, ENGINE, engines=specs, enable_auto_tool_choice=True, **how)
+
+
+def wait_until_well(server: RunningServer) -> None:
+    """Until no part recovers, and nobody is under suspicion of a death any more."""
+    server.wait_for(lambda: httpx.get(f"{server.url}/health", timeout=30).status_code == 200, 120)
+
+
+def strike(server: RunningServer, fault: str, rng: random.Random) -> float:
+    """Do it to one of the parts; seconds until the server is well again."""
+    module, number = FAULTS[fault]
+    victim = rng.choice([pid for called, pid in server.children().items() if module in called])
+    began = time.monotonic()
+    os.kill(victim, number)
+    server.wait_for(lambda: httpx.get(f"{server.url}/health", timeout=30).status_code != 200 or is_gone(victim), 60)
+    wait_until_well(server)
+    return time.monotonic() - began
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def disturbed(server: RunningServer, count: int, faults: list[str], rng: random.Random) -> tuple[list, list]:
+    """What clients hear while these faults happen, and how long each lasted: the streams come again until all have."""
+    heard, lasted = [], []
+    while faults:
+        calls = asyncio.ensure_future(answers(server.url, count))
+        while faults and not calls.done():
+            await asyncio.sleep(rng.uniform(0.05, 1.0))
+            if not calls.done():
+                fault = faults.pop()
+                lasted.append((fault, await asyncio.to_thread(strike, server, fault, rng)))
+                print(f"{fault}: {lasted[-1][1]:.1f} s", file=sys.stderr, flush=True)
+        heard.append(await calls)
+    return heard, lasted
+
+
+def check(server: RunningServer, count: int, faults: list[str], rng: random.Random) -> list[tuple[str, float]]:
+    """Compare streams with and without faults; how long each fault lasted.
+
+    Raises:
+        AssertionError: a stream differs, or something is left.
+    """
+    undisturbed = asyncio.run(answers(server.url, count))
+    heard, lasted = asyncio.run(disturbed(server, count, faults, rng))
+    for again in heard:
+        for number, (want, got) in enumerate(zip(undisturbed, again, strict=True)):
+            assert got == want, f"stream {number}"
+    wait_until_well(server)
+    server.wait_until_unused()
+    assert "Traceback" not in server.output()
+    return lasted
+
+
+def main() -> None:
+    """Check and print.
+
+    Raises:
+        AssertionError: a stream differs, or something is left.
+    """
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument("--engines", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    options = parser.parse_args()
+    print(f"seed {options.seed}", file=sys.stderr)
+    rng = random.Random(options.seed)
+    faults = [*FAULTS] * -(-options.faults // len(FAULTS))
+    rng.shuffle(faults)
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_checkpoint(Path(folder, "tiny"), "qwen3")
+        began = time.monotonic()
+        with start(model, options.engines) as server:
+            start_seconds = time.monotonic() - began
+            lasted = check(server, options.streams, faults[: options.faults], rng)
+    seconds = {fault: [round(one, 1) for name, one in lasted if name == fault] for fault in FAULTS}
+    print(
+        json.dumps(
+            {
+                "seed": options.seed,
+                "streams": options.streams,
+                "faults": len(lasted),
+                "differ": 0,
+                "start_seconds": round(start_seconds, 1),
+                "median_seconds": {name: statistics.median(own) for name, own in seconds.items() if own},
+                "seconds": seconds,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
