@@ -24,6 +24,7 @@ from tokenmill.core.messages import EngineProgress, EngineReady
 from tokenmill.ipc.log_lines import LineHandler
 from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.topology import EngineSpec, Topology
+from tokenmill.replicas.weight_memory import weight_memory
 from tokenmill.server.http.descriptors import raise_limit
 from tokenmill.server.http.listener import bind, check_tls
 from tokenmill.server.process.api_process import ApiProcess, Events
@@ -73,8 +74,9 @@ def run(
         raise_limit()
         topology = Topology(engines, server.tokenizer_workers)
         check_start(server, topology)
-        with held_back(), _listener(server) as listener, _private_folder() as folder:
+        with held_back(), _listener(server) as listener, _private_folder() as folder, weight_memory() as memory:
             check_sockets(folder, topology)
+            engine = replace(engine, weight_memory=memory)
             launch = LaunchFile(engine, server, topology)
             # The children have no use for the keys.
             LaunchFile(engine, replace(server, api_key=()), topology).write(folder)
