@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -34,25 +35,34 @@ def place_in(folder: Path, content: Content, limit: int | None) -> Path:
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise OSError(errno.EPERM, "others may write in this folder", str(folder))
     path = folder / f"{content.key}{SUFFIX}"
-    if os.path.lexists(path) and not is_ours(path.lstat()):
+    files = _files(folder)
+    found, needed = files.pop(path, None), HEADER_BYTES + content.num_bytes
+    if found is not None and not is_ours(found):
         logger.warning("%s is no file of this user alone; it is removed", path)
         path.unlink()
-    needed = HEADER_BYTES + content.num_bytes
-    if not path.exists() or path.stat().st_size != needed:
-        _make_room(folder, path, needed, limit)
+    elif found is not None and found.st_size == needed:
+        return path
+    _make_room(folder, files, needed, limit)
     return path
 
 
-def _make_room(folder: Path, path: Path, needed: int, limit: int | None) -> None:
-    others = [other for other in folder.glob(f"*{SUFFIX}") if other != path and is_ours(other.lstat())]
-    sizes = {other: other.stat().st_size for other in others}
-    held = sum(sizes.values())
+def _files(folder: Path) -> dict[Path, os.stat_result]:
+    found = {}
+    for path in folder.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):  # another start has removed it
+            found[path] = path.lstat()
+    return found
+
+
+def _make_room(folder: Path, files: dict[Path, os.stat_result], needed: int, limit: int | None) -> None:
+    own = {path: status for path, status in files.items() if is_ours(status)}
+    held = sum(status.st_size for status in own.values())
     if limit is None:
         limit = min(MOST_BYTES, (shutil.disk_usage(folder).free + held) // SHARE)
     if needed <= limit:
-        for other in sorted(others, key=lambda other: other.stat().st_mtime_ns):
-            if held + needed > limit and _remove(other):
-                held -= sizes[other]
+        for path in sorted(own, key=lambda path: own[path].st_mtime_ns):
+            if held + needed > limit and _remove(path):
+                held -= own[path].st_size
     if held + needed > limit:
         raise OSError(errno.ENOSPC, f"it may hold {limit >> 20:,} MiB, and {needed >> 20:,} are needed", str(folder))
 
@@ -63,7 +73,7 @@ def _remove(path: Path) -> bool:
     try:
         if not file.lock(fcntl.LOCK_EX):
             return False
-        path.unlink()
+        path.unlink(missing_ok=True)
         logger.info("%s is removed from the cache of packed weights", path)
         return True
     finally:

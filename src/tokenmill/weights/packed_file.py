@@ -146,7 +146,7 @@ class PackedFile:
     def _header(self) -> Header | None:
         try:
             return msgspec.json.decode(os.pread(self._descriptor, MOST_JSON, 0).rstrip(b"\0"), type=Header)
-        except msgspec.DecodeError:
+        except (ValueError, RecursionError):
             return None
 
 
