@@ -14,9 +14,9 @@ from hypothesis import Phase, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Packed weights of tests are of no use to anybody else.
-_cache = tempfile.mkdtemp(prefix="tokenmill-test-cache-")
-os.environ["XDG_CACHE_HOME"] = _cache
-atexit.register(shutil.rmtree, _cache, ignore_errors=True)
+_home = tempfile.mkdtemp(prefix="tokenmill-test-home-")
+os.environ["HOME"] = _home
+atexit.register(shutil.rmtree, _home, ignore_errors=True)
 
 # Without a GPU the Triton kernels run interpreted; whether they do is decided when they are first imported.
 if not Path("/dev/nvidiactl").exists():

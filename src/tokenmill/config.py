@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,9 +104,7 @@ class EngineConfig:
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
     weight_cache: bool = flag(True, "keep packed weights in files that every engine and later start maps (CPUs)")
-    weight_cache_dir: str | None = flag(
-        None, "where they are kept (auto: tokenmill/weights in the user's cache folder)"
-    )
+    weight_cache_dir: str | None = flag(None, "where they are kept (auto: ~/.cache/tokenmill/weights)")
     weight_cache_size: int | None = flag(
         None, "bytes of them that are kept, e.g. 20GiB (auto: a fifth of the free disk, 64 GiB at most)", size=True
     )
@@ -245,9 +242,7 @@ class EngineConfig:
     @property
     def weight_cache_folder(self) -> Path:
         """Where packed weights are kept."""
-        if self.weight_cache_dir is not None:
-            return Path(self.weight_cache_dir).expanduser()
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tokenmill" / "weights"
+        return Path(self.weight_cache_dir or "~/.cache/tokenmill/weights").expanduser()
 
     @property
     def step_budget(self) -> int:
