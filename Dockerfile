@@ -19,6 +19,7 @@ FROM python:${PYTHON}-slim-bookworm AS base
 RUN python -m venv /opt/tokenmill && useradd --system --uid 10001 --create-home tokenmill
 ENV PATH=/opt/tokenmill/bin:$PATH \
     HF_HOME=/models \
+    TOKENMILL_WEIGHT_CACHE_DIR=/models/packed \
     PYTHONUNBUFFERED=1
 RUN mkdir /models && chown tokenmill /models
 WORKDIR /opt/tokenmill

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 from hypothesis import Phase, settings
 
 # Test models are tiny: a second thread only waits, and on a busy machine its spinning makes a step 50 times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Packed weights of tests are of no use to anybody else.
+_home = tempfile.mkdtemp(prefix="tokenmill-test-home-")
+os.environ["HOME"] = _home
+atexit.register(shutil.rmtree, _home, ignore_errors=True)
 
 # Without a GPU the Triton kernels run interpreted; whether they do is decided when they are first imported.
 if not Path("/dev/nvidiactl").exists():

@@ -9,6 +9,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -102,6 +103,13 @@ class EngineConfig:
         "auto: by the files; dummy: random weights",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
+    weight_cache: bool = flag(True, "keep packed weights in files that every engine and later start maps (CPUs)")
+    weight_cache_dir: str | None = flag(None, "where they are kept (auto: ~/.cache/tokenmill/weights)")
+    weight_cache_size: int | None = flag(
+        None, "bytes of them that are kept, e.g. 20GiB (auto: a fifth of the free disk, 64 GiB at most)", size=True
+    )
+    # Where engines of one server share packed weights without a cache: a descriptor that their parent holds.
+    weight_memory: str = ""
     dtype: str = flag(
         "auto", "type of weights and activations (auto: bfloat16; half: float16; float: float32)", choices=DTYPES
     )
@@ -211,7 +219,14 @@ class EngineConfig:
         for name in ("long_prefill_token_threshold", "max_string_length"):
             if (getattr(self, name) or 0) < 0:
                 raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 (off) or more")
-        for name in ("max_model_len", "num_pages", "kv_cache_memory_bytes", "num_threads", "max_num_batched_tokens"):
+        for name in (
+            "max_model_len",
+            "num_pages",
+            "kv_cache_memory_bytes",
+            "num_threads",
+            "max_num_batched_tokens",
+            "weight_cache_size",
+        ):
             if getattr(self, name) is not None:
                 _check_positive(self, name)
         self.kv_events()
@@ -223,6 +238,11 @@ class EngineConfig:
             async_scheduling=overlap,
             max_num_batched_tokens=budget,
         )
+
+    @property
+    def weight_cache_folder(self) -> Path:
+        """Where packed weights are kept."""
+        return Path(self.weight_cache_dir or "~/.cache/tokenmill/weights").expanduser()
 
     @property
     def step_budget(self) -> int:

@@ -4,12 +4,14 @@ import concurrent.futures
 import os
 import random
 import signal
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.server.chaos import FAULTS, check, start
 from tests.server.killing_engine import KILLS
+from tests.server.packing_engine import PACKS
 from tests.server.running_server import start_server
 from tests.server.test_hangs import child
 from tests.server.test_lifecycle import open_stream
@@ -66,3 +68,21 @@ def test_a_stream_says_that_it_waits_for_an_engine_and_the_third_death_ends_the_
 
 def completion(server, body) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_an_engine_that_comes_back_maps_the_weights_of_the_dead_one(tiny_checkpoint, tmp_path, has_cache):
+    own = {"weight_cache": has_cache, "weight_cache_dir": str(tmp_path)}
+    engine = EngineConfig(model=str(tiny_checkpoint), dtype="bfloat16", num_pages=400, **own)
+    with start_server(engine, "tests.server.packing_engine") as server:
+        body = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True, "prompt": [20, 3]}
+        before = completion(server, body).json()["choices"]
+        first = child(server, "packing_engine")
+        kill_again(server, "packing_engine")
+        assert completion(server, body).json()["choices"] == before
+        maps = Path(f"/proc/{child(server, 'packing_engine')}/maps").read_text()
+        shared = [line for line in maps.splitlines() if str(tmp_path) in line or "memfd:tokenmill-weights" in line]
+        assert child(server, "packing_engine") != first
+        assert ["r--s" in line for line in shared] == [True]
+        assert (str(tmp_path) in shared[0]) == has_cache
+        assert server.output().count(f"[engine] {PACKS}") == 1

@@ -24,7 +24,7 @@ def load_llm(config: EngineConfig) -> LLM:
 
     from tokenmill.llm.llm import LLM
 
-    return LLM(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
+    return LLM(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.metadata})
 
 
 class LocalModel:

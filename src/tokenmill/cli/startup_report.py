@@ -22,7 +22,7 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         ("model", model_name(ready, server)),
         ("from", ready.model),
         ("architecture", f"{ready.architecture}, {count_text(ready.num_parameters)} parameters"),
-        ("weights", f"{bytes_text(ready.weight_bytes)} of {ready.dtype} on {ready.device}"),
+        ("weights", f"{bytes_text(ready.weight_bytes)} of {ready.dtype} on {ready.device}, {ready.weights_source}"),
         ("kernels", f"{ready.kernels} ({ready.kernels_reason})"),
         ("attention", f"{ready.attention_backend} ({ready.attention_reason})"),
         ("KV cache", f"{capacity:,} tokens in {ready.num_pages:,} pages, {bytes_text(ready.kv_bytes)}"),

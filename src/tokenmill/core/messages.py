@@ -297,6 +297,7 @@ class EngineReady(EngineMessage, kw_only=True):
     threads_reason: str
     seconds: dict[str, float]
     speculation: str = ""
+    weights_source: str = ""
 
 
 class EngineStats(EngineMessage, kw_only=True):

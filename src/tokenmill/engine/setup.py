@@ -48,6 +48,7 @@ from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.hub import fetch
 from tokenmill.weights.loader import plan_model
+from tokenmill.weights.sharing import LoadedWeights, load_weights
 
 if TYPE_CHECKING:
     from tokenmill.speculation.draft_loading import LoadedDraft
@@ -103,7 +104,7 @@ class LoadedModel:
 
     folder: Path
     architecture: Architecture
-    decoder: Decoder
+    weights: LoadedWeights
     kernels: Kernels
     kernels_reason: str
     attention: AttentionChoice
@@ -111,6 +112,11 @@ class LoadedModel:
     num_threads: int
     threads_reason: str
     draft: LoadedDraft | None = None
+
+    @property
+    def decoder(self) -> Decoder:
+        """What it computes."""
+        return self.weights.decoder
 
 
 def build_engine(
@@ -155,7 +161,7 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
         fingerprint(model.folder, config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size)),
     )
     grammars = grammar_cache(config, model.folder, limits)
-    available = platform.available_bytes()
+    available = max(0, platform.available_bytes() - model.weights.file_bytes)
     if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
         with timer.phase("measuring a step"):
             available = room_for_kv(config, platform, model, limits, grammars)
@@ -227,11 +233,11 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> Loade
     page_bytes = attention.bytes_per_page + (0 if draft is None else draft.page_bytes)
     check_fit(config, platform, folder, plan, page_bytes, num_threads)
     with timer.phase("loading weights") as progress:
-        decoder = plan.load(progress)
+        weights = load_weights(plan, folder, config, progress)
     return LoadedModel(
         folder,
         architecture,
-        decoder,
+        weights,
         kernels,
         kernels_reason,
         attention,
@@ -273,6 +279,7 @@ def describe(
         num_threads=model.num_threads,
         threads_reason=model.threads_reason,
         seconds=seconds,
+        weights_source=model.weights.source,
     )
 
 

@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Container
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import zmq
@@ -59,8 +60,8 @@ Sockets = tuple[Inbox[ToWorker], Outbox, Dispatcher]
 def run_worker(folder: Path, index: int, alive_fd: int, life: int = 0) -> int:
     """Serve until `alive_fd` reaches its end; return the exit code. `life`: how often it has been started again.
 
-    The tokenizer is loaded when the engine is ready: only then is it known where a hub model lies. A tokenizer that
-    cannot be loaded is reported to the API process as `PartFailed`.
+    The tokenizer of a model in a folder is loaded at once, that of a hub model when the engine is ready: only then is
+    it known where it lies. One that cannot be loaded is reported to the API process as `PartFailed`, but by then.
     """
     launch = LaunchFile.read(folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -90,6 +91,7 @@ def _serve(launch: LaunchFile, index: int, sockets: Sockets, alive_fd: int, hear
     poller.register(inbox.socket, zmq.POLLIN)
     poller.register(alive_fd, zmq.POLLIN)
     loop: WorkerLoop | None = None
+    early = _load_early(launch, inbox.name)
     try:
         while not _parent_is_gone(alive_fd, events := dict(poller.poll())):
             heartbeat.begin("finished messages")
@@ -102,7 +104,8 @@ def _serve(launch: LaunchFile, index: int, sockets: Sockets, alive_fd: int, hear
                     continue
                 if isinstance(message, EngineReady):
                     heartbeat.begin("loading the tokenizer", START_PATIENCE)
-                    loop = WorkerLoop(_load(launch, message, inbox.name), api, engines, heartbeat)
+                    loaded = early.get(message.model) or _load(launch, message.model, inbox.name)
+                    loop = WorkerLoop(loaded.result(), api, engines, heartbeat)
                     for fd in loop.fds:
                         poller.register(fd, zmq.POLLIN)
                 if loop is None:
@@ -201,8 +204,19 @@ def _watched(prepare: Callable[[Question], Prepared], heartbeat: Heartbeat, job:
     return work
 
 
-def _load(launch: LaunchFile, ready: EngineReady, name: str) -> TextProcessor:
-    return load_text_processor(Path(ready.model), launch.engine, launch.server.chat_template, name)
+def _load_early(launch: LaunchFile, name: str) -> dict[str, Future[TextProcessor]]:
+    """By its folder, the model that a folder has been given for: it is loaded while the engines load."""
+    folder = str(Path(launch.engine.model).expanduser())
+    return {folder: _load(launch, folder, name)} if Path(folder).is_dir() else {}
+
+
+def _load(launch: LaunchFile, folder: str, name: str) -> Future[TextProcessor]:
+    """Load in a thread: messages of the start are answered meanwhile."""
+    with_template = launch.server.chat_template
+    pool = ThreadPoolExecutor(1, "load-tokenizer")
+    loaded = pool.submit(load_text_processor, Path(folder), launch.engine, with_template, name)
+    pool.shutdown(wait=False)
+    return loaded
 
 
 def _parent_is_gone(alive_fd: int, events: dict[object, int]) -> bool:

@@ -5,41 +5,50 @@ from __future__ import annotations
 import torch
 
 from tokenmill.kernels.protocol import Experts, Kernels, LinearWeight, WeightRole
+from tokenmill.platform.memory import Arena
 
 
 class MeasuringKernels:
     """See `Kernels`: makes the same weights as other kernels, on no device, and adds up what they would take.
 
     Attributes:
-        num_bytes: of all that has been made.
+        sizes: the bytes of each weight and vector, in the order in which they were made.
     """
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels.without_memory()
         self.name = kernels.name
         self.dtype = kernels.dtype
-        self.num_bytes = 0
+        self.sizes: list[int] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that has been made."""
+        return sum(self.sizes)
 
     def without_memory(self) -> Kernels:
         """See `Kernels.without_memory`."""
         return self._kernels
 
+    def in_memory(self, arena: Arena) -> None:
+        """See `Kernels.in_memory`."""
+
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """See `Kernels.linear_weight`."""
         matrix = self._kernels.linear_weight(out_size, in_size, role)
-        self.num_bytes += matrix.num_bytes
+        self.sizes.append(matrix.num_bytes)
         return matrix
 
     def experts(self, num_experts: int, hidden_size: int, size: int) -> Experts:
         """See `Kernels.experts`."""
         experts = self._kernels.experts(num_experts, hidden_size, size)
-        self.num_bytes += sum(matrix.num_bytes for matrix in (*experts.gate_up, *experts.down))
+        self.sizes += [matrix.num_bytes for matrix in (*experts.gate_up, *experts.down)]
         return experts
 
     def vector(self, size: int) -> torch.Tensor:
         """See `Kernels.vector`."""
         vector = self._kernels.vector(size)
-        self.num_bytes += vector.nbytes
+        self.sizes.append(vector.nbytes)
         return vector
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

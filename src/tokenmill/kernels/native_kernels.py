@@ -10,6 +10,7 @@ from tokenmill.kernels import native_ops
 from tokenmill.kernels.native_weight import PackedWeight
 from tokenmill.kernels.protocol import LinearWeight, WeightRole
 from tokenmill.kernels.torch_kernels import TorchKernels
+from tokenmill.platform.memory import Arena
 from tokenmill.quantization.packed import PackedFormat, PackedFormats
 
 if TYPE_CHECKING:
@@ -25,19 +26,32 @@ class NativeKernels(TorchKernels):
 
     name = "native"
 
-    def __init__(self, native: _native.Kernels, formats: PackedFormats, device: str = "cpu") -> None:
+    def __init__(
+        self, native: _native.Kernels, formats: PackedFormats, device: str = "cpu", arena: Arena | None = None
+    ) -> None:
         super().__init__(torch.bfloat16, device)
         self.native = native
         self.formats = formats
+        self._arena = arena
 
     def without_memory(self) -> NativeKernels:
         """See `Kernels.without_memory`."""
         return NativeKernels(self.native, self.formats, "meta")
 
+    def in_memory(self, arena: Arena) -> NativeKernels:
+        """See `Kernels.in_memory`."""
+        return NativeKernels(self.native, self.formats, "cpu", arena)
+
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """See `Kernels.linear_weight`."""
         has_memory = self._device != "meta"
-        return PackedWeight(self.native, (out_size, in_size), role, self._format(role), has_memory)
+        return PackedWeight(self.native, (out_size, in_size), role, self._format(role), has_memory, self._arena)
+
+    def vector(self, size: int) -> torch.Tensor:
+        """See `Kernels.vector`."""
+        if self._arena is None:
+            return super().vector(size)
+        return self._arena.take(size * self.dtype.itemsize).view(self.dtype)
 
     def _format(self, role: WeightRole) -> PackedFormat:
         if role is WeightRole.ROUTER:

@@ -10,7 +10,7 @@ import torch
 
 from tokenmill.kernels.native import MODULE
 from tokenmill.kernels.protocol import WeightRole
-from tokenmill.platform.memory import zeros
+from tokenmill.platform.memory import Arena, zeros
 from tokenmill.quantization.packed import PackedFormat, QuantizedRows, Rows, dense
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class PackedWeight:
         role: a GATE_UP matrix is laid out for `silu_and_mul` and can do nothing else.
         format: how the weights are stored.
         has_memory: False for a matrix that is only to tell its size.
+        arena: where its bytes lie, which are zeros or those of an equal matrix; None: in memory of its own.
 
     Attributes:
         packed: its shape, and where its bytes are.
@@ -56,6 +57,7 @@ class PackedWeight:
         role: WeightRole = WeightRole.LINEAR,
         format: PackedFormat = PackedFormat.BF16,
         has_memory: bool = True,
+        arena: Arena | None = None,
     ) -> None:
         self.shape = shape
         self._kernels = kernels
@@ -64,7 +66,8 @@ class PackedWeight:
         self.packed: Packed = importlib.import_module(MODULE).Packed(format, *shape, self._is_gated)
         self.num_bytes = self.packed.num_bytes
         # The padding has to be zeros: it is multiplied too.
-        self._memory = zeros((self.num_bytes if has_memory else 0,), torch.uint8, "cpu")
+        num_bytes = self.num_bytes if has_memory else 0
+        self._memory = zeros((num_bytes,), torch.uint8, "cpu") if arena is None else arena.take(num_bytes)
         self.packed.place(self._memory.data_ptr())
 
     def load_rows(self, start: int, rows: Rows) -> None:

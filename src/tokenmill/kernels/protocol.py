@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from tokenmill.platform.memory import Arena
 from tokenmill.quantization.packed import Rows
 
 
@@ -98,6 +99,12 @@ class Kernels(Protocol):
 
     def without_memory(self) -> Kernels:
         """The same kernels, whose weights have sizes and no values: to ask what a model needs and what it takes."""
+
+    def in_memory(self, arena: Arena) -> Kernels | None:
+        """The same kernels, whose weights and vectors lie in an arena, in the order in which they are made.
+
+        Whatever is there is taken for their values. None: these kernels do not share memory.
+        """
 
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """An unfilled weight."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from tokenmill.kernels.protocol import Experts, LinearWeight, WeightRole
+from tokenmill.kernels.protocol import Experts, Kernels, LinearWeight, WeightRole
+from tokenmill.platform.memory import Arena
 from tokenmill.quantization.packed import Rows, dense
 
 # Below these row counts the CPU libraries of torch take other code paths, whose sums round differently; padded up to
@@ -117,6 +118,10 @@ class TorchKernels:
     def without_memory(self) -> TorchKernels:
         """See `Kernels.without_memory`."""
         return TorchKernels(self.dtype, "meta")
+
+    def in_memory(self, arena: Arena) -> Kernels | None:
+        """See `Kernels.in_memory`."""
+        return None
 
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """See `Kernels.linear_weight`."""

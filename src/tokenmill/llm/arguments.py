@@ -81,7 +81,7 @@ def engine_config(model: str | Path, options: Mapping[str, Any]) -> EngineConfig
         InvalidConfig: an option that does not exist, with the nearest that does; a value that is none.
     """
     spellings = {}
-    for field in dataclasses.fields(EngineConfig):
+    for field in (field for field in dataclasses.fields(EngineConfig) if field.metadata):
         for alias in (field.name, *field.metadata["flag"].aliases):
             spellings[alias.lstrip("-").replace("-", "_")] = field
     given: dict[str, Any] = {"model": str(model) or str(demo_model_path())}

@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import OutOfMemory
 from tokenmill.machine.device import DTYPES
-from tokenmill.machine.forms import Form, forms, free_bytes, table
+from tokenmill.machine.forms import Form, forms, free_bytes, held_bytes, table
 from tokenmill.machine.kv_size import SMALLEST_CONTEXT, bytes_of, least_kv_bytes, pages_in
 from tokenmill.machine.sizes import size_text
 from tokenmill.models.architecture import Architecture
@@ -27,7 +27,7 @@ def check_parameters(config: EngineConfig, platform: Platform, architecture: Arc
     Raises:
         OutOfMemory: one sentence with the numbers.
     """
-    free, count = platform.available_bytes(), architecture.num_parameters()
+    free, count = platform.available_bytes() + held_bytes(config), architecture.num_parameters()
     if count * LEAST_BYTES_PER_PARAMETER > free:
         weights = size_text(count * DTYPES[config.dtype].itemsize)
         raise OutOfMemory(

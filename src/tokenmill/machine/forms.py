@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,9 +131,14 @@ def _smaller_configs(config: EngineConfig) -> Iterator[tuple[EngineConfig, str]]
             yield dataclasses.replace(config, dtype=dtype, quantization=quantization), " ".join(flags)
 
 
+def held_bytes(config: EngineConfig) -> int:
+    """Of the weights in memory that engines of one server share."""
+    return os.stat(config.weight_memory).st_blocks * 512 if config.weight_memory else 0
+
+
 def free_bytes(config: EngineConfig, platform: Platform, architecture: Architecture) -> int:
-    """Memory for weights and KV: what is free, on a GPU without what a step takes besides."""
-    free = platform.available_bytes()
+    """Memory for weights and KV: what is free, or holds the weights already; on a GPU without what a step takes."""
+    free = platform.available_bytes() + held_bytes(config)
     if platform.is_accelerator:
         free -= workspace_bytes(config, architecture, DTYPES[config.dtype])
     return max(0, free)

@@ -12,14 +12,16 @@ import re
 import secrets
 import time
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import msgspec
 
 import tokenmill
 from tokenmill.core.request import FinishReason
 from tokenmill.frontend.open_request import FinishedRequest
+
+if TYPE_CHECKING:
+    import httpx
 
 _logger = logging.getLogger(__name__)
 
@@ -51,12 +53,16 @@ class TraceExporter:
 
     async def run(self) -> None:
         """Send until cancelled."""
+        import httpx  # a tenth of a second of every start that few need
+
         async with httpx.AsyncClient(timeout=5.0) as client:
             while True:
                 await asyncio.sleep(FLUSH_SECONDS)
                 await self._flush(client)
 
     async def _flush(self, client: httpx.AsyncClient) -> None:
+        import httpx
+
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(_MAX_BATCH, len(self._waiting)))]
             try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 
 HUGE_PAGE = 2 << 20
+CACHE_LINE = 64
 HUGE_PAGE_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -28,6 +31,47 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: str | torch.device) 
     if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.from_numpy(np.frombuffer(memory, np.uint8)).view(dtype).view(*shape)
+
+
+def map_shared(descriptor: int, num_bytes: int, is_writable: bool) -> torch.Tensor:
+    """A file's bytes as memory that all who map it share, in huge pages where its file system has them.
+
+    A tensor of a mapping that is not writable must not be written: the process would end. The descriptor is held as
+    long as the tensor, with the locks on it, even if it is closed.
+    """
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
+    memory = mmap.mmap(descriptor, num_bytes, flags=mmap.MAP_SHARED, prot=access)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(np.frombuffer(memory, np.uint8))
+
+
+class Arena:
+    """Cuts tensors from one piece of memory, in the order in which they are asked for, each at a cache line.
+
+    Args:
+        memory: [n] uint8; it starts with a page.
+    """
+
+    __slots__ = ("_memory", "_used")
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._memory = memory
+        self._used = 0
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """The next bytes, uint8, as they are."""
+        start, self._used = self._used, self._used + self.room(num_bytes)
+        assert self._used <= len(self._memory), "whoever makes an arena knows what is taken from it"
+        return self._memory[start : start + num_bytes]
+
+    @staticmethod
+    def room(num_bytes: int) -> int:
+        """What a tensor of so many bytes takes."""
+        return -(-num_bytes // CACHE_LINE) * CACHE_LINE
 
 
 class Scratch:

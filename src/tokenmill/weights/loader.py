@@ -15,6 +15,7 @@ from tokenmill.kernels.measuring import MeasuringKernels
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
+from tokenmill.platform.memory import Arena
 from tokenmill.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormats, Rows
 from tokenmill.weights.checkpoint import open_checkpoint, stored_scheme
 from tokenmill.weights.gguf.file import open_gguf
@@ -56,6 +57,7 @@ class ModelPlan:
     Attributes:
         shapes: the decoder without values.
         weight_bytes: memory of all that the loaded decoder holds.
+        sizes: bytes of each weight and vector in the kernels' form, in the order in which a decoder makes them.
         spare_bytes: what is taken on top of it for a moment, while it is loaded.
     """
 
@@ -63,20 +65,28 @@ class ModelPlan:
     kernels: Kernels
     reads: Sequence[WeightRead] | None
     weight_bytes: int
+    sizes: Sequence[int]
     spare_bytes: int
 
-    def load(self, progress: Progress | None = None) -> Decoder:
+    def load(self, progress: Progress | None = None, arena: Arena | None = None) -> Decoder:
         """A decoder with the weights.
 
         Args:
             progress: called with (bytes done, bytes in all) of the checkpoint, once before and after each weight.
+            arena: zeroed memory for the weights, of kernels that share memory; None: they take their own.
         """
         report = progress or (lambda done, total: None)
-        decoder = Decoder(self.shapes.architecture, self.kernels)
+        decoder = Decoder(self.shapes.architecture, self.kernels) if arena is None else self.place(arena)
         if self.reads is None:
             return _dummy(decoder, self.kernels.vector(0), report)
         _fill(decoder, self.reads, report)
         return decoder
+
+    def place(self, arena: Arena) -> Decoder:
+        """A decoder whose weights are what lies in an arena."""
+        kernels = self.kernels.in_memory(arena)
+        assert kernels is not None, "kernels that share memory"
+        return Decoder(self.shapes.architecture, kernels)
 
 
 def choose_formats(folder: Path, quantization: str | None) -> PackedFormats:
@@ -121,20 +131,27 @@ def plan_model(folder: Path, architecture: Architecture, kernels: Kernels, load_
     Raises:
         InvalidCheckpoint: anything missing, truncated, misshapen or surplus.
     """
-    shapes, weight_bytes = measure(architecture, kernels)
+    measuring = MeasuringKernels(kernels)
+    shapes = Decoder(architecture, measuring)
+    weight_bytes = _num_bytes(shapes, measuring)
     reads = None if load_format == "dummy" else _plan(folder, load_format, shapes)
     unpacking = max((read.spare_bytes for read in reads or ()), default=0)
     # Made before any weight is filled.
     numbers = max((tables.cos.numel() for tables in shapes.rotary.values()), default=0)
     tables = ROTARY_TEMPORARIES * numbers * torch.float32.itemsize
-    return ModelPlan(shapes, kernels, reads, weight_bytes, max(unpacking, tables - weight_bytes))
+    spare_bytes = max(unpacking, tables - weight_bytes)
+    return ModelPlan(shapes, kernels, reads, weight_bytes, measuring.sizes, spare_bytes)
 
 
 def measure(architecture: Architecture, kernels: Kernels) -> tuple[Decoder, int]:
     """A decoder without values, and the bytes of memory that one with values takes."""
     measuring = MeasuringKernels(kernels)
     shapes = Decoder(architecture, measuring)
-    return shapes, measuring.num_bytes + sum(tables.num_bytes for tables in shapes.rotary.values())
+    return shapes, _num_bytes(shapes, measuring)
+
+
+def _num_bytes(shapes: Decoder, measuring: MeasuringKernels) -> int:
+    return measuring.num_bytes + sum(tables.num_bytes for tables in shapes.rotary.values())
 
 
 def load_model(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from tokenmill.core.errors import EngineDead, InvalidCheckpoint, InvalidRequest, TokenMillError
@@ -17,7 +18,6 @@ from tokenmill.core.messages import EngineReady
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.frontend.admission_control import AdmissionLimits
 from tokenmill.frontend.client import EngineClient
-from tokenmill.frontend.worker import run_worker
 from tokenmill.ipc.log_lines import LineHandler
 from tokenmill.model_files import default_sampling
 from tokenmill.observe.event_log import EventLog
@@ -27,7 +27,6 @@ from tokenmill.observe.traces import TraceExporter
 from tokenmill.replicas.health import PartHealth
 from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.supervisor import Owner, Supervisor
-from tokenmill.server.app import build_app
 from tokenmill.server.context import ServerContext, ToolParsers
 from tokenmill.server.generation.tokens import tokenizer_info
 from tokenmill.server.http.body_budget import BodyBudget
@@ -46,6 +45,7 @@ except ImportError:  # it has no build for every platform
 
 _logger = logging.getLogger(__name__)
 
+APP_MODULE = "tokenmill.server.app"
 THROUGHPUT_SECONDS = 10.0
 # Less than what proxies wait for a stream that says nothing.
 REMARK_SECONDS = 1.0
@@ -132,7 +132,7 @@ class ApiProcess:
             progress=screen.on_progress,
             line=screen.on_line,
         )
-        self._parts = Supervisor(folder, launch, engine_module, run_worker, owner)
+        self._parts = Supervisor(folder, launch, engine_module, _run_worker, owner)
         name = server.served_model_name[0] if server.served_model_name else ""
         endpoint = server.otlp_traces_endpoint
         self._traces = None if endpoint is None else TraceExporter(endpoint, name)
@@ -161,7 +161,8 @@ class ApiProcess:
 
     async def _start(self) -> None:
         try:
-            ready = await self._parts.start()
+            # What HTTP takes is imported while the engines load.
+            ready, _ = await asyncio.gather(self._parts.start(), asyncio.to_thread(import_module, APP_MODULE))
             # What any of them takes.
             least = min(ready, key=lambda ready: ready.max_model_len)
             await self._client.start(least, sum(one.max_num_seqs for one in ready))
@@ -200,7 +201,7 @@ class ApiProcess:
             log=self._log if config.enable_log_requests else None,
             bodies=BodyBudget(config.max_body_bytes_in_flight),
         )
-        app = build_app(context, config, is_on_loopback(self._listener))
+        app = import_module(APP_MODULE).build_app(context, config, is_on_loopback(self._listener))
         self._http = HttpServer(app, config, self._listener, self._note_connections)
         self._serving = await self._http.start()
         self._serving.add_done_callback(lambda _: self._end(Ending(1, "the HTTP server ended unexpectedly")))
@@ -270,6 +271,13 @@ class ApiProcess:
         self._serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._serving
+
+
+def _run_worker(folder: Path, index: int, alive_fd: int) -> int:
+    """A text worker in a thread, with imports that others do without."""
+    from tokenmill.frontend.worker import run_worker
+
+    return run_worker(folder, index, alive_fd)
 
 
 def _checked_defaults(folder: Path) -> dict[str, object]:

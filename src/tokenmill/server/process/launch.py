@@ -21,6 +21,7 @@ from tokenmill.core.errors import TokenMillError
 from tokenmill.observe.event_log import EventLog
 from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.topology import EngineSpec, Topology
+from tokenmill.replicas.weight_memory import weight_memory
 from tokenmill.server.http.descriptors import raise_limit
 from tokenmill.server.http.listener import bind, check_tls
 from tokenmill.server.process.keeper import keep
@@ -49,16 +50,17 @@ def run(
         engine, server = engine.resolve(), server.resolve()
         check_tls(server)
         raise_limit()
-        launch = LaunchFile(engine, server, Topology(engines, server.tokenizer_workers))
+        topology = Topology(engines, server.tokenizer_workers)
 
         def serve(folder: Path, on_begun: Callable[[], None]) -> int:
             # Here and not above: the parent stays small, and has no threads when it forks.
             from tokenmill.server.process.api_process import serve
 
+            launch = LaunchFile(replace(engine, weight_memory=memory), server, topology)
             return serve(folder, launch, listener, open_screen, on_begun, engine_module)
 
         log = EventLog(StandardError().on_line, server.log_format == "json")
-        with held_back(), _listener(server) as listener:
+        with held_back(), _listener(server) as listener, weight_memory() as memory:
             return keep(serve, server.max_restarts, partial(log.note, "death", part="api"))
     except TokenMillError as error:
         with open_screen() as screen:

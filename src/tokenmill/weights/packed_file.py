@@ -1,0 +1,226 @@
+"""A file of packed weights that every engine of the machine maps: written once, checked at each start.
+
+    |header: JSON, then zeros, 2 MiB in all|weights and vectors, in the order in which a decoder makes them|
+
+The file has a name in a cache folder, or lies in memory (memfd). Who maps it holds a shared lock on it, who writes it
+the exclusive one, and the header is written last. So there are no temporary files: what a dead writer leaves behind has
+no header, and is written anew. Nobody waits for a disk either: what a crash of the machine tears, the checksum finds.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from tokenmill.platform.memory import HUGE_PAGE, map_shared
+
+logger = logging.getLogger(__name__)
+
+HEADER_BYTES = HUGE_PAGE
+# What a header may take of that.
+MOST_JSON = 4096
+# Words of 8 bytes in a row, and rows in a piece of 1 MiB: a second look at it finds it in a core's cache.
+ROW, ROWS = 512, 256
+# How long the file may be another's to write, and how often to look, in seconds.
+PATIENCE, PAUSE = 600.0, 0.05
+# Looks at a file that is damaged while others use it, before it is left alone.
+DAMAGED_LOOKS = 20
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a file has to hold.
+
+    Attributes:
+        key: hexadecimal digits; other weights, in another form, have another key.
+        num_bytes: of the weights, whole pages.
+    """
+
+    key: str
+    num_bytes: int
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that a file says of itself. Every field is compared; none is believed."""
+
+    key: str
+    num_bytes: int
+    checksum: str
+
+
+class PackedFile:
+    """An open file, with at most one lock on it. What is mapped keeps the lock.
+
+    Raises:
+        OSError: it cannot be opened, or is not ours alone.
+    """
+
+    def __init__(self, path: Path, content: Content) -> None:
+        self.path = path
+        self.content = content
+        named = 0 if is_memory(path) else os.O_CREAT | os.O_NOFOLLOW
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | named, 0o600)
+        if not is_ours(os.fstat(self._descriptor)):
+            self.close()
+            raise OSError(errno.EPERM, "it is not a file of this user alone", str(path))
+
+    def close(self) -> None:
+        """Let it go, and the lock unless the file is mapped."""
+        os.close(self._descriptor)
+
+    def lock(self, kind: int) -> bool:
+        """Take `fcntl.LOCK_SH` or `fcntl.LOCK_EX` instead of the lock held; False: others hold locks, and we none."""
+        try:
+            fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    @property
+    def num_bytes(self) -> int:
+        """How long it is now."""
+        return os.fstat(self._descriptor).st_size
+
+    def is_current(self) -> bool:
+        """Whether its name still leads to it."""
+        try:
+            named = self.path.stat()
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, os.fstat(self._descriptor))
+
+    def is_whole(self) -> bool:
+        """Whether it holds the content, every byte of it looked at."""
+        header, wanted = self._header(), self.content
+        if header is None or (header.key, header.num_bytes) != (wanted.key, wanted.num_bytes):
+            return False
+        is_long_enough = self.num_bytes == HEADER_BYTES + wanted.num_bytes
+        return is_long_enough and header.checksum == checksum(self.map())
+
+    def map(self) -> torch.Tensor:
+        """The weights, uint8, not to be written."""
+        return map_shared(self._descriptor, HEADER_BYTES + self.content.num_bytes, False)[HEADER_BYTES:]
+
+    def write(self, fill: Callable[[torch.Tensor], object]) -> None:
+        """Make it hold the content. We hold the exclusive lock.
+
+        Args:
+            fill: writes the weights into zeroed memory.
+
+        Raises:
+            OSError: there is no room.
+        """
+        if self.num_bytes:
+            logger.warning("%s is incomplete or damaged; the weights are packed anew", self.path)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            # A hole that the disk has no block for would end the process when it is written.
+            os.posix_fallocate(self._descriptor, 0, HEADER_BYTES + self.content.num_bytes)
+            memory = map_shared(self._descriptor, HEADER_BYTES + self.content.num_bytes, True)[HEADER_BYTES:]
+            fill(memory)
+            header = Header(self.content.key, self.content.num_bytes, checksum(memory))
+            os.pwrite(self._descriptor, msgspec.json.encode(header), 0)
+        except BaseException:
+            os.ftruncate(self._descriptor, 0)
+            raise
+
+    def touch(self) -> None:
+        """Note that it is used."""
+        os.utime(self._descriptor)
+
+    def _header(self) -> Header | None:
+        try:
+            return msgspec.json.decode(os.pread(self._descriptor, MOST_JSON, 0).rstrip(b"\0"), type=Header)
+        except (ValueError, RecursionError):
+            return None
+
+
+class Claim(Enum):
+    """What a look at a file came to."""
+
+    WHOLE = "it holds the content, and we a shared lock"
+    OURS = "it does not, and we may write it: we hold the exclusive lock"
+    BUSY = "another writes it, or has taken its name away"
+    DAMAGED = "it does not hold the content, and others hold locks"
+
+
+def claim(path: Path, content: Content, waits: Callable[[], object]) -> tuple[PackedFile, Claim]:
+    """Open a file and take a lock, waiting for whoever writes it.
+
+    Args:
+        waits: called again and again meanwhile.
+
+    Returns:
+        The file, and `WHOLE` or `OURS`.
+
+    Raises:
+        OSError: it is not to be had.
+    """
+    deadline, num_damaged = time.monotonic() + PATIENCE, 0
+    while time.monotonic() < deadline and num_damaged < DAMAGED_LOOKS:
+        file = PackedFile(path, content)
+        found = _look(file)
+        if found in (Claim.WHOLE, Claim.OURS):
+            return file, found
+        file.close()
+        num_damaged += found is Claim.DAMAGED
+        waits()
+        time.sleep(PAUSE)
+    raise OSError(errno.EBUSY, "another writes it for ever, or it is damaged and in use", str(path))
+
+
+def is_ours(status: os.stat_result) -> bool:
+    """Whether something is a regular file of this user that nobody else may open."""
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS
+
+
+def is_memory(path: Path) -> bool:
+    """Whether it is a descriptor of another process (/proc/PID/fd/N) rather than a name in a folder."""
+    return path.is_relative_to("/proc")
+
+
+def checksum(memory: torch.Tensor) -> str:
+    """32 hexadecimal digits for whole pages of uint8, as fast as memory is read.
+
+    The sums of each row and each column of a piece are hashed: a row is 4 KiB, a piece 1 MiB. Damage to a word or a row
+    changes one of them for certain, and so does an exchange of any two. It is no defence against somebody who may write
+    the file: the system's permissions are.
+    """
+    rows = memory.view(torch.int64).numpy().reshape(-1, ROW)
+
+    def digest(start: int) -> bytes:
+        piece = rows[start : start + ROWS]
+        sums = np.concatenate((np.add.reduce(piece, 0), np.add.reduce(piece, 1)))
+        return blake2b(sums.tobytes(), digest_size=16).digest()
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        digests = b"".join(pool.map(digest, range(0, len(rows), ROWS)))
+    return blake2b(digests, digest_size=16).hexdigest()
+
+
+def _look(file: PackedFile) -> Claim:
+    if not file.lock(fcntl.LOCK_SH) or not file.is_current():
+        return Claim.BUSY
+    if file.is_whole():
+        return Claim.WHOLE
+    if not file.lock(fcntl.LOCK_EX):
+        return Claim.DAMAGED
+    # The first lock was let go before the other was taken: somebody may have come between.
+    if not file.is_current() or file.is_whole():
+        return Claim.BUSY
+    return Claim.OURS
