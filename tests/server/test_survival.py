@@ -78,7 +78,7 @@ def test_an_engine_that_comes_back_maps_the_weights_of_the_dead_one(tiny_checkpo
         body = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True, "prompt": [20, 3]}
         before = completion(server, body).json()["choices"]
         first = child(server, "packing_engine")
-        kill_again(server, "packing_engine")
+        os.kill(first, signal.SIGKILL)
         assert completion(server, body).json()["choices"] == before
         maps = Path(f"/proc/{child(server, 'packing_engine')}/maps").read_text()
         shared = [line for line in maps.splitlines() if str(tmp_path) in line or "memfd:tokenmill-weights" in line]
