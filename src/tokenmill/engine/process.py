@@ -27,10 +27,12 @@ from tokenmill.ipc.engine_sockets import EngineSockets
 from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, LineHandler
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
+from tokenmill.kv.events import KVEventLog, changes_of
 from tokenmill.model_files import check_tokenizer
 from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.suspects import MarkingExecutor, RunningPage, page_path
 from tokenmill.replicas.topology import Topology
+from tokenmill.routing.reporter import Reporter
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,8 @@ class EngineLoop:
         self._publisher = publisher
         self._idle_work: Iterator[None] | None = idle_work
         self._sockets = sockets
+        log = engine.scheduler.kv.cache.events
+        self._reporter = Reporter(sockets.send_to_worker, log.names if log else list)
         self._worker_of: dict[str, str] = {}
         self._stopping = False
         self._last_stats = 0.0
@@ -78,21 +82,26 @@ class EngineLoop:
             is_busy = self._engine.has_work and not self._engine.is_idle
             has_idle_work = self._idle_work is not None and not self._engine.has_work
             self._heartbeat.rest()
-            messages = self._sockets.receive(0 if is_busy or has_idle_work else IDLE_POLL_MS)
+            messages = self._reporter.heed(self._sockets.receive(0 if is_busy or has_idle_work else IDLE_POLL_MS))
             self._heartbeat.begin("a step")
             for message in messages:
                 self._publish(self._accept(message))
             if self._engine.has_work:
-                self._publish(self._engine.step())
+                outputs = self._engine.step()
+                # First, so that whoever hears of a prompt's first token knows what is cached of it.
+                self._publish_kv_events()
+                self._publish(outputs)
             elif self._idle_work is not None and next(self._idle_work, _DONE) is _DONE:
                 self._idle_work = None
             self._publish_kv_events()
             self._send_stats(now=is_busy and not self._engine.has_work)
 
     def _publish_kv_events(self) -> None:
+        events = self._engine.take_kv_events()
         if self._publisher is not None:
-            self._publisher.publish(self._engine.take_kv_events())
+            self._publisher.publish(events)
             self._publisher.answer_replays()
+        self._reporter.report(changes_of(events), self._engine.scheduler.requests, time.monotonic())
 
     def _accept(self, message: ToEngine) -> list[TokenOutput]:
         if isinstance(message, AbortRequests):
@@ -169,6 +178,8 @@ def _serve(config: EngineConfig, topology: Topology, index: int, sockets: Engine
     built = build_engine(config, report)
     kv_events = config.kv_events()
     publisher = None if kv_events is None else KVPublisher(kv_events, index if topology.has_replicas else None)
+    if topology.has_replicas:
+        built.engine.scheduler.kv.cache.events = KVEventLog()
     page = RunningPage(page_path(sockets.folder, sockets.name))
     built.engine.executor = MarkingExecutor(built.engine.executor, built.engine.scheduler.in_flight, page)
     loop = EngineLoop(built.engine, sockets, publisher, built.idle_work, heartbeat)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import zmq
 
-from tokenmill.core.messages import EngineMessage, StepOutputs, ToApi, ToEngine
+from tokenmill.core.messages import EngineMessage, StepOutputs, ToApi, ToReporter
+from tokenmill.core.part_messages import EngineReport
 from tokenmill.ipc.channels import API, LINGER_MILLISECONDS, Inbox, Outbox, engine_name
 from tokenmill.ipc.heartbeat import Heartbeat
 
@@ -19,13 +20,13 @@ class EngineSockets:
         self.folder = folder
         self._index = index
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._inbox: Inbox[ToEngine] = Inbox(self._context, folder, self.name, ToEngine)
+        self._inbox: Inbox[ToReporter] = Inbox(self._context, folder, self.name, ToReporter)
         self._api = Outbox(self._context, folder, API)
         self._workers: dict[str, Outbox] = {}
 
-    def receive(self, wait_ms: int) -> list[ToEngine]:
+    def receive(self, wait_ms: int) -> list[ToReporter]:
         """All messages that are there; waits up to `wait_ms` for the first."""
-        messages: list[ToEngine] = []
+        messages: list[ToReporter] = []
         if wait_ms and not self._inbox.socket.poll(wait_ms):
             return messages
         while (message := self._inbox.receive()) is not None:
@@ -38,11 +39,14 @@ class EngineSockets:
             message.engine = self._index
         self._api.send(message)
 
-    def send_to_worker(self, worker: str, message: StepOutputs) -> None:
-        """Send a step's outputs to the text worker whose requests they belong to, by the name of its inbox."""
+    def send_to_worker(self, worker: str, message: StepOutputs | EngineReport) -> None:
+        """Send a step's outputs to the text worker whose requests they belong to, by the name of its inbox, or tell
+        it how the engine is."""
         if worker not in self._workers:
             self._workers[worker] = Outbox(self._context, self.folder, worker)
         message.source = self.name
+        if isinstance(message, EngineReport):
+            message.engine = self._index
         self._workers[worker].send(message)
 
     def leave_worker(self, worker: str) -> None:

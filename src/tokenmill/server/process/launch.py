@@ -46,7 +46,7 @@ def run(
     on_error: Callable[[str], None] | None = None,
     on_line: Callable[[str], None] | None = None,
     engine_module: str = ENGINE_MODULE,
-    engines: tuple[EngineSpec, ...] = (EngineSpec(0),),
+    engines: tuple[EngineSpec, ...] = (),
 ) -> int:
     """Serve until stopped; return the exit code. Must be called in the main thread.
 
@@ -56,7 +56,7 @@ def run(
         on_error: told the one sentence that explains an exit code other than 0; default: standard error.
         on_line: given what children write to standard error; default: standard error.
         engine_module: the module that runs as the process of an engine.
-        engines: which engines to start.
+        engines: which engines to start; none: as many as `--data-parallel-size` says, of one rank.
     """
     events = Events(
         progress=on_progress or (lambda _: None),
@@ -71,6 +71,7 @@ def run(
         engine, server = engine.resolve(), server.resolve()
         check_tls(server)
         raise_limit()
+        engines = engines or tuple(map(EngineSpec, range(server.data_parallel_size)))
         topology = Topology(engines, server.tokenizer_workers)
         check_start(server, topology)
         with held_back(), _listener(server) as listener, _private_folder() as folder:

@@ -1,0 +1,82 @@
+"""Policies: the engine for a request, from what is known of each. The same calls give the same choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+
+class Candidate(NamedTuple):
+    """An engine, as it would be for one request.
+
+    Attributes:
+        num_requests: in flight, waiting ones included.
+        num_queued_tokens: of their prompts, still to be computed.
+        num_missing_tokens: of the new prompt, those that the prefix cache lacks.
+    """
+
+    num_requests: int
+    num_queued_tokens: int
+    num_missing_tokens: int
+
+
+class RoutingPolicy(Protocol):
+    """Chooses among engines.
+
+    Attributes:
+        reads_cache: it wants to know what caches have; else nobody keeps track of that.
+    """
+
+    reads_cache: bool
+
+    def choose(self, candidates: Mapping[int, Candidate]) -> int:
+        """The engine for a request; `candidates` are by the index of the engine, one at least."""
+        ...
+
+
+class _LeastInTurn:
+    """The lowest number wins; among equals each in turn."""
+
+    def __init__(self, last: int = -1) -> None:
+        """`last`: the turn comes to the engine after this one."""
+        self._last = last
+
+    def _least(self, numbers: Mapping[int, int]) -> int:
+        self._last = min(numbers, key=lambda engine: (numbers[engine], engine <= self._last, engine))
+        return self._last
+
+
+class FewestInFlight(_LeastInTurn):
+    """The engine with the fewest requests in flight."""
+
+    reads_cache = False
+
+    def choose(self, candidates: Mapping[int, Candidate]) -> int:
+        """See `RoutingPolicy`."""
+        return self._least({engine: one.num_requests for engine, one in candidates.items()})
+
+
+class LeastCost(_LeastInTurn):
+    """The engine with the least (queued + missing tokens) x (1 + requests in flight).
+
+    The first factor is the time to the first token: what the queue needs, and the prefill of what the cache lacks
+    (Mooncake; Qin et al. 2024). It is counted in tokens: engines of one server have equal shares of the machine, so the
+    time of a token is a common factor. The second is what the request costs others, and they it, from then on. Without
+    thresholds, a prefix stays where it is until recomputing it elsewhere is cheaper than to wait, and then has copies.
+    """
+
+    reads_cache = True
+
+    def choose(self, candidates: Mapping[int, Candidate]) -> int:
+        """See `RoutingPolicy`."""
+        return self._least({engine: cost(*one) for engine, one in candidates.items()})
+
+
+def cost(num_requests: int, num_queued_tokens: int, num_missing_tokens: int) -> int:
+    """What `LeastCost` compares; see `Candidate` for the arguments."""
+    return (num_queued_tokens + num_missing_tokens) * (1 + num_requests)
+
+
+def policy_of(name: str, last: int = -1) -> RoutingPolicy:
+    """The policy of a name, as `--routing-policy` has it; `last`: the turn comes to the engine after this one."""
+    return LeastCost(last) if name == "cost" else FewestInFlight(last)
