@@ -183,6 +183,8 @@ class EngineConfig:
     )
     step_log: str | None = flag(None, "write every step to this file; `tokenmill replay` reads it")
     seed: int = flag(0, "seed of requests that bring none")
+    # No flag: the engine's index, and how many share the machine.
+    replica: tuple[int, int] = (0, 1)
 
     def resolve(self) -> EngineConfig:
         """Check the fields against each other and fill in what does not depend on the model.

@@ -47,12 +47,13 @@ def stored(engine: int, names: list[int], **load: int) -> EngineReport:
     [
         ([Candidate(0, 0, 500), Candidate(0, 0, 20)], 1),
         ([Candidate(0, 0, 500), Candidate(30, 0, 20)], 0),
-        ([Candidate(1, 400, 16), Candidate(1, 0, 400)], 1),
+        ([Candidate(1, 60_000, 16), Candidate(1, 0, 500)], 1),
+        ([Candidate(1, 1000, 16), Candidate(1, 0, 500)], 0),
         ([Candidate(2, 0, 100), Candidate(1, 0, 100), Candidate(1, 1, 100)], 1),
     ],
-    ids=["the cache decides", "until others wait there", "or its queue does", "and the fewest among equals"],
+    ids=["the cache decides", "until many are there", "or wait there for long", "and not for a while", "then the load"],
 )
-def test_the_least_of_prefill_queue_and_load_wins(candidates, chosen):
+def test_the_least_of_work_and_load_wins(candidates, chosen):
     assert LeastCost().choose(dict(enumerate(candidates))) == chosen
 
 
@@ -136,7 +137,7 @@ def test_what_a_report_has_counted_is_not_counted_again():
 
 def test_requests_of_other_text_workers_count():
     two = router()
-    two.take(EngineReport(engine=0, num_others=20))
+    two.take(EngineReport(engine=0, num_others=4))
     assert [two.route(request(str(number), [1, 2])) for number in range(4)] == [1] * 4
 
 

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+# What a request is worth besides its prompt, though nothing is known of its output: without it, a prefix that all share
+# would have a copy only when hundreds wait for it.
+OUTPUT_TOKENS = 32
+# As many queued tokens weigh as much as a request in flight. Eight times as many change little in a simulated fleet.
+PROMPT_TOKENS = 512
+
 
 class Candidate(NamedTuple):
     """An engine, as it would be for one request.
@@ -57,12 +63,17 @@ class FewestInFlight(_LeastInTurn):
 
 
 class LeastCost(_LeastInTurn):
-    """The engine with the least (queued + missing tokens) x (1 + requests in flight).
+    """The engine with the least work for the request x (1 + load).
 
-    The first factor is the time to the first token: what the queue needs, and the prefill of what the cache lacks
-    (Mooncake; Qin et al. 2024). It is counted in tokens: engines of one server have equal shares of the machine, so the
-    time of a token is a common factor. The second is what the request costs others, and they it, from then on. Without
-    thresholds, a prefix stays where it is until recomputing it elsewhere is cheaper than to wait, and then has copies.
+    The work is what the engine's cache lacks of the prompt. The load is the requests in flight, and what its queue has
+    to compute, in prompts of a middling size (after LMetric, of SGLang's gateway, which counts requests alone). There
+    are no thresholds: a prefix stays where it is until others wait there for longer than it takes to compute it
+    elsewhere, and then has copies.
+
+    The queue counts in this factor and not beside the work, as an estimate of the time to the first token would have
+    it (Mooncake; Qin et al. 2024): with that, a queue anywhere drives prefixes away, whose recomputation makes all
+    queues longer. docs/performance.md has the figures. Tokens stand for time: engines of one server have equal shares
+    of the machine, so the time of a token would be a common factor.
     """
 
     reads_cache = True
@@ -74,7 +85,7 @@ class LeastCost(_LeastInTurn):
 
 def cost(num_requests: int, num_queued_tokens: int, num_missing_tokens: int) -> int:
     """What `LeastCost` compares; see `Candidate` for the arguments."""
-    return (num_queued_tokens + num_missing_tokens) * (1 + num_requests)
+    return (num_missing_tokens + OUTPUT_TOKENS) * (PROMPT_TOKENS * (1 + num_requests) + num_queued_tokens)
 
 
 def policy_of(name: str, last: int = -1) -> RoutingPolicy:

@@ -73,6 +73,10 @@ def run(
         raise_limit()
         engines = engines or tuple(map(EngineSpec, range(server.data_parallel_size)))
         topology = Topology(engines, server.tokenizer_workers)
+        if topology.has_replicas and engine.device.startswith("cuda:"):
+            raise InvalidConfig(
+                f"--device {engine.device} is one GPU, and each engine takes its own: use --device cuda"
+            )
         check_start(server, topology)
         with held_back(), _listener(server) as listener, _private_folder() as folder:
             check_sockets(folder, topology)
