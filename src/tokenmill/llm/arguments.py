@@ -82,7 +82,8 @@ def engine_config(model: str | Path, options: Mapping[str, Any]) -> EngineConfig
     """
     spellings = {}
     for field in dataclasses.fields(EngineConfig):
-        for alias in (field.name, *field.metadata["flag"].aliases):
+        aliases = (field.name, *field.metadata["flag"].aliases) if "flag" in field.metadata else ()
+        for alias in aliases:
             spellings[alias.lstrip("-").replace("-", "_")] = field
     given: dict[str, Any] = {"model": str(model) or str(demo_model_path())}
     for name, value in options.items():

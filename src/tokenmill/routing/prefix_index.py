@@ -37,7 +37,9 @@ class PrefixIndex:
         if not self.page_size:
             return []
         before = first_name(CacheKey(self._fingerprint, request.cache_salt))
-        token_ids = request.prompt_token_ids + request.output_token_ids
+        token_ids = request.prompt_token_ids
+        if request.output_token_ids:
+            token_ids = token_ids + request.output_token_ids
         # Three times as fast as numpy's own way.
         tokens = np.frombuffer(struct.pack(f"{len(token_ids)}i", *token_ids), np.int32)
         return page_names(tokens, self.page_size, before)

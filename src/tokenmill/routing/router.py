@@ -56,13 +56,19 @@ class Router:
         self._books.setdefault(engine, EngineBooks())
 
     def route(self, request: AddRequest) -> int | None:
-        """The engine that a request goes to, or None: it must wait.
-
-        It is the one that the request asks for, else the one that has its session, else the policy's choice.
-        """
+        """The engine that a request goes to, or None: it must wait."""
         if not self._books or (request.engine is not None and request.engine not in self._books):
             return None
         names = [] if self._index is None else self._index.names_of(request)
+        engine, num_missing_tokens = self.choose(request, names)
+        self._send(engine, request, names, num_missing_tokens)
+        return engine
+
+    def choose(self, request: AddRequest, names: Sequence[int]) -> tuple[int, int]:
+        """The engine for a request with pages of these names, and the tokens that it lacks of it.
+
+        It is the one that the request asks for, else the one that has its session, else the policy's choice.
+        """
         pinned = self._engine_of_session.get(request.session) if request.engine is None else request.engine
         candidates = {
             engine: self._candidate(books, request, names, engine)
@@ -70,8 +76,7 @@ class Router:
             if pinned in (None, engine)
         }
         engine = self.policy.choose(candidates) if pinned is None else pinned
-        self._send(engine, request, names, candidates[engine].num_missing_tokens)
-        return engine
+        return engine, candidates[engine].num_missing_tokens
 
     def take(self, report: EngineReport) -> None:
         """An engine tells how it is."""
