@@ -1,7 +1,7 @@
 """What text workers are told of an engine, and when."""
 
 from tokenmill.core.messages import AddRequest
-from tokenmill.core.part_messages import EngineReport, LeaveWorker, Ping, WatchEngine
+from tokenmill.core.part_messages import EngineReport, LeaveWorker, WatchEngine
 from tokenmill.core.request import Request
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.routing.reporter import REPORT_INTERVAL, Reporter
@@ -13,7 +13,8 @@ class Watched:
     def __init__(self, *workers: str):
         self.sent: list[tuple[str, EngineReport]] = []
         self.reporter = Reporter(lambda *sent: self.sent.append(sent), lambda: [7, 8])
-        self.reporter.heed([WatchEngine(worker) for worker in workers])
+        for worker in workers:
+            self.reporter.heed(WatchEngine(worker))
         self.requests: dict[str, Request] = {}
 
     def add(self, name: str, worker: str, num_tokens: int, num_missing: int) -> None:
@@ -21,7 +22,7 @@ class Watched:
         message = AddRequest(
             id=name, prompt_token_ids=[1] * num_tokens, params=params, worker=worker, num_missing_tokens=num_missing
         )
-        assert self.reporter.heed([message]) == [message]
+        self.reporter.heed(message)
         self.requests[name] = Request(
             name, [1] * num_tokens, params, arrival=0, max_tokens_total=1000, stop_token_ids=frozenset()
         )
@@ -41,7 +42,6 @@ def test_nobody_is_told_who_did_not_ask():
     nobody = Watched()
     nobody.add("a", "worker-0", 10, 10)
     assert nobody.report(1.0, [(True, [1])]) == []
-    assert nobody.reporter.heed([Ping(), WatchEngine("worker-0")]) == [Ping()]
 
 
 def test_changes_are_told_at_once_and_the_load_once_in_a_while():
@@ -73,5 +73,5 @@ def test_each_text_worker_is_told_of_its_own_requests_and_of_the_others():
     del two.requests["0"]
     told = {worker: (report.num_taken, report.num_others) for worker, report in two.report(1.0)}
     assert told == {"worker-0": (1, 2), "worker-1": (3, 1)}
-    two.reporter.heed([LeaveWorker("worker-1")])
+    two.reporter.heed(LeaveWorker("worker-1"))
     assert [worker for worker, _ in two.report(2.0)] == ["worker-0"]

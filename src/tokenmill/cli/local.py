@@ -24,7 +24,8 @@ def load_llm(config: EngineConfig) -> LLM:
 
     from tokenmill.llm.llm import LLM
 
-    return LLM(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config)})
+    options = [field.name for field in dataclasses.fields(config) if "flag" in field.metadata]
+    return LLM(**{name: getattr(config, name) for name in options})
 
 
 class LocalModel:

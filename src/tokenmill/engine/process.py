@@ -51,6 +51,7 @@ class EngineLoop:
 
     Args:
         idle_work: goes on by a turn, of a millisecond or so, whenever there is nothing else to do.
+        reporter: tells text workers how the engine is, where they have several to choose from.
     """
 
     def __init__(
@@ -60,14 +61,14 @@ class EngineLoop:
         publisher: KVPublisher | None,
         idle_work: Iterator[None],
         heartbeat: Heartbeat,
+        reporter: Reporter | None = None,
     ) -> None:
         self._engine = engine
         self._heartbeat = heartbeat
         self._publisher = publisher
         self._idle_work: Iterator[None] | None = idle_work
         self._sockets = sockets
-        log = engine.scheduler.kv.cache.events
-        self._reporter = Reporter(sockets.send_to_worker, log.names if log else list)
+        self._reporter = reporter
         self._worker_of: dict[str, str] = {}
         self._stopping = False
         self._last_stats = 0.0
@@ -82,26 +83,26 @@ class EngineLoop:
             is_busy = self._engine.has_work and not self._engine.is_idle
             has_idle_work = self._idle_work is not None and not self._engine.has_work
             self._heartbeat.rest()
-            messages = self._reporter.heed(self._sockets.receive(0 if is_busy or has_idle_work else IDLE_POLL_MS))
+            messages = self._sockets.receive(0 if is_busy or has_idle_work else IDLE_POLL_MS)
             self._heartbeat.begin("a step")
             for message in messages:
                 self._publish(self._accept(message))
             if self._engine.has_work:
-                outputs = self._engine.step()
-                # First, so that whoever hears of a prompt's first token knows what is cached of it.
-                self._publish_kv_events()
-                self._publish(outputs)
+                self._publish(self._engine.step())
             elif self._idle_work is not None and next(self._idle_work, _DONE) is _DONE:
                 self._idle_work = None
             self._publish_kv_events()
             self._send_stats(now=is_busy and not self._engine.has_work)
 
     def _publish_kv_events(self) -> None:
+        if self._publisher is None and self._reporter is None:
+            return
         events = self._engine.take_kv_events()
         if self._publisher is not None:
             self._publisher.publish(events)
             self._publisher.answer_replays()
-        self._reporter.report(changes_of(events), self._engine.scheduler.requests, time.monotonic())
+        if self._reporter is not None:
+            self._reporter.report(changes_of(events), self._engine.scheduler.requests, time.monotonic())
 
     def _accept(self, message: ToEngine) -> list[TokenOutput]:
         if isinstance(message, AbortRequests):
@@ -130,6 +131,8 @@ class EngineLoop:
         self._sockets.leave_worker(worker)
 
     def _publish(self, outputs: list[TokenOutput]) -> None:
+        # First, so that whoever hears of a prompt's first token knows what is cached of it.
+        self._publish_kv_events()
         by_worker: dict[str, list[TokenOutput]] = {}
         for output in outputs:
             by_worker.setdefault(self._worker_of[output.id], []).append(output)
@@ -178,11 +181,14 @@ def _serve(config: EngineConfig, topology: Topology, index: int, sockets: Engine
     built = build_engine(config, report)
     kv_events = config.kv_events()
     publisher = None if kv_events is None else KVPublisher(kv_events, index if topology.has_replicas else None)
+    reporter = None
     if topology.has_replicas:
-        built.engine.scheduler.kv.cache.events = KVEventLog()
+        built.engine.scheduler.kv.cache.events = log = KVEventLog()
+        reporter = Reporter(sockets.send_to_worker, log.names)
+        sockets.heed = reporter.heed
     page = RunningPage(page_path(sockets.folder, sockets.name))
     built.engine.executor = MarkingExecutor(built.engine.executor, built.engine.scheduler.in_flight, page)
-    loop = EngineLoop(built.engine, sockets, publisher, built.idle_work, heartbeat)
+    loop = EngineLoop(built.engine, sockets, publisher, built.idle_work, heartbeat, reporter)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     # Before it is ready, so that whoever scrapes a fresh server finds the engine's metrics.
     sockets.send_to_api(built.engine.stats())

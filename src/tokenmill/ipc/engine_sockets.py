@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
 
-from tokenmill.core.messages import EngineMessage, StepOutputs, ToApi, ToReporter
-from tokenmill.core.part_messages import EngineReport
+from tokenmill.core.messages import EngineMessage, StepOutputs, ToApi, ToEngine, ToReporter
+from tokenmill.core.part_messages import EngineReport, WatchEngine
 from tokenmill.ipc.channels import API, LINGER_MILLISECONDS, Inbox, Outbox, engine_name
 from tokenmill.ipc.heartbeat import Heartbeat
 
 
 class EngineSockets:
-    """The inbox and the outboxes of the process of engine `index`. `life`: how often it has been started again."""
+    """The inbox and the outboxes of the process of engine `index`. `life`: how often it has been started again.
+
+    Attributes:
+        heed: is shown all that comes, where somebody keeps count of it.
+    """
 
     def __init__(self, folder: Path, index: int, life: int = 0) -> None:
         self.name = engine_name(index, life=life)
@@ -23,14 +28,18 @@ class EngineSockets:
         self._inbox: Inbox[ToReporter] = Inbox(self._context, folder, self.name, ToReporter)
         self._api = Outbox(self._context, folder, API)
         self._workers: dict[str, Outbox] = {}
+        self.heed: Callable[[ToReporter], None] | None = None
 
-    def receive(self, wait_ms: int) -> list[ToReporter]:
+    def receive(self, wait_ms: int) -> list[ToEngine]:
         """All messages that are there; waits up to `wait_ms` for the first."""
-        messages: list[ToReporter] = []
+        messages: list[ToEngine] = []
         if wait_ms and not self._inbox.socket.poll(wait_ms):
             return messages
         while (message := self._inbox.receive()) is not None:
-            messages.append(message)
+            if self.heed is not None:
+                self.heed(message)
+            if not isinstance(message, WatchEngine):
+                messages.append(message)
         return messages
 
     def send_to_api(self, message: ToApi) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from tokenmill.core.messages import AddRequest, ToEngine, ToReporter
+from tokenmill.core.messages import AddRequest, ToReporter
 from tokenmill.core.part_messages import EngineReport, LeaveWorker, WatchEngine
 from tokenmill.core.request import Request
 
@@ -28,18 +28,16 @@ class Reporter:
         self._taken: dict[str, tuple[str, int]] = {}  # text worker and missing tokens of each request
         self._last = 0.0
 
-    def heed(self, messages: list[ToReporter]) -> list[ToEngine]:
-        """Take note of what comes to the engine; returns what is for the engine itself."""
-        for message in messages:
-            if isinstance(message, WatchEngine):
-                self._num_taken[message.worker] = 0
-                self._send(message.worker, EngineReport(changes=[(True, self._names())], is_first=True))
-            elif isinstance(message, LeaveWorker):
-                self._num_taken.pop(message.worker, None)
-            elif isinstance(message, AddRequest) and message.worker in self._num_taken:
-                self._num_taken[message.worker] += 1
-                self._taken[message.id] = message.worker, message.num_missing_tokens
-        return [message for message in messages if not isinstance(message, WatchEngine)]
+    def heed(self, message: ToReporter) -> None:
+        """Take note of what comes to the engine."""
+        if isinstance(message, WatchEngine):
+            self._num_taken[message.worker] = 0
+            self._send(message.worker, EngineReport(changes=[(True, self._names())], is_first=True))
+        elif isinstance(message, LeaveWorker):
+            self._num_taken.pop(message.worker, None)
+        elif isinstance(message, AddRequest) and message.worker in self._num_taken:
+            self._num_taken[message.worker] += 1
+            self._taken[message.id] = message.worker, message.num_missing_tokens
 
     def report(self, changes: list[tuple[bool, list[int]]], requests: Mapping[str, Request], now: float) -> None:
         """Tell of `changes` of the cache at once, and of the `requests` in flight once in a while."""
