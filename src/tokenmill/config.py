@@ -28,6 +28,7 @@ TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic")
 # Entry points of policies that are not ours; `scheduler/policies.py` finds them.
 POLICY_PLUGINS = "tokenmill.policies"
 REASONING_PARSERS = ("qwen3", "deepseek_r1")
+ROUTING_POLICIES = ("cost", "fewest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,8 @@ class EngineConfig:
     )
     step_log: str | None = flag(None, "write every step to this file; `tokenmill replay` reads it")
     seed: int = flag(0, "seed of requests that bring none")
+    # No flag: the engine's index, and how many share the machine.
+    replica: tuple[int, int] = (0, 1)
 
     def resolve(self) -> EngineConfig:
         """Check the fields against each other and fill in what does not depend on the model.
@@ -297,6 +300,10 @@ class ServerConfig:
         (), "names that clients may call the server by, besides those of the loopback, where no key is set", repeat=True
     )
     tokenizer_workers: int = flag(1, "processes for tokenizing and detokenizing; 0: inside the API process")
+    data_parallel_size: int = flag(1, "engines, which share cores, GPUs and memory", aliases=("-dp", "--dp"))
+    routing_policy: str = flag(
+        "cost", "how an engine is chosen: least cost, or fewest requests", choices=ROUTING_POLICIES
+    )
     chat_template: str | None = flag(None, "file with a chat template, or the template itself")
     tool_call_parser: str | None = flag(None, "how the model writes calls of tools", choices=TOOL_CALL_PARSERS)
     enable_auto_tool_choice: bool | None = flag(None, "let the model decide whether to call tools (auto: demo model)")
@@ -343,7 +350,7 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
-        _check_positive(self, "max_body_bytes_in_flight")
+        _check_positive(self, "max_body_bytes_in_flight", "data_parallel_size")
         for name in ("engine_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
             seconds = getattr(self, name)
             if not 0 < seconds < math.inf:

@@ -224,3 +224,8 @@ def test_as_json_an_object_of_the_server_stays_what_it_is():
     first, *_, last = (json.loads(line) for line in stream.getvalue().splitlines())
     assert first == {"time": 1.5, "event": "request", "message": "x"}
     assert last["event"] == "warning", "open to all"
+
+
+def test_several_engines_are_shown():
+    assert "engines" not in dict(facts(READY, ServerConfig()))
+    assert dict(facts(READY, ServerConfig(data_parallel_size=3)))["engines"].startswith("3, each")

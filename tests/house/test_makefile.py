@@ -69,12 +69,13 @@ def test_the_line_budget_is_counted_and_kept():
     assert [line.split(maxsplit=1)[1] for line in totals] == [
         "of 4000 lines of Python code: the core",
         "of 9500 lines of Python code: all that runs a model, with the core",
-        "of 9500 lines of Python code: user's side",
-        "of 1300 lines of Python code: what both sides share",
+        "of 9900 lines of Python code: user's side",
+        "of 1500 lines of Python code: what both sides share",
         "of 1300 lines of Python code: the room cli/bench/",
         "of 1300 lines of Python code: the room kernels/triton/",
         "of 1300 lines of Python code: the room machine/",
         "of 1300 lines of Python code: the room replicas/",
+        "of 1300 lines of Python code: the room routing/",
         "of 1300 lines of Python code: the room simulate/",
         "of 1300 lines of Python code: the room speculation/",
     ]

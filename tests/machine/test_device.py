@@ -41,3 +41,13 @@ def test_a_large_model_runs_on_what_the_machine_has() -> None:
     assert threads == expected[0]
     assert reason.startswith(expected[1])
     assert "not bound to cores" in reason
+
+
+def test_engines_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuPlatform, "num_threads", lambda self: 12)
+    kept: list[tuple[int, int]] = []
+    monkeypatch.setattr("tokenmill.machine.device.keep_to_nodes", lambda *engine: kept.append(engine) or True)
+    threads, reason = choose_threads(EngineConfig(model="m", replica=(2, 3)), CpuPlatform(), LARGE)
+    assert (threads, kept) == (4, [(2, 3)])
+    assert "for 3 engines" in reason
+    assert choose_threads(EngineConfig(model="m", replica=(2, 30)), CpuPlatform(), LARGE)[0] == 1

@@ -31,6 +31,13 @@ def test_a_share_of_free_memory_is_taken() -> None:
     assert size(available=1_000_000, gpu_memory_utilization=0.5) == KVSize(499, 1024)
 
 
+def test_engines_of_one_machine_share_that() -> None:
+    assert size(available=40 * PAGE * 1000, replica=(1, 4)).num_pages * 4 <= size(available=40 * PAGE * 1000).num_pages
+    on_gpus = EngineConfig(device="cuda:1", replica=(1, 4)).resolve()
+    alone = EngineConfig(device="cuda:1").resolve()
+    assert decide_kv_size(on_gpus, 1024, PAGE, 10**8) == decide_kv_size(alone, 1024, PAGE, 10**8), "each has its own"
+
+
 def test_no_more_than_all_rows_could_use() -> None:
     assert size(max_num_seqs=2) == KVSize(128, 1024)
 

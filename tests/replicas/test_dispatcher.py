@@ -16,7 +16,7 @@ from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.replicas.dispatcher import HARMLESS_OUTPUTS, Dispatcher
 from tokenmill.replicas.journal import Journal
-from tokenmill.replicas.router import FewestInFlight, Router
+from tokenmill.routing.router import FewestInFlight, Router
 
 ENGINES = 3
 

@@ -47,3 +47,12 @@ def test_no_two_engines_share_a_file_an_address_or_seeds():
     assert LaunchFile(free, ServerConfig()).engine_config(1).kv_events().endpoint == "tcp://127.0.0.1:*"
     plain = LaunchFile(EngineConfig(model="m"), ServerConfig()).engine_config(1)
     assert (plain.step_log, plain.kv_events_config) == (None, None)
+
+
+def test_each_engine_has_its_share_of_the_machine_and_a_gpu():
+    topology = Topology((EngineSpec(0), EngineSpec(1)))
+    for device, expected in (("cuda", "cuda:1"), ("auto", "auto:1"), ("cpu", "cpu")):
+        second = LaunchFile(EngineConfig(model="m", device=device), ServerConfig(), topology).engine_config(1)
+        assert (second.device, second.replica) == (expected, (1, 2))
+    alone = LaunchFile(EngineConfig(model="m", device="cuda:3"), ServerConfig()).engine_config(0)
+    assert (alone.device, alone.replica) == ("cuda:3", (0, 1))

@@ -21,7 +21,7 @@ class Spec(msgspec.Struct):
     engine: EngineConfig
     server: ServerConfig
     engine_module: str = ENGINE_MODULE
-    engines: tuple[EngineSpec, ...] = (EngineSpec(0),)
+    engines: tuple[EngineSpec, ...] = ()
     max_files: tuple[int, int] | None = None  # the soft and the hard limit of descriptors
 
 

@@ -31,10 +31,10 @@ from tokenmill.core.messages import (
     RequestStates,
     SetPaused,
     StepOutputs,
-    ToEngine,
     TokenOutput,
+    ToReporter,
 )
-from tokenmill.core.part_messages import LeaveWorker, PartFailed, Ping, Pong
+from tokenmill.core.part_messages import LeaveWorker, PartFailed, Ping, Pong, WatchEngine
 from tokenmill.core.plan import Logprob, TokenLogprobs
 from tokenmill.core.request import FinishReason
 from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name
@@ -59,7 +59,7 @@ class StubEngine:
         config = json.loads((self.model / "config.json").read_text())
         self.stub = config.get(f"stub-{index}", config.get("stub", {}))
         context = zmq.Context()
-        self.inbox = Inbox(context, folder, self.name, ToEngine)
+        self.inbox = Inbox(context, folder, self.name, ToReporter)
         self.api = Outbox(context, folder, API)
         self.heartbeat = Heartbeat(context, folder, self.inbox, launch.server.engine_timeout)
         self.connect = lambda name: Outbox(context, folder, name)
@@ -114,6 +114,8 @@ class StubEngine:
                 for request_id, running in self.running.items()
                 if running.request.worker != message.worker
             }
+        elif isinstance(message, WatchEngine):
+            pass  # it has no cache to tell of, and who counts its requests knows its load
         elif isinstance(message, Ping):
             self.send(Pong(self.name))
         elif isinstance(message, ExplainRequests):

@@ -18,6 +18,7 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
     url = base_url(server)
     capacity = ready.num_pages * ready.page_size
     full_requests = capacity / ready.max_model_len
+    num_engines, policy = server.data_parallel_size, server.routing_policy
     lines = [
         ("model", model_name(ready, server)),
         ("from", ready.model),
@@ -30,6 +31,7 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         ("a step", f"up to {ready.max_num_seqs:,} requests and {ready.max_num_batched_tokens:,} tokens"),
         *([("speculation", ready.speculation)] if ready.speculation else []),
         ("threads", f"{ready.num_threads} ({ready.threads_reason})"),
+        *([("engines", f"{num_engines}, each as above; requests go by {policy}")] if num_engines > 1 else []),
         ("API", f"{url}/v1"),
         ("reference", f"{url}/docs"),
     ]

@@ -2,6 +2,7 @@
 
     API --(GenerateText, AbortRequests, EncodeText, DecodeTokens)--> text worker
     text worker --(AddRequest, AbortRequests)--> engine
+    text worker --(WatchEngine)--> engine --(EngineReport)--> text worker, where there are several engines
     API --(EngineLost, EngineBack)--> text workers, API --(LeaveWorker)--> engine, where one of them has died
     engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded, Cleared)--> API
     engine --(EngineProgress, EngineReady, EngineStats)--> API --(EngineReady)--> text workers
@@ -25,11 +26,13 @@ from tokenmill.core.histogram import Histogram
 from tokenmill.core.part_messages import (
     Cleared,
     EngineNews,
+    EngineReport,
     LeaveWorker,
     Message,
     PartFailed,
     Ping,
     SignOfLife,
+    WatchEngine,
 )
 from tokenmill.core.plan import TokenLogprobs
 from tokenmill.core.request import FinishReason
@@ -58,6 +61,7 @@ class GenerateText(Message, kw_only=True):
         wants_prompt: the first output comes with a `PromptReport`.
         pooling: "mean" or "last": wanted is a vector for the prompt, not a continuation.
         engine: the one that must have the requests; None: the text worker chooses.
+        session: calls of one session go to one engine while it lives; empty: none.
         resumed: the text worker that had the call has died. The tokens of each delta that the client has been sent, by
             the ids of the requests that are still open.
     """
@@ -78,6 +82,7 @@ class GenerateText(Message, kw_only=True):
     wants_prompt: bool = False
     pooling: str = ""
     engine: int | None = None
+    session: str = ""
     resumed: dict[str, list[list[int]]] | None = None
 
 
@@ -114,6 +119,7 @@ class AddRequest(Message, kw_only=True):
     Attributes:
         output_token_ids: what it has brought already, on an engine that died; it goes on behind them.
         worker: the inbox of the text worker that its outputs go to.
+        num_missing_tokens: those whose KV the engine did not have when it was chosen, as far as was known; 0: all.
     """
 
     id: str
@@ -127,6 +133,8 @@ class AddRequest(Message, kw_only=True):
     worker: str = ""
     pooling: str = ""
     engine: int | None = None
+    session: str = ""
+    num_missing_tokens: int = 0
 
 
 # --- API -> engine ------------------------------------------------------------------------------------------------
@@ -274,7 +282,10 @@ class EngineProgress(EngineMessage):
 
 
 class EngineReady(EngineMessage, kw_only=True):
-    """The engine serves. Everything the start-up screen and the text workers need to know of it."""
+    """The engine serves. Everything the start-up screen and the text workers need to know of it.
+
+    `fingerprint`: of the model whose KV it is; see `CacheKey`.
+    """
 
     model: str
     architecture: str
@@ -298,6 +309,7 @@ class EngineReady(EngineMessage, kw_only=True):
     seconds: dict[str, float]
     speculation: str = ""
     weights_source: str = ""
+    fingerprint: str = ""
 
 
 class EngineStats(EngineMessage, kw_only=True):
@@ -374,9 +386,10 @@ class RequestStates(EngineMessage):
 
 
 TextMessage = GenerateText | AbortRequests | EncodeText | DecodeTokens | StepOutputs | EngineReady | EngineNews
-ToWorker = TextMessage | Ping
+ToWorker = TextMessage | EngineReport | Ping
 EngineControl = SetPaused | ResetPrefixCache | ExplainRequests
 ToEngine = AddRequest | AbortRequests | LeaveWorker | EngineControl | Ping
+ToReporter = ToEngine | WatchEngine
 EngineReply = Done | RequestStates
 FromWorker = TextOutputs | RequestRejected | Encoded | Decoded
 ToApi = FromWorker | Cleared | EngineReply | EngineProgress | EngineReady | EngineStats | SignOfLife | PartFailed

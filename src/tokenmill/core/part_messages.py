@@ -67,6 +67,34 @@ class LeaveWorker(Message):
     worker: str
 
 
+class WatchEngine(Message):
+    """A text worker that has several engines to choose from wants to be told how this one is, with `EngineReport`s."""
+
+    worker: str
+
+
+class EngineReport(Message, kw_only=True):
+    """What a text worker chooses engines by: sent after each step that changed the prefix cache, and ten times a second
+    while there are requests, before the outputs of that step.
+
+    Attributes:
+        engine, source: the engine and its inbox, which its process fills in.
+        changes: the names of pages that came into the cache (True) or went, in order.
+        is_first: `changes` are all that it has.
+        num_taken: requests of this text worker that it has been sent since the first report.
+        num_others: requests of other text workers that are in flight.
+        num_queued_tokens: tokens of prompts in flight that are still to be computed.
+    """
+
+    engine: int = 0
+    source: str = ""
+    changes: list[tuple[bool, list[int]]] = []
+    is_first: bool = False
+    num_taken: int = 0
+    num_others: int = 0
+    num_queued_tokens: int = 0
+
+
 class Cleared(Message):
     """These suspects of an engine's death have gone on without harm, or have ended."""
 

@@ -27,10 +27,12 @@ from tokenmill.ipc.engine_sockets import EngineSockets
 from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, LineHandler
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
+from tokenmill.kv.events import KVEventLog, changes_of
 from tokenmill.model_files import check_tokenizer
 from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.suspects import MarkingExecutor, RunningPage, page_path
 from tokenmill.replicas.topology import Topology
+from tokenmill.routing.reporter import Reporter
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class EngineLoop:
 
     Args:
         idle_work: goes on by a turn, of a millisecond or so, whenever there is nothing else to do.
+        reporter: tells text workers how the engine is, where they have several to choose from.
     """
 
     def __init__(
@@ -58,12 +61,14 @@ class EngineLoop:
         publisher: KVPublisher | None,
         idle_work: Iterator[None],
         heartbeat: Heartbeat,
+        reporter: Reporter | None = None,
     ) -> None:
         self._engine = engine
         self._heartbeat = heartbeat
         self._publisher = publisher
         self._idle_work: Iterator[None] | None = idle_work
         self._sockets = sockets
+        self._reporter = reporter
         self._worker_of: dict[str, str] = {}
         self._stopping = False
         self._last_stats = 0.0
@@ -90,9 +95,12 @@ class EngineLoop:
             self._send_stats(now=is_busy and not self._engine.has_work)
 
     def _publish_kv_events(self) -> None:
+        events = self._engine.take_kv_events()
         if self._publisher is not None:
-            self._publisher.publish(self._engine.take_kv_events())
+            self._publisher.publish(events)
             self._publisher.answer_replays()
+        if self._reporter is not None:
+            self._reporter.report(changes_of(events), self._engine.scheduler.requests, time.monotonic())
 
     def _accept(self, message: ToEngine) -> list[TokenOutput]:
         if isinstance(message, AbortRequests):
@@ -121,6 +129,8 @@ class EngineLoop:
         self._sockets.leave_worker(worker)
 
     def _publish(self, outputs: list[TokenOutput]) -> None:
+        # First, so that whoever hears of a prompt's first token knows what is cached of it.
+        self._publish_kv_events()
         by_worker: dict[str, list[TokenOutput]] = {}
         for output in outputs:
             by_worker.setdefault(self._worker_of[output.id], []).append(output)
@@ -169,9 +179,14 @@ def _serve(config: EngineConfig, topology: Topology, index: int, sockets: Engine
     built = build_engine(config, report)
     kv_events = config.kv_events()
     publisher = None if kv_events is None else KVPublisher(kv_events, index if topology.has_replicas else None)
+    reporter = None
+    if topology.has_replicas:
+        built.engine.scheduler.kv.cache.events = log = KVEventLog()
+        reporter = Reporter(sockets.send_to_worker, log.names)
+        sockets.heed = reporter.heed
     page = RunningPage(page_path(sockets.folder, sockets.name))
     built.engine.executor = MarkingExecutor(built.engine.executor, built.engine.scheduler.in_flight, page)
-    loop = EngineLoop(built.engine, sockets, publisher, built.idle_work, heartbeat)
+    loop = EngineLoop(built.engine, sockets, publisher, built.idle_work, heartbeat, reporter)
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     # Before it is ready, so that whoever scrapes a fresh server finds the engine's metrics.
     sockets.send_to_api(built.engine.stats())

@@ -184,6 +184,7 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
     engine = Engine(header.make_scheduler(events), executor, limits, header.depth, Observer(log), [grammars])
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
+    ready.fingerprint = limits.fingerprint
     ready.speculation = describe_speculation(header.speculation, model.draft)
     return BuiltEngine(engine, ready, take_memory(config, platform, memory), model)
 

@@ -128,7 +128,7 @@ class EngineClient:
         self._admission.check(prompts, len(self._open))
         # Before anything is sent: the engine may have begun by the time that this call goes on.
         arrived = time.monotonic()
-        worker = self._turns.next() if worker is None else worker
+        worker = self._turns.next(prompts[0].session) if worker is None else worker
         tenant = tenant or _new_id()
         prompts = [self._accepted(prompt, tenant) for prompt in prompts]
         ids = [request_id for prompt in prompts for request_id in prompt.ids]

@@ -31,7 +31,7 @@ from tokenmill.core.messages import (
     TokenOutput,
     ToWorker,
 )
-from tokenmill.core.part_messages import Cleared, EngineBack, EngineLost, PartFailed, Ping, Pong
+from tokenmill.core.part_messages import Cleared, EngineBack, EngineLost, EngineReport, PartFailed, Ping, Pong
 from tokenmill.core.request import FinishReason
 from tokenmill.frontend.prepare_thread import PrepareThread
 from tokenmill.frontend.prompt_processor import Prepared, Question
@@ -42,7 +42,8 @@ from tokenmill.ipc.log_lines import LineHandler
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
 from tokenmill.replicas.dispatcher import Dispatcher
 from tokenmill.replicas.launch_file import LaunchFile
-from tokenmill.replicas.router import FewestInFlight, Router
+from tokenmill.routing.policies import policy_of
+from tokenmill.routing.router import Router
 
 # A message of the first size takes some milliseconds, and many may come at once; one of the second takes seconds.
 LONG_BYTES = 4 << 10
@@ -68,7 +69,8 @@ def run_worker(folder: Path, index: int, alive_fd: int, life: int = 0) -> int:
     inbox: Inbox[ToWorker] = Inbox(context, folder, worker_name(index, life), ToWorker)
     api = Outbox(context, folder, API)
     inboxes = {spec.index: engine_name(spec.index) for spec in launch.topology.engines}
-    router = Router(list(inboxes), FewestInFlight(last=index - 1))
+    policy = launch.server.routing_policy if launch.topology.has_replicas else "fewest"
+    router = Router(list(inboxes), policy_of(policy, last=index - 1))
     predecessor = worker_name(index, life - 1) if life else ""
     engines = Dispatcher(inboxes, lambda name: Outbox(context, folder, name), router, predecessor)
     try:
@@ -106,6 +108,8 @@ def _serve(launch: LaunchFile, index: int, sockets: Sockets, alive_fd: int, hear
                     heartbeat.begin("loading the tokenizer", START_PATIENCE)
                     loaded = early.get(message.model) or _load(launch, message.model, inbox.name)
                     loop = WorkerLoop(loaded.result(), api, engines, heartbeat)
+                    caches = launch.engine.enable_prefix_caching
+                    engines.begin(inbox.name, message.page_size if caches else 0, message.fingerprint)
                     for fd in loop.fds:
                         poller.register(fd, zmq.POLLIN)
                 if loop is None:
@@ -144,7 +148,7 @@ class WorkerLoop:
         self._threads = (self._long, self._huge)
         self.fds = [thread.fd for thread in self._threads]
 
-    def take(self, message: TextMessage, num_bytes: int) -> None:
+    def take(self, message: TextMessage | EngineReport, num_bytes: int) -> None:
         """Handle a message of this size, or let a thread begin with it."""
         if num_bytes > LONG_BYTES and isinstance(message, GenerateText | EncodeText | DecodeTokens):
             (self._huge if num_bytes > HUGE_BYTES else self._long).put(message)
@@ -155,7 +159,9 @@ class WorkerLoop:
         if isinstance(message, EngineLost) and message.convicted:
             errors = [TokenOutput(one, [], FinishReason.ERROR, error=KILLS_ENGINES) for one in message.convicted]
             self.take(StepOutputs(0, errors), 0)
-        if isinstance(message, EngineLost | EngineBack):
+        if isinstance(message, EngineReport):
+            self._engines.heed(message)
+        elif isinstance(message, EngineLost | EngineBack):
             self._processor.resubmitted(self._engines.hear(message))
         elif not isinstance(message, StepOutputs) or self._engines.take(message):
             self._send(self._processor.process(message))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 from tokenmill.core.errors import EngineDead
 
 
@@ -20,15 +22,16 @@ class WorkerTurns:
         else:
             self._avoided.discard(worker)
 
-    def next(self) -> int:
-        """The worker whose turn it is.
+    def next(self, session: str = "") -> int:
+        """The worker whose turn it is, or whom calls of a session go to.
 
         Raises:
             EngineDead: all of them are avoided.
         """
+        last = crc32(session.encode()) if session else self._last
         for step in range(1, self._num_workers + 1):
-            worker = (self._last + step) % self._num_workers
+            worker = (last + step) % self._num_workers
             if worker not in self._avoided:
-                self._last = worker
+                self._last = self._last if session else worker
                 return worker
         raise EngineDead("no text worker answers; /health says which is in trouble")

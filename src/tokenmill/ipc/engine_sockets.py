@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
 
-from tokenmill.core.messages import EngineMessage, StepOutputs, ToApi, ToEngine
+from tokenmill.core.messages import EngineMessage, StepOutputs, ToApi, ToEngine, ToReporter
+from tokenmill.core.part_messages import EngineReport, WatchEngine
 from tokenmill.ipc.channels import API, LINGER_MILLISECONDS, Inbox, Outbox, engine_name
 from tokenmill.ipc.heartbeat import Heartbeat
 
 
 class EngineSockets:
-    """The inbox and the outboxes of the process of engine `index`. `life`: how often it has been started again."""
+    """The inbox and the outboxes of the process of engine `index`. `life`: how often it has been started again.
+
+    Attributes:
+        heed: is shown all that comes, where somebody keeps count of it.
+    """
 
     def __init__(self, folder: Path, index: int, life: int = 0) -> None:
         self.name = engine_name(index, life=life)
         self.folder = folder
         self._index = index
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._inbox: Inbox[ToEngine] = Inbox(self._context, folder, self.name, ToEngine)
+        self._inbox: Inbox[ToReporter] = Inbox(self._context, folder, self.name, ToReporter)
         self._api = Outbox(self._context, folder, API)
         self._workers: dict[str, Outbox] = {}
+        self.heed: Callable[[ToReporter], None] | None = None
 
     def receive(self, wait_ms: int) -> list[ToEngine]:
         """All messages that are there; waits up to `wait_ms` for the first."""
@@ -29,7 +36,10 @@ class EngineSockets:
         if wait_ms and not self._inbox.socket.poll(wait_ms):
             return messages
         while (message := self._inbox.receive()) is not None:
-            messages.append(message)
+            if self.heed is not None:
+                self.heed(message)
+            if not isinstance(message, WatchEngine):
+                messages.append(message)
         return messages
 
     def send_to_api(self, message: ToApi) -> None:
@@ -38,11 +48,14 @@ class EngineSockets:
             message.engine = self._index
         self._api.send(message)
 
-    def send_to_worker(self, worker: str, message: StepOutputs) -> None:
-        """Send a step's outputs to the text worker whose requests they belong to, by the name of its inbox."""
+    def send_to_worker(self, worker: str, message: StepOutputs | EngineReport) -> None:
+        """Send a step's outputs to the text worker whose requests they belong to, by the name of its inbox, or tell
+        it how the engine is."""
         if worker not in self._workers:
             self._workers[worker] = Outbox(self._context, self.folder, worker)
         message.source = self.name
+        if isinstance(message, EngineReport):
+            message.engine = self._index
         self._workers[worker].send(message)
 
     def leave_worker(self, worker: str) -> None:

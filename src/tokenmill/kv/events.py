@@ -1,15 +1,15 @@
 """KV events: what the prefix cache has taken in and given up, for routers that send a prompt where its prefix is.
 
-A page is named by a hash of its tokens, of all tokens before them and of its cache key, so that two engines give the
-same prefix the same name. The names are for others only: nothing here decides by them.
+A page is called by its name (`core/page_names.py`), which is the same on every engine. The names are for others only:
+nothing here decides by them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
 
+from tokenmill.core.page_names import first_name, page_names
 from tokenmill.core.request import CacheKey, TokenArray
 from tokenmill.kv.radix_node import PageArray
 
@@ -56,12 +56,8 @@ class KVEventLog:
         """`pages` with their `tokens` follow `parent_page`."""
         size = len(tokens) // len(pages)
         parent_hash = None if parent_page is None else self._hashes[parent_page]
-        previous = _digest("/".join(key).encode()) if parent_hash is None else parent_hash
-        hashes = []
-        for number, page in enumerate(pages.tolist()):
-            own = tokens[number * size : (number + 1) * size].tobytes()
-            previous = self._hashes[page] = _digest(b"%d " % previous + own)
-            hashes.append(previous)
+        hashes = page_names(tokens, size, first_name(key) if parent_hash is None else parent_hash)
+        self._hashes.update(zip(pages.tolist(), hashes, strict=True))
         self._events.append(PagesStored(hashes, parent_hash, tokens.tolist(), size))
 
     def removed(self, pages: Iterable[int]) -> None:
@@ -79,6 +75,11 @@ class KVEventLog:
         events, self._events = self._events, []
         return events
 
+    def names(self) -> list[int]:
+        """The names of all pages that the cache has."""
+        return list(self._hashes.values())
 
-def _digest(data: bytes) -> int:
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+def changes_of(events: Iterable[KVEvent]) -> list[tuple[bool, list[int]]]:
+    """The names of pages that came (True) or went, in order; see `EngineReport`."""
+    return [(isinstance(event, PagesStored), event.hashes) for event in events if not isinstance(event, CacheCleared)]

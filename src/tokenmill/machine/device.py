@@ -17,6 +17,7 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.kernels.select import select_kernels
 from tokenmill.kernels.torch_kernels import TorchKernels
+from tokenmill.machine.numa import keep_to_nodes
 from tokenmill.platform.memory import huge_pages
 from tokenmill.platform.protocol import Platform
 from tokenmill.weights.loader import check_stored, choose_formats
@@ -143,7 +144,11 @@ def choose_threads(config: EngineConfig, platform: Platform, weight_bytes: int) 
     elif weight_bytes < ONE_THREAD_BYTES and not platform.is_accelerator:
         wanted, reason = 1, "more would only wait for each other in so small a model"
     else:
-        wanted, reason = platform.num_threads(), platform.threads_reason()
+        index, count = config.replica
+        wanted, reason = max(1, platform.num_threads() // count), platform.threads_reason()
+        if count > 1:
+            near = f", on nodes of its own: engine {index}" if keep_to_nodes(index, count) else ""
+            reason = f"a share of {reason}, for {count} engines{near}"
     threads = platform.set_num_threads(wanted)
     return threads, reason if platform.is_accelerator else f"{reason}; not bound to cores; {huge_pages()}"
 

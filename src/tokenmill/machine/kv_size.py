@@ -92,7 +92,9 @@ def decide_kv_size(config: EngineConfig, max_position: int, bytes_per_page: int,
     elif config.kv_cache_memory_bytes is not None:
         num_pages = pages_in(config.kv_cache_memory_bytes, bytes_per_page)
     else:
-        share = int(available_bytes * config.gpu_memory_utilization)
+        # Engines beside this one take as much; on GPUs each has its own.
+        num_sharers = config.replica[1] if config.device == "cpu" else 1
+        share = int(available_bytes * config.gpu_memory_utilization / num_sharers)
         num_pages = min(pages_in(share, bytes_per_page), pages_per_request * config.max_num_seqs)
 
     if num_pages >= pages_per_request:

@@ -9,16 +9,16 @@ from tokenmill.platform.protocol import Platform
 
 
 def select_platform(device: str) -> Platform:
-    """The platform of a device: `cpu`, `cuda`, `cuda:1`, or `auto`, which is a GPU where there is one.
+    """The platform of a device: `cpu`, `cuda`, `cuda:1`, or `auto`, which is a GPU where there is one; `auto:1` is that
+    of the second engine, a GPU of its own where there is any.
 
     Raises:
         InvalidConfig: no such device, or not on this machine.
     """
-    if device == "auto":
-        return cuda.CudaPlatform() if cuda.is_available() else CpuPlatform()
-    if device == "cpu":
-        return CpuPlatform()
     kind, _, index = device.partition(":")
-    if kind == "cuda" and (index.isdigit() or device == "cuda"):
+    has_index = index.isdigit() or device == kind
+    if device == "cpu" or (kind == "auto" and has_index and not cuda.is_available()):
+        return CpuPlatform()
+    if kind in ("auto", "cuda") and has_index:
         return cuda.CudaPlatform(int(index or 0))
     raise InvalidConfig(f"--device {device} is not supported; choose auto, cpu, cuda, or cuda:1 and so on")

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from tokenmill.core.messages import AbortRequests, AddRequest, StepOutputs, TokenOutput
-from tokenmill.core.part_messages import EngineLost, EngineNews, LeaveWorker
+from tokenmill.core.part_messages import EngineLost, EngineNews, EngineReport, LeaveWorker, WatchEngine
 from tokenmill.ipc.channels import Outbox
 from tokenmill.replicas.journal import Journal
-from tokenmill.replicas.router import Router
+from tokenmill.routing.router import Router
 
 # A step further than the one at which its engine died, which may have launched one more by then.
 HARMLESS_OUTPUTS = 2
@@ -33,6 +33,7 @@ class Dispatcher:
         """
         self._connect_to = connect
         self._predecessor = predecessor
+        self._watcher = ""
         self._inboxes = dict(engines)
         self._outboxes = {engine: self._connect(inbox) for engine, inbox in engines.items()}
         self._retired: set[str] = set()
@@ -41,6 +42,24 @@ class Dispatcher:
         self._suspects: dict[str, int] = {}  # the outputs that each still has to bring
         self._trial: str | None = None
         self._cleared: list[str] = []
+
+    def begin(self, worker: str, page_size: int, fingerprint: str) -> None:
+        """The engines are ready. Where the choice among them depends on how they are, have them tell this text worker.
+
+        Args:
+            worker: its inbox.
+            page_size, fingerprint: see `PrefixIndex`.
+        """
+        if self._router.policy.reads_cache:
+            self._router.begin(page_size, fingerprint)
+            self._watcher = worker
+            for outbox in self._outboxes.values():
+                outbox.send(WatchEngine(worker))
+
+    def heed(self, report: EngineReport) -> None:
+        """Take in how an engine is, unless it is dead by now."""
+        if report.source not in self._retired:
+            self._router.take(report)
 
     def add(self, request: AddRequest) -> None:
         """Accept a request."""
@@ -96,6 +115,8 @@ class Dispatcher:
         if self._predecessor:
             # By this way, so that it comes before the same requests do.
             outbox.send(LeaveWorker(self._predecessor))
+        if self._watcher:
+            outbox.send(WatchEngine(self._watcher))
         return outbox
 
     def _lose(self, engine: int) -> None:

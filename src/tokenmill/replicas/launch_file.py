@@ -35,6 +35,10 @@ class LaunchFile(msgspec.Struct):
         config = self.engine
         if config.step_log and life:
             config = dataclasses.replace(config, step_log=f"{config.step_log}.life-{life}")
+        if self.topology.has_replicas:
+            # A GPU for each.
+            device = f"{config.device}:{index}" if config.device in ("auto", "cuda") else config.device
+            config = dataclasses.replace(config, device=device, replica=(index, len(self.topology.engines)))
         if index == 0:
             return config
         events, step_log = config.kv_events(), config.step_log

@@ -22,6 +22,7 @@ from tokenmill.core.request import FinishReason
 from tokenmill.frontend.generation import Generation, merge
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.call import GenerationCall
+from tokenmill.server.generation.placement import placed
 from tokenmill.server.generation.writer import ReplyWriter, UsageCounter
 from tokenmill.server.http.errors import RequestTimedOut, error_response
 from tokenmill.server.http.middleware import SEND_BODY, tenant_of
@@ -54,6 +55,7 @@ class GenerationReply(Response):
     ) -> None:
         """`label` is the reply's id, by which operators find its requests."""
         super().__init__()
+        self._context = context
         self._client = context.client
         self._log = context.log
         self._prompts = prompts
@@ -93,7 +95,9 @@ class GenerationReply(Response):
         try:
             async with (
                 asyncio.timeout(self._call.timeout),
-                self._client.generate(self._prompts, self._label, trace_parent(scope), tenant_of(scope)) as generation,
+                self._client.generate(
+                    placed(self._prompts, self._context, scope), self._label, trace_parent(scope), tenant_of(scope)
+                ) as generation,
             ):
                 if self._call.stream:
                     await self._stream(generation, send, scope.get("state", {}).get(SEND_BODY, send))

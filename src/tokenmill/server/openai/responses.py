@@ -17,6 +17,7 @@ from tokenmill.core.messages import TextOutput
 from tokenmill.frontend.generation import Generation, merge
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.call import messages_of
+from tokenmill.server.generation.placement import placed
 from tokenmill.server.generation.reply import GenerationReply, check_output
 from tokenmill.server.generation.writer import UsageCounter
 from tokenmill.server.http.body import read_body, read_query
@@ -65,7 +66,9 @@ class ResponsesRoutes:
         writer = ResponseWriter(head, keep)
         if body.background:
             # Begun here, so that whatever does not let it begin is the answer to this call.
-            generation = self._context.client.generate(prompts, head["id"], tenant=tenant_of(request.scope))
+            generation = self._context.client.generate(
+                placed(prompts, self._context, request.scope), head["id"], tenant=tenant_of(request.scope)
+            )
             keep(head | {"status": "queued", "output": []})
             task = asyncio.ensure_future(self._run(generation, writer, body.timeout))
             self._running[head["id"]] = task

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from tokenmill.config import EngineConfig, ServerConfig
-from tokenmill.core.errors import TokenMillError
+from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.observe.event_log import EventLog
 from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.topology import EngineSpec, Topology
@@ -36,21 +36,26 @@ def run(
     server: ServerConfig,
     open_screen: OpenScreen = StandardError,
     engine_module: str = ENGINE_MODULE,
-    engines: tuple[EngineSpec, ...] = (EngineSpec(0),),
+    engines: tuple[EngineSpec, ...] = (),
 ) -> int:
     """Serve until stopped; return the exit code. Must be called in the main thread.
 
     Args:
         open_screen: makes what is told of the start and of the life of the server, in each process that tells it.
         engine_module: the module that runs as the process of an engine.
-        engines: which engines to start.
+        engines: which engines to start; none: as many as `--data-parallel-size` says, of one rank.
     """
     try:
         engine, server = _with_names(engine, server)
         engine, server = engine.resolve(), server.resolve()
         check_tls(server)
         raise_limit()
+        engines = engines or tuple(map(EngineSpec, range(server.data_parallel_size)))
         topology = Topology(engines, server.tokenizer_workers)
+        if topology.has_replicas and engine.device.startswith("cuda:"):
+            raise InvalidConfig(
+                f"--device {engine.device} is one GPU, and each engine takes its own: use --device cuda"
+            )
 
         def serve(folder: Path, on_begun: Callable[[], None]) -> int:
             # Here and not above: the parent stays small, and has no threads when it forks.

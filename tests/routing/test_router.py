@@ -7,7 +7,8 @@ import pytest
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.replicas.router import FewestInFlight, Router
+from tokenmill.routing.policies import FewestInFlight
+from tokenmill.routing.router import Router
 
 
 def request(name: str, engine: int | None = None) -> AddRequest:
@@ -72,7 +73,7 @@ def test_random_traffic_is_balanced_and_leaves_nothing():
     open_on: dict[str, int] = {}
     for number in range(500):
         name = str(number)
-        before = {engine: list(open_on.values()).count(engine) for engine in many._num_open}
+        before = {engine: list(open_on.values()).count(engine) for engine in many._books}
         open_on[name] = many.route(request(name))
         assert before[open_on[name]] == min(before.values()), f"seed {seed}"
         for gone in rng.sample(sorted(open_on), rng.randint(0, min(2, len(open_on)))):
@@ -82,5 +83,5 @@ def test_random_traffic_is_balanced_and_leaves_nothing():
             else:
                 many.ended([end(gone)])
     many.ended([end(name) for name in open_on])
-    assert set(many._num_open.values()) == {0}
+    assert {books.num_open for books in many._books.values()} == {0}
     assert not many._engine_of
