@@ -178,6 +178,7 @@ class TextProcessor:
                     worker=self._worker,
                     pooling=message.pooling,
                     engine=message.engine,
+                    is_background=message.is_background,
                 )
             )
         return requests

@@ -24,7 +24,7 @@ from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.call import GenerationCall
 from tokenmill.server.generation.writer import ReplyWriter, UsageCounter
 from tokenmill.server.http.errors import RequestTimedOut, error_response
-from tokenmill.server.http.middleware import SEND_BODY, tenant_of
+from tokenmill.server.http.middleware import SEND_BODY, is_background, tenant_of
 
 _logger = logging.getLogger(__name__)
 
@@ -93,7 +93,13 @@ class GenerationReply(Response):
         try:
             async with (
                 asyncio.timeout(self._call.timeout),
-                self._client.generate(self._prompts, self._label, trace_parent(scope), tenant_of(scope)) as generation,
+                self._client.generate(
+                    self._prompts,
+                    self._label,
+                    trace_parent(scope),
+                    tenant_of(scope),
+                    is_background=is_background(scope),
+                ) as generation,
             ):
                 if self._call.stream:
                     await self._stream(generation, send, scope.get("state", {}).get(SEND_BODY, send))

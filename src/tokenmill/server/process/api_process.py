@@ -34,6 +34,7 @@ from tokenmill.server.http.errors import ServerStopping
 from tokenmill.server.http.listener import is_on_loopback
 from tokenmill.server.http.server import HttpServer
 from tokenmill.server.operators.admin import public_settings
+from tokenmill.server.process.served_batches import ServedBatches
 from tokenmill.server.process.stop_signals import handled_by
 
 _logger = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class ApiProcess:
         self._traces = None if endpoint is None else TraceExporter(endpoint, name)
         self._metrics = Metrics(self._parts.engines, self._parts.num_dropped, server.metrics_prefix, name, self._traces)
         limits = AdmissionLimits(server.max_num_queued_reqs, server.max_num_queued_tokens)
+        self._batches = None if server.batch_dir is None else ServedBatches(server)
         self._client = EngineClient(self._parts.workers, self._metrics, limits, self._engine.seed)
 
     async def run(self) -> int:
@@ -115,6 +117,8 @@ class ApiProcess:
             finally:
                 await _cancel(tasks)
                 await self._parts.stop()
+                if self._batches is not None:
+                    await self._batches.close()
 
     # --- start ------------------------------------------------------------------------------------------------------
 
@@ -125,7 +129,7 @@ class ApiProcess:
             least = min(ready, key=lambda ready: ready.max_model_len)
             await self._client.start(least, sum(one.max_num_seqs for one in ready))
             self._parts.started()
-            await self._listen(least)
+            await self._listen(least, sum(one.max_num_seqs for one in ready))
             self._events.ready(least)
         except TokenMillError as error:
             self._end(Ending(error.exit_code, str(error)))
@@ -133,8 +137,10 @@ class ApiProcess:
             _logger.exception("the server cannot start")
             self._end(Ending(1, f"the server cannot start: {type(error).__name__}: {error}"))
 
-    async def _listen(self, ready: EngineReady) -> None:
+    async def _listen(self, ready: EngineReady, num_rows: int) -> None:
         config = self._server
+        if self._batches is not None:
+            self._batches.prepare(lambda: self._client.has_waiting, num_rows, self._metrics)
         assert config.served_model_name, "launch gives it a name"
         context = ServerContext(
             client=self._client,
@@ -157,10 +163,13 @@ class ApiProcess:
             trouble=self._trouble,
             log=self._log if config.enable_log_requests else None,
             bodies=BodyBudget(config.max_body_bytes_in_flight),
+            batches=None if self._batches is None else self._batches.service,
         )
         app = build_app(context, config, is_on_loopback(self._listener))
         self._http = HttpServer(app, config, self._listener, self._note_connections)
         self._serving = await self._http.start()
+        if self._batches is not None:
+            self._batches.start(context)
         self._serving.add_done_callback(lambda _: self._end(Ending(1, "the HTTP server ended unexpectedly")))
 
     # --- while it runs ----------------------------------------------------------------------------------------------
@@ -216,6 +225,8 @@ class ApiProcess:
         if self._http is None or self._serving is None:
             return
         self._http.stop()
+        if self._batches is not None:
+            await self._batches.stop()
         patience = self._server.shutdown_timeout if ending.error is None else 0.0
         if patience and (count := self._client.num_open):
             who = "1 open request has" if count == 1 else f"{count} open requests have"
