@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import secrets
+from typing import Any
 
 import msgspec
 
@@ -64,18 +65,15 @@ class BatchStatus(enum.Enum):
     @property
     def is_final(self) -> bool:
         """True once nothing will change any more."""
-        return not NEXT[self]
+        return self not in NEXT
 
 
+# What may follow; nothing follows the others.
 NEXT = {
     BatchStatus.VALIDATING: {BatchStatus.FAILED, BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING},
     BatchStatus.IN_PROGRESS: {BatchStatus.FINALIZING, BatchStatus.EXPIRED, BatchStatus.CANCELLING},
     BatchStatus.FINALIZING: {BatchStatus.COMPLETED},
     BatchStatus.CANCELLING: {BatchStatus.CANCELLED},
-    BatchStatus.FAILED: set(),
-    BatchStatus.COMPLETED: set(),
-    BatchStatus.EXPIRED: set(),
-    BatchStatus.CANCELLED: set(),
 }
 
 
@@ -116,26 +114,23 @@ class RequestCounts(msgspec.Struct):
     failed: int = 0
 
 
-class CachedTokens(msgspec.Struct):
-    """Details of a batch's input tokens."""
-
-    cached_tokens: int = 0
-
-
-class ReasoningTokens(msgspec.Struct):
-    """Details of a batch's output tokens."""
-
-    reasoning_tokens: int = 0
-
-
 class BatchUsage(msgspec.Struct):
     """Tokens of all lines that were answered well."""
 
     input_tokens: int = 0
-    input_tokens_details: CachedTokens = msgspec.field(default_factory=CachedTokens)
+    input_tokens_details: dict[str, int] = msgspec.field(default_factory=lambda: {"cached_tokens": 0})
     output_tokens: int = 0
-    output_tokens_details: ReasoningTokens = msgspec.field(default_factory=ReasoningTokens)
+    output_tokens_details: dict[str, int] = msgspec.field(default_factory=lambda: {"reasoning_tokens": 0})
     total_tokens: int = 0
+
+    def add(self, reply: dict[str, Any]) -> None:
+        """Add what one reply used, in the words of whichever API it is from."""
+        for kind, other, detail in (("input", "prompt", "cached_tokens"), ("output", "completion", "reasoning_tokens")):
+            count = reply.get(f"{kind}_tokens", reply.get(f"{other}_tokens", 0))
+            details = reply.get(f"{kind}_tokens_details", reply.get(f"{other}_tokens_details")) or {}
+            setattr(self, f"{kind}_tokens", getattr(self, f"{kind}_tokens") + count)
+            getattr(self, f"{kind}_tokens_details")[detail] += details.get(detail, 0)
+            self.total_tokens += count
 
 
 class Batch(msgspec.Struct, kw_only=True):
@@ -166,7 +161,7 @@ class Batch(msgspec.Struct, kw_only=True):
 
     def move_to(self, status: BatchStatus, now: float) -> None:
         """Change the status, and note when; an illegal change is a bug and raises AssertionError."""
-        assert status in NEXT[self.status], f"{self.id}: {self.status.value} -> {status.value} is not legal"
+        assert status in NEXT.get(self.status, ()), f"{self.id}: {self.status.value} -> {status.value} is not legal"
         self.status = status
         setattr(self, f"{status.value}_at", int(now))
 

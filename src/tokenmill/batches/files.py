@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from tokenmill.batches.batch import File
 from tokenmill.core.errors import InvalidConfig
 
 
@@ -31,13 +32,14 @@ class IncomingFile:
         self._file.write(data)
         self.num_bytes += len(data)
 
-    def keep(self) -> None:
+    def keep(self, filename: str, purpose: str, now: float) -> File:
         """It is complete, and on the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         self._path.rename(self._target)
         _sync(self._target.parent)
+        return File(id=self.id, bytes=self.num_bytes, created_at=int(now), filename=filename, purpose=purpose)
 
     def drop(self) -> None:
         """It is not wanted; nothing happens after `keep`."""

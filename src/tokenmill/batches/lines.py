@@ -49,6 +49,16 @@ class Outcome(enum.Enum):
     CANCELLED = "cancelled"
 
 
+class LineEnd(NamedTuple):
+    """How a line has ended: its outcome (None: it was not run), its output line, and the `usage` of its reply."""
+
+    number: int
+    custom_id: str
+    outcome: Outcome | None
+    answer: bytes
+    usage: dict[str, Any] | None = None
+
+
 UNANSWERED = {
     Outcome.EXPIRED: "the batch expired before this request could be run",
     Outcome.CANCELLED: "the batch was cancelled before this request could be run",
@@ -164,31 +174,18 @@ def line_body(raw: bytes, batch_id: str) -> bytes:
     return body
 
 
-class _Response(msgspec.Struct):
-    status_code: int
-    request_id: str
-    body: msgspec.Raw
-
-
-class _Error(msgspec.Struct):
-    code: str
-    message: str
-
-
-class _OutputLine(msgspec.Struct):
-    id: str
-    custom_id: str
-    response: _Response | None
-    error: _Error | None
-
-
 def answered_line(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
     """The output line of a request that was answered, well or badly."""
-    response = _Response(status, request_id, msgspec.Raw(body))
-    return msgspec.json.encode(_OutputLine(request_id, custom_id, response, None)) + b"\n"
+    response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
+    return _output_line(request_id, custom_id, response, None)
 
 
 def unanswered_line(custom_id: str, outcome: Outcome) -> bytes:
     """The output line of a request that was not run."""
-    error = _Error(f"batch_{outcome.value}", UNANSWERED[outcome])
-    return msgspec.json.encode(_OutputLine(new_id("batch_req_"), custom_id, None, error)) + b"\n"
+    error = {"code": f"batch_{outcome.value}", "message": UNANSWERED[outcome]}
+    return _output_line(new_id("batch_req_"), custom_id, None, error)
+
+
+def _output_line(request_id: str, custom_id: str, response: dict[str, Any] | None, error: Any) -> bytes:
+    line = {"id": request_id, "custom_id": custom_id, "response": response, "error": error}
+    return msgspec.json.encode(line) + b"\n"

@@ -13,15 +13,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from tokenmill.batches.batch import OUTPUT, Batch, BatchStatus, File, LineFault, new_id
+from tokenmill.batches.batch import OUTPUT, Batch, BatchStatus, LineFault, new_id
 from tokenmill.batches.files import IncomingFile
-from tokenmill.batches.lines import InputLines, LinePlace, Outcome, answered_line, read_lines, unanswered_line
+from tokenmill.batches.lines import InputLines, LineEnd, LinePlace, Outcome, answered_line, read_lines, unanswered_line
 from tokenmill.batches.storage import Storage
-from tokenmill.batches.store import EndedLine, LineResult, Usage
 
 _logger = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ class Reply(NamedTuple):
 
 
 class _Body(msgspec.Struct):
-    usage: Usage | None = None
+    usage: dict[str, Any] | None = None
 
 
 # (endpoint, id of the batch, id of the request, the line) -> its reply; the line's own faults are replies too.
@@ -56,42 +55,50 @@ class BatchRunner:
 
     Attributes:
         ended: lines by their outcome, since the start.
-        num_unanswered: lines of open batches without a recorded outcome.
-        num_running: those of them that run now.
     """
 
     def __init__(
         self,
         storage: Storage,
         is_busy: Callable[[], bool],
-        num_slots: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """
         Args:
             is_busy: whether somebody interactive waits: no line is fed then.
-            num_slots: lines that run at the same time.
         """
-        self.ended: Counter[Outcome] = Counter()
-        self.num_unanswered = 0
-        self.num_running = 0
+        self.ended = Counter({outcome.value: 0 for outcome in Outcome})
+        self._num_unanswered = 0
+        self._num_running = 0
         self._storage, self._store = storage, storage.store
         self._is_busy = is_busy
         self._clock = clock
-        self._slots = asyncio.Semaphore(num_slots)  # first come, first served: batches take turns
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._feeding: dict[str, asyncio.Task[None]] = {}
-        self._results: list[LineResult] = []
+        self._ends: dict[str, list[LineEnd]] = {}  # by batch; what is not yet recorded
         self._answered = asyncio.Event()
         self._flushing = asyncio.Lock()
         self._cannot_write = False
 
-    async def run(self, answer: Answer) -> None:
-        """Go on with all open batches, and run what comes, until cancelled; what is answered by then is kept."""
+    @property
+    def lines(self) -> dict[str, int]:
+        """Lines of open batches by what they do."""
+        queued = max(0, self._num_unanswered - self._num_running)
+        return {"queued": queued, "running": self._num_running}
+
+    async def run(self, answer: Answer, num_slots: int) -> None:
+        """Go on with all open batches, and run what comes, until cancelled; what is answered by then is kept.
+
+        Args:
+            num_slots: lines that run at the same time.
+        """
         self._answer = answer
-        for batch in await self._storage.ask(self._store.open_batches):
-            self.take_up(batch.id)
-        tasks = [asyncio.ensure_future(self._flush_often()), asyncio.ensure_future(self._sweep_often())]
+        self._slots = asyncio.Semaphore(num_slots)  # first come, first served: batches take turns
+        tasks = [
+            asyncio.ensure_future(self._resume()),
+            asyncio.ensure_future(self._flush_often()),
+            asyncio.ensure_future(self._sweep_often()),
+        ]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -100,6 +107,11 @@ class BatchRunner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._flush()
+
+    async def _resume(self) -> None:
+        for batch in await self._storage.ask(self._store.open_batches):
+            if batch.id not in self._jobs:
+                self.take_up(batch.id)
 
     def take_up(self, batch_id: str) -> None:
         """Work on a batch until it has ended."""
@@ -171,12 +183,12 @@ class BatchRunner:
                     except BaseException:
                         self._slots.release()
                         raise
-                    self.num_running += 1
+                    self._num_running += 1
                     running.create_task(self._run_line(batch, place)).add_done_callback(self._end_line)
                 number = places[-1].number
 
     def _end_line(self, _: asyncio.Task[None]) -> None:
-        self.num_running -= 1
+        self._num_running -= 1
         self._slots.release()
 
     async def _wait_for_turn(self) -> None:
@@ -193,7 +205,8 @@ class BatchRunner:
         usage = msgspec.json.decode(reply.body, type=_Body).usage if is_good else None
         answer = answered_line(request_id, place.custom_id, reply.status, reply.body)
         outcome = Outcome.COMPLETED if is_good else Outcome.FAILED
-        self._results.append(LineResult(batch.id, place.number, outcome, answer, usage))
+        end = LineEnd(place.number, place.custom_id, outcome, answer, usage)
+        self._ends.setdefault(batch.id, []).append(end)
         self._answered.set()
 
     # --- outcomes ---------------------------------------------------------------------------------------------------
@@ -213,21 +226,27 @@ class BatchRunner:
     async def _flush(self) -> None:
         """Record what was answered; returns when it is on the disk."""
         async with self._flushing:
-            results = list(self._results)
             try:
-                await self._storage.ask(self._store.record, results)
-                self.num_unanswered = await self._storage.ask(self._store.num_unanswered)
+                for batch_id in list(self._ends):
+                    ends = tuple(self._ends[batch_id])
+                    await self._storage.ask(self._store.record, batch_id, ends)
+                    del self._ends[batch_id][: len(ends)]
+                    self.ended.update(end.outcome.value for end in ends if end.outcome)
+                    if not self._ends[batch_id]:
+                        del self._ends[batch_id]
+                self._num_unanswered = await self._storage.ask(self._store.num_unanswered)
             except Exception:
                 self._cannot_write = True
                 raise
             self._cannot_write = False
-            del self._results[: len(results)]
-            self.ended.update(result.outcome for result in results)
 
     async def _sweep_often(self) -> None:
         while True:
-            await self.sweep()
             await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self.sweep()
+            except Exception as error:
+                _logger.error("expired files cannot be removed: %s", error)
 
     async def sweep(self) -> None:
         """Remove the files whose time is over."""
@@ -243,38 +262,25 @@ class BatchRunner:
             number = num_unanswered = 0
             while lines := await self._storage.ask(store.ended_lines, batch.id, number, CHUNK):
                 num_unanswered += await asyncio.to_thread(_write_lines, lines, unanswered, *both)
-                number = lines[-1].line
-            output, errors = await asyncio.to_thread(self._keep, batch, *both)
-            await self._storage.ask(store.end, batch.id, output, errors, self._clock())
+                number = lines[-1].number
+            names = (f"{batch.id}_output.jsonl", f"{batch.id}_error.jsonl")
+            kept = [
+                await asyncio.to_thread(incoming.keep, name, OUTPUT, self._clock()) if incoming.num_bytes else None
+                for incoming, name in zip(both, names, strict=True)
+            ]
+            await self._storage.ask(store.end, batch.id, *kept, self._clock())
         except BaseException:
-            for incoming in both:
-                incoming.drop()
             files.remove(incoming.id for incoming in both)
             raise
-        self.ended[unanswered] += num_unanswered
-
-    def _keep(self, batch: Batch, *both: IncomingFile) -> list[File | None]:
-        kept: list[File | None] = [None, None]
-        for index, (incoming, kind) in enumerate(zip(both, ("output", "error"), strict=True)):
-            if not incoming.num_bytes:
+        finally:
+            for incoming in both:
                 incoming.drop()
-                continue
-            incoming.keep()
-            kept[index] = File(
-                id=incoming.id,
-                bytes=incoming.num_bytes,
-                created_at=int(self._clock()),
-                filename=f"{batch.id}_{kind}.jsonl",
-                purpose=OUTPUT,
-            )
-        return kept
+        self.ended[unanswered.value] += num_unanswered
 
 
-def _write_lines(lines: list[EndedLine], unanswered: Outcome, output: IncomingFile, errors: IncomingFile) -> int:
+def _write_lines(lines: list[LineEnd], unanswered: Outcome, output: IncomingFile, errors: IncomingFile) -> int:
     """Write lines where they belong; returns how many had not been run."""
     for line in lines:
-        if line.outcome is None:
-            errors.write(unanswered_line(line.custom_id, unanswered))
-        else:
-            (output if line.outcome is Outcome.COMPLETED else errors).write(line.answer)
+        target = output if line.outcome is Outcome.COMPLETED else errors
+        target.write(line.answer if line.outcome else unanswered_line(line.custom_id, unanswered))
     return sum(line.outcome is None for line in lines)

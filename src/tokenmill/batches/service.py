@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from tokenmill.batches.batch import (
     FILE_SECONDS,
@@ -23,6 +23,7 @@ from tokenmill.batches.batch import (
     new_id,
 )
 from tokenmill.batches.files import IncomingFile
+from tokenmill.batches.runner import BatchRunner
 from tokenmill.batches.storage import Storage
 from tokenmill.batches.store import Page
 
@@ -38,24 +39,11 @@ class BatchLimits:
     max_files: int
 
 
-class Runner(Protocol):
-    """As much of a `BatchRunner` as is needed here."""
-
-    def take_up(self, batch_id: str) -> None:
-        """Work on a batch."""
-
-    def stop(self, batch_id: str) -> None:
-        """Run no further line of it."""
-
-    async def sweep(self) -> None:
-        """Remove what has expired."""
-
-
 class BatchService:
     """One per server. `owner` says whose files and batches are meant; others have none."""
 
     def __init__(
-        self, storage: Storage, limits: BatchLimits, runner: Runner, clock: Callable[[], float] = time.time
+        self, storage: Storage, limits: BatchLimits, runner: BatchRunner, clock: Callable[[], float] = time.time
     ) -> None:
         self._storage, self._store = storage, storage.store
         self._limits = limits
@@ -82,29 +70,27 @@ class BatchService:
         self._incoming.add(incoming)
         return incoming
 
-    async def write_file(self, incoming: IncomingFile, data: bytes) -> None:
-        """A part has come.
+    def write_file(self, incoming: IncomingFile, data: bytes) -> None:
+        """A part has come. For a thread: it writes.
 
         Raises:
-            FileTooLarge, QuotaReached: there may be no more.
+            FileTooLarge, QuotaReached: there may be no more, or the disk is full.
         """
         if incoming.num_bytes + len(data) > MAX_FILE_BYTES:
             raise FileTooLarge(f"a file has at most {MAX_FILE_BYTES} bytes", "file")
         self._check_room(len(data))
-        await _on_disk(incoming.write, data)
+        with _full_disk():
+            incoming.write(data)
 
     async def keep_file(self, owner: str, incoming: IncomingFile, filename: str, seconds: int | None) -> File:
-        """It has come as a whole; it is kept for so many seconds."""
-        await _on_disk(incoming.keep)
-        now = int(self._clock())
-        file = File(
-            id=incoming.id,
-            bytes=incoming.num_bytes,
-            created_at=now,
-            filename=filename,
-            purpose=INPUT,
-            expires_at=now + (FILE_SECONDS if seconds is None else seconds),
-        )
+        """It has come as a whole; it is kept for so many seconds.
+
+        Raises:
+            QuotaReached: the disk is full.
+        """
+        with _full_disk():
+            file = await asyncio.to_thread(incoming.keep, filename, INPUT, self._clock())
+        file.expires_at = file.created_at + (FILE_SECONDS if seconds is None else seconds)
         await self._storage.ask(self._store.add_file, owner, file)
         self._incoming.discard(incoming)
         self._num_bytes += file.bytes
@@ -207,13 +193,9 @@ class BatchService:
             )
 
 
-async def _on_disk(work: Callable[..., None], *arguments: object) -> None:
-    """Write in another thread.
-
-    Raises:
-        QuotaReached: the disk is full.
-    """
+@contextmanager
+def _full_disk() -> Iterator[None]:
     try:
-        await asyncio.to_thread(work, *arguments)
+        yield
     except OSError as error:
         raise QuotaReached(f"the server cannot write the file: {error.strerror}") from error

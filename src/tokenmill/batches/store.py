@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from tokenmill.batches.batch import INPUT, NEXT, Batch, BatchStatus, File, InUse, LineFaults, ObjectNotFound
-from tokenmill.batches.lines import InputLines, LinePlace, Outcome
+from tokenmill.batches.lines import InputLines, LineEnd, LinePlace, Outcome
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 
 VERSION = 1
@@ -39,38 +39,6 @@ _ENDS = {
     BatchStatus.FINALIZING: BatchStatus.COMPLETED,
     BatchStatus.CANCELLING: BatchStatus.CANCELLED,
 }
-
-
-class Usage(msgspec.Struct):
-    """As much of a reply's `usage` as a batch adds up; each API has its own words for it."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    prompt_tokens_details: dict[str, int] | None = None
-    completion_tokens_details: dict[str, int] | None = None
-    input_tokens_details: dict[str, int] | None = None
-    output_tokens_details: dict[str, int] | None = None
-
-
-class LineResult(NamedTuple):
-    """The outcome of a line, with its output line."""
-
-    batch: str
-    line: int
-    outcome: Outcome
-    answer: bytes
-    usage: Usage | None = None
-
-
-class EndedLine(NamedTuple):
-    """A line of a batch that ends; `outcome` is None where it was not run."""
-
-    line: int
-    custom_id: str
-    outcome: Outcome | None
-    answer: bytes
 
 
 class Page(NamedTuple):
@@ -207,7 +175,7 @@ class BatchStore:
         """Change the status of a batch, unless it cannot change so any more; returns what is so now."""
         with self._transaction():
             batch = self.batch(None, batch_id)
-            if status in NEXT[batch.status]:
+            if status in NEXT.get(batch.status, ()):
                 batch.move_to(status, now)
             return self._put(batch)
 
@@ -220,59 +188,53 @@ class BatchStore:
             batch.model = lines.model
             if lines.faults:
                 batch.errors = LineFaults(lines.faults)
-                batch.move_to(BatchStatus.FAILED, now)
-                return self._put(batch)
-            rows = ((batch_id, place.number, place.custom_id, place.offset, place.size) for place in lines.places)
-            self._db.executemany("insert into lines values (?, ?, ?, ?, ?, null, null)", rows)
-            batch.request_counts.total = len(lines.places)
-            batch.move_to(BatchStatus.IN_PROGRESS, now)
+            else:
+                rows = ((batch_id, *place) for place in lines.places)
+                self._db.executemany("insert into lines values (?, ?, ?, ?, ?, null, null)", rows)
+                batch.request_counts.total = len(lines.places)
+            batch.move_to(BatchStatus.FAILED if lines.faults else BatchStatus.IN_PROGRESS, now)
             return self._put(batch)
 
     def queued(self, batch_id: str, after: int, limit: int) -> list[LinePlace]:
         """The next lines of a batch that have no outcome."""
         where = "batch=? and line>? and outcome is null order by line limit ?"
-        rows = self._db.execute(
-            f"select line, custom_id, offset, size from lines where {where}", (batch_id, after, limit)
-        )
+        what = f"line, custom_id, offset, size from lines where {where}"
+        rows = self._db.execute(f"select {what}", (batch_id, after, limit))
         return [LinePlace(*row) for row in rows]
 
-    def record(self, results: Sequence[LineResult]) -> None:
+    def record(self, batch_id: str, ends: Iterable[LineEnd]) -> None:
         """Keep the outcomes of lines: the first one of each, and none of a batch that has ended."""
         with self._transaction():
-            batches: dict[str, Batch] = {}
-            for result in results:
+            batch = self.batch(None, batch_id)
+            for end in ends:
                 changed = self._db.execute(
                     "update lines set outcome=?, answer=? where batch=? and line=? and outcome is null",
-                    (result.outcome.value, result.answer, result.batch, result.line),
+                    (end.outcome and end.outcome.value, end.answer, batch_id, end.number),
                 )
-                if changed.rowcount:
-                    batch = batches.setdefault(result.batch, self.batch(None, result.batch))
-                    _count(batch, result)
-            for batch in batches.values():
-                self._put(batch)
+                if changed.rowcount and end.outcome is Outcome.COMPLETED:
+                    batch.request_counts.completed += 1
+                    batch.usage.add(end.usage or {})
+                elif changed.rowcount:
+                    batch.request_counts.failed += 1
+            self._put(batch)
 
-    def ended_lines(self, batch_id: str, after: int, limit: int) -> list[EndedLine]:
+    def ended_lines(self, batch_id: str, after: int, limit: int) -> list[LineEnd]:
         """The next lines of a batch with their outcomes, in order."""
-        where = "batch=? and line>? order by line limit ?"
-        rows = self._db.execute(
-            f"select line, custom_id, outcome, answer from lines where {where}", (batch_id, after, limit)
-        )
-        return [EndedLine(line, name, Outcome(end) if end else None, answer) for line, name, end, answer in rows]
+        what = "line, custom_id, outcome, answer from lines where batch=? and line>? order by line limit ?"
+        rows = self._db.execute(f"select {what}", (batch_id, after, limit))
+        return [LineEnd(line, name, Outcome(end) if end else None, answer) for line, name, end, answer in rows]
 
     def end(self, batch_id: str, output: File | None, errors: File | None, now: float) -> Batch:
         """A batch has ended, and its answers are in these files; its lines are forgotten."""
         with self._transaction():
-            (owner, seconds) = self._db.execute(
-                "select owner, output_seconds from batches where id=?", (batch_id,)
-            ).fetchone()
             batch = self.batch(None, batch_id)
             batch.move_to(_ENDS[batch.status], now)
-            for file in (output, errors):
+            row = self._db.execute("select owner, output_seconds from batches where id=?", (batch_id,)).fetchone()
+            for name, file in (("output_file_id", output), ("error_file_id", errors)):
                 if file is not None:
-                    file.expires_at = int(now) + seconds
-                    self.add_file(owner, file)
-            batch.output_file_id = None if output is None else output.id
-            batch.error_file_id = None if errors is None else errors.id
+                    file.expires_at = file.created_at + row[1]
+                    self.add_file(row[0], file)
+                    setattr(batch, name, file.id)
             self._db.execute("delete from lines where batch=?", (batch_id,))
             return self._put(batch)
 
@@ -306,20 +268,3 @@ class BatchStore:
         rows = self._db.execute(f"select object from {table} where {' and '.join(where)} order by {order}", values)
         found = [row[0] for row in rows]
         return found[: page.limit], len(found) > page.limit
-
-
-def _count(batch: Batch, result: LineResult) -> None:
-    counts, usage, spent = batch.request_counts, batch.usage, result.usage
-    if result.outcome is not Outcome.COMPLETED:
-        counts.failed += 1
-        return
-    counts.completed += 1
-    if spent is not None:
-        prompt, output = spent.prompt_tokens + spent.input_tokens, spent.completion_tokens + spent.output_tokens
-        prompt_details = spent.prompt_tokens_details or spent.input_tokens_details or {}
-        output_details = spent.completion_tokens_details or spent.output_tokens_details or {}
-        usage.input_tokens += prompt
-        usage.input_tokens_details.cached_tokens += prompt_details.get("cached_tokens", 0)
-        usage.output_tokens += output
-        usage.output_tokens_details.reasoning_tokens += output_details.get("reasoning_tokens", 0)
-        usage.total_tokens += prompt + output

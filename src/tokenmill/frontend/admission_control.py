@@ -37,11 +37,6 @@ class AdmissionControl:
         self._num_tokens = 0
         self._ends: deque[float] = deque(maxlen=_ENDS_KEPT)
 
-    @property
-    def has_waiting(self) -> bool:
-        """True while a request that has entered has no token, or the engines have some that wait."""
-        return bool(self._tokens or self.num_queued)
-
     def check(self, prompts: Sequence[GenerateText], num_open: int) -> None:
         """Refuse prompts for which there is no room.
 

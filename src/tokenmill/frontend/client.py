@@ -109,8 +109,8 @@ class EngineClient:
         label: str = "",
         trace: str = "",
         tenant: str = "",
-        worker: int | None = None,
         is_background: bool = False,
+        worker: int | None = None,
     ) -> Generation:
         """Start `params.n` requests for each prompt; indices run over the prompts, then over n.
 
@@ -118,8 +118,8 @@ class EngineClient:
             label: what clients know the call by; see `find`.
             trace: the `traceparent` header of the call, for who observes.
             tenant: who takes turns with others for the engine; empty: this call.
-            worker: the text worker that it goes through; None: the next in turn.
             is_background: it runs beside calls that somebody waits for, never before one.
+            worker: the text worker that it goes through; None: the next in turn.
 
         Raises:
             EngineDead: the engine is gone, or no text worker answers.
@@ -161,7 +161,8 @@ class EngineClient:
     @property
     def has_waiting(self) -> bool:
         """True while somebody waits for a first token, or for a row or pages; what is in the background does not."""
-        return self._admission.has_waiting
+        interactive = [request for request in self._open.values() if not request.prompt.is_background]
+        return bool(self._admission.num_queued) or not all(request.num_output_tokens for request in interactive)
 
     def remark(self) -> None:
         """Show the readers of all streams that they are not forgotten."""

@@ -11,9 +11,7 @@ from prometheus_client.registry import Collector
 class BatchCollector(Collector):
     """Shows the numbers as they are at the moment of a scrape."""
 
-    def __init__(
-        self, prefix: str, lines: Callable[[], Mapping[str, int]], ended: Callable[[], Mapping[str, int]]
-    ) -> None:
+    def __init__(self, prefix: str, lines: Callable[[], Mapping[str, int]], ended: Mapping[str, int]) -> None:
         """`lines` by state, `ended` by outcome: both from closed sets."""
         self._prefix = prefix
         self._lines = lines
@@ -27,6 +25,6 @@ class BatchCollector(Collector):
         yield gauge
         help = "Lines of batches that have ended"
         counter = CounterMetricFamily(f"{self._prefix}:batch_lines_ended", help, labels=["outcome"])
-        for outcome, count in self._ended().items():
+        for outcome, count in self._ended.items():
             counter.add_metric([outcome], count)
         yield counter

@@ -19,7 +19,7 @@ from tokenmill.server.anthropic.body import MessagesBody, PromptBody
 from tokenmill.server.anthropic.messages import MessagesRoutes
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
-from tokenmill.server.http.browser_guard import MULTIPART, BrowserGuard
+from tokenmill.server.http.browser_guard import JSON, MULTIPART, BrowserGuard
 from tokenmill.server.http.docs_page import docs
 from tokenmill.server.http.errors import handle_disconnect, handle_error, handle_http_exception
 from tokenmill.server.http.middleware import ApiKeyMiddleware, RequestIdMiddleware, SurplusMiddleware
@@ -29,9 +29,10 @@ from tokenmill.server.openai.chat import ChatBody, ChatRoute
 from tokenmill.server.openai.completions import TextBody, TextRoute
 from tokenmill.server.openai.embeddings import EmbeddingBody, EmbeddingRoute
 from tokenmill.server.openai.fields import UNSUPPORTED
-from tokenmill.server.openai.files import FilesQuery, FilesRoutes, UploadForm
+from tokenmill.server.openai.files import FilesQuery, FilesRoutes
 from tokenmill.server.openai.responses import ResponsesRoutes
 from tokenmill.server.openai.responses_body import ResponsesBody
+from tokenmill.server.openai.upload import UploadForm
 from tokenmill.server.operators.admin import AbortBody, AdminRoutes, PauseQuery, ResetQuery
 from tokenmill.server.operators.info import InfoRoutes
 from tokenmill.server.sglang.generate import NativeBody, NativeRoute
@@ -107,10 +108,10 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/detokenize", tokens.detokenize, DetokenizeBody),
         ("/abort_requests", admin.abort_requests, AbortBody),
         ("/v1/batches", batches.create, BatchBody),
+        ("/v1/files", files.create, UploadForm),
     ):
-        app.add_api_route(path, post, methods=["POST"], response_model=None, openapi_extra=body_of(body))
-    described_upload = body_of(UploadForm, MULTIPART)
-    app.add_api_route("/v1/files", files.create, methods=["POST"], response_model=None, openapi_extra=described_upload)
+        described = body_of(body, MULTIPART if body is UploadForm else JSON)
+        app.add_api_route(path, post, methods=["POST"], response_model=None, openapi_extra=described)
     for path, act, query in (
         ("/pause", admin.pause, PauseQuery),
         ("/resume", admin.resume, None),
@@ -119,8 +120,8 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/v1/responses/{response_id}/cancel", responses.cancel, None),
         ("/v1/batches/{batch_id}/cancel", batches.cancel, None),
     ):
-        described = None if query is None else query_of(query)
-        app.add_api_route(path, act, methods=["POST"], response_model=None, openapi_extra=described)
+        asked = None if query is None else query_of(query)
+        app.add_api_route(path, act, methods=["POST"], response_model=None, openapi_extra=asked)
     for path, get in (
         ("/v1/models", info.models),
         ("/v1/models/{model:path}", info.model),

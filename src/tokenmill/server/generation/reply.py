@@ -94,11 +94,7 @@ class GenerationReply(Response):
             async with (
                 asyncio.timeout(self._call.timeout),
                 self._client.generate(
-                    self._prompts,
-                    self._label,
-                    trace_parent(scope),
-                    tenant_of(scope),
-                    is_background=is_background(scope),
+                    self._prompts, self._label, trace_parent(scope), tenant_of(scope), is_background(scope)
                 ) as generation,
             ):
                 if self._call.stream:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -50,8 +50,13 @@ def read_query(request: Request, kind: type[T]) -> T:
     Raises:
         InvalidRequest: an unknown name, or a value that is not what it should be.
     """
+    return convert_texts(dict(request.query_params), kind)
+
+
+def convert_texts(given: dict[str, Any], kind: type[T]) -> T:
+    """Read fields whose values came as texts as a struct; raises as `read_query`."""
     try:
-        return msgspec.convert(dict(request.query_params), kind, strict=False)
+        return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
 

@@ -40,7 +40,7 @@ def describe(app: FastAPI, bodies: Sequence[type[msgspec.Struct]], refused: Iter
     app.openapi = completed  # type: ignore[method-assign]
 
 
-def body_of(body: type[msgspec.Struct], kind: str = "application/json") -> dict[str, Any]:
+def body_of(body: type[msgspec.Struct], kind: str) -> dict[str, Any]:
     """The part of an operation that names its body, of this media type."""
     schema = {"$ref": _REFERENCE.format(name=body.__name__)}
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema}}}}

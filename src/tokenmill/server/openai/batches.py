@@ -25,8 +25,9 @@ from tokenmill.server.http.middleware import BACKGROUND, TENANT, owner_of
 from tokenmill.server.openai.chat import ChatRoute
 from tokenmill.server.openai.completions import TextRoute
 from tokenmill.server.openai.embeddings import EmbeddingRoute
-from tokenmill.server.openai.files import ExpiresAfter, batches_of, listed
+from tokenmill.server.openai.files import batches_of, listed
 from tokenmill.server.openai.responses import ResponsesRoutes
+from tokenmill.server.openai.upload import ExpiresAfter
 
 _logger = logging.getLogger(__name__)
 
@@ -100,32 +101,25 @@ class LineAnswers:
     async def answer(self, endpoint: str, batch_id: str, request_id: str, line: bytes) -> Reply:
         """See `batches.runner.Answer`."""
         state = {"request_id": request_id, TENANT: batch_id, BACKGROUND: True}
-        scope: Scope = {
-            "type": "http",
-            "method": "POST",
-            "path": endpoint,
-            "query_string": b"",
-            "headers": [],
-            "state": state,
-        }
-        exchange = _Exchange()
+        scope: Scope = {"type": "http", "method": "POST", "path": endpoint, "query_string": b"", "headers": []}
+        exchange = _Exchange({**scope, "state": state})
         response: Response
         try:
             exchange.body = line_body(line, batch_id)
-            response = await self._handlers[endpoint](Request(scope, exchange.receive))
-        except TokenMillError as error:
-            response = error_response(error)
+            response = await self._handlers[endpoint](Request(exchange.scope, exchange.receive))
         except Exception as error:
-            _logger.exception("a line of a batch failed")
+            if not isinstance(error, TokenMillError):
+                _logger.exception("a line of a batch failed")
             response = error_response(error)
-        await response(scope, exchange.receive, exchange.send)
+        await response(exchange.scope, exchange.receive, exchange.send)
         return Reply(exchange.status, bytes(exchange.sent))
 
 
 class _Exchange:
     """One request and its reply, without a connection; the client never leaves."""
 
-    def __init__(self) -> None:
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
         self.body: bytes | None = b""
         self.status = 0
         self.sent = bytearray()
@@ -134,7 +128,7 @@ class _Exchange:
         if self.body is None:
             await asyncio.get_running_loop().create_future()
         body, self.body = self.body, None
-        return {"type": "http.request", "body": body, "more_body": False}
+        return {"type": "http.request", "body": body}
 
     async def send(self, message: Message) -> None:
         self.status = message.get("status", self.status)

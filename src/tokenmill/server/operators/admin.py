@@ -28,18 +28,8 @@ MAX_ABORTS = 4096
 
 # Addresses, keys and places on this machine are nobody's business over HTTP.
 _PRIVATE = frozenset(
-    {
-        "api_key",
-        "batch_dir",
-        "chat_template",
-        "download_dir",
-        "host",
-        "kv_events_config",
-        "model",
-        "ssl_certfile",
-        "ssl_keyfile",
-    }
-    | {"otlp_traces_endpoint", "step_log", "tokenizer", "uds"}
+    {"api_key", "chat_template", "download_dir", "host", "kv_events_config", "model", "ssl_certfile", "ssl_keyfile"}
+    | {"batch_dir", "otlp_traces_endpoint", "step_log", "tokenizer", "uds"}
 )
 
 

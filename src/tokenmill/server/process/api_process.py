@@ -98,7 +98,9 @@ class ApiProcess:
         self._traces = None if endpoint is None else TraceExporter(endpoint, name)
         self._metrics = Metrics(self._parts.engines, self._parts.num_dropped, server.metrics_prefix, name, self._traces)
         limits = AdmissionLimits(server.max_num_queued_reqs, server.max_num_queued_tokens)
-        self._batches = None if server.batch_dir is None else ServedBatches(server)
+        self._batches: ServedBatches | None = None
+        if server.batch_dir is not None:
+            self._batches = ServedBatches(server, lambda: self._client.has_waiting, self._metrics)
         self._client = EngineClient(self._parts.workers, self._metrics, limits, self._engine.seed)
 
     async def run(self) -> int:
@@ -139,8 +141,6 @@ class ApiProcess:
 
     async def _listen(self, ready: EngineReady, num_rows: int) -> None:
         config = self._server
-        if self._batches is not None:
-            self._batches.prepare(lambda: self._client.has_waiting, num_rows, self._metrics)
         assert config.served_model_name, "launch gives it a name"
         context = ServerContext(
             client=self._client,
@@ -165,11 +165,11 @@ class ApiProcess:
             bodies=BodyBudget(config.max_body_bytes_in_flight),
             batches=None if self._batches is None else self._batches.service,
         )
+        if self._batches is not None:
+            self._batches.start(context, max(1, num_rows // 2))
         app = build_app(context, config, is_on_loopback(self._listener))
         self._http = HttpServer(app, config, self._listener, self._note_connections)
         self._serving = await self._http.start()
-        if self._batches is not None:
-            self._batches.start(context)
         self._serving.add_done_callback(lambda _: self._end(Ending(1, "the HTTP server ended unexpectedly")))
 
     # --- while it runs ----------------------------------------------------------------------------------------------

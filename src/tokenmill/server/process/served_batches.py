@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from tokenmill.batches.lines import Outcome
 from tokenmill.batches.runner import BatchRunner
 from tokenmill.batches.service import BatchLimits, BatchService
 from tokenmill.batches.storage import Storage
@@ -18,40 +17,31 @@ from tokenmill.server.openai.batches import LineAnswers
 
 
 class ServedBatches:
-    """`prepare`, `start`, `stop` and `close`, in this order; any of them may be the last but `close`.
+    """`start`, `stop` and `close`, in this order.
 
     Attributes:
-        service: what the routes use, once it is prepared.
+        service: what the routes use.
     """
 
-    service: BatchService
-
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, is_busy: Callable[[], bool], metrics: Metrics) -> None:
         """
+        Args:
+            is_busy: whether somebody interactive waits.
+
         Raises:
             InvalidConfig: the folder cannot be used.
         """
         assert config.batch_dir is not None, "a server without a folder has no batches"
         self._storage = Storage(Path(config.batch_dir))
-        self._limits = BatchLimits(config.batch_max_bytes, config.batch_max_files)
+        runner = self._runner = BatchRunner(self._storage, is_busy)
+        limits = BatchLimits(config.batch_max_bytes, config.batch_max_files)
+        self.service = BatchService(self._storage, limits, runner)
         self._running: asyncio.Task[None] | None = None
+        metrics.show(BatchCollector(PREFIX, lambda: runner.lines, runner.ended))
 
-    def prepare(self, is_busy: Callable[[], bool], num_rows: int, metrics: Metrics) -> None:
-        """The engines are there, with so many rows: half of them are for lines at most."""
-        runner = self._runner = BatchRunner(self._storage, is_busy, max(1, num_rows // 2))
-        self.service = BatchService(self._storage, self._limits, runner)
-
-        def lines() -> dict[str, int]:
-            return {"queued": max(0, runner.num_unanswered - runner.num_running), "running": runner.num_running}
-
-        def ended() -> dict[str, int]:
-            return {outcome.value: runner.ended[outcome] for outcome in Outcome}
-
-        metrics.show(BatchCollector(PREFIX, lines, ended))
-
-    def start(self, context: ServerContext) -> None:
-        """Go on with what is open, and answer what comes."""
-        self._running = asyncio.ensure_future(self._runner.run(LineAnswers(context).answer))
+    def start(self, context: ServerContext, num_slots: int) -> None:
+        """Go on with what is open, and answer what comes, so many lines at a time."""
+        self._running = asyncio.ensure_future(self._runner.run(LineAnswers(context).answer, num_slots))
 
     async def stop(self) -> None:
         """Run no line any more; what has been answered is on the disk then."""
