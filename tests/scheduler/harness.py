@@ -125,6 +125,7 @@ class Harness:
         tenant: str = "",
         is_resumable: bool = False,
         pooling: str = "",
+        is_background: bool = False,
         status: RequestStatus = RequestStatus.WAITING,
         **params: object,
     ) -> str:
@@ -142,6 +143,7 @@ class Harness:
             tenant=tenant,
             is_resumable=is_resumable,
             pooling=pooling,
+            is_background=is_background,
         )
         self.collect(self.engine.add(message, status))
         return request_id
