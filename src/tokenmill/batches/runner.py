@@ -269,7 +269,8 @@ class BatchRunner:
                 for incoming, name in zip(both, names, strict=True)
             ]
             await self._storage.ask(store.end, batch.id, *kept, self._clock())
-        except BaseException:
+        except Exception:
+            # Not where this is cancelled: the store's thread may still let the batch end with them.
             files.remove(incoming.id for incoming in both)
             raise
         finally:
