@@ -125,11 +125,11 @@ class Harness:
         tenant: str = "",
         is_resumable: bool = False,
         pooling: str = "",
-        is_background: bool = False,
         status: RequestStatus = RequestStatus.WAITING,
         **params: object,
     ) -> str:
-        """Send a request; its id is its number."""
+        """Send a request; its id is its number. `params`: of sampling, and `is_background`."""
+        is_background = bool(params.pop("is_background", False))
         request_id = str(len(self.records))
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.settings.eos)
