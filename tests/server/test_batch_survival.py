@@ -1,6 +1,6 @@
 """kill -9 of a whole server in the middle of a batch: after the next start every line is answered once, and the same.
 
-TOKENMILL_CHAOS_LINES=1000 python -m pytest tests/server/test_batch_survival.py
+    TOKENMILL_CHAOS_LINES=1000 TOKENMILL_CHAOS_KILLS=5 python -m pytest tests/server/test_batch_survival.py
 """
 
 import io
@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+from functools import partial
 
 import pytest
 
@@ -18,7 +19,7 @@ from tokenmill.config import EngineConfig
 from tokenmill.server.process.launch import ENGINE_MODULE
 
 NUM_LINES = int(os.environ.get("TOKENMILL_CHAOS_LINES", "150"))
-NUM_KILLS = 3
+NUM_KILLS = int(os.environ.get("TOKENMILL_CHAOS_KILLS", "1"))
 CHAT = "/v1/chat/completions"
 
 
@@ -59,7 +60,7 @@ def test_every_line_is_answered_once_and_with_the_same_text_however_often_all_is
                 file = client.files.create(file=io.BytesIO("\n".join(map(json.dumps, lines)).encode()), purpose="batch")
                 batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
             if end is not None:
-                server.wait_for(lambda client=client, end=end: num_answered(client, batch) >= end)
+                server.wait_for(partial(has_answered, client, batch, end))
                 continue
             batch = wait_for_end(client, batch, 60 + NUM_LINES)
             assert batch.status == "completed"
@@ -72,9 +73,8 @@ def test_every_line_is_answered_once_and_with_the_same_text_however_often_all_is
             kill_all(server)
 
 
-def num_answered(client, batch) -> int:
-    counts = client.batches.retrieve(batch.id).request_counts
-    return counts.completed if counts else 0
+def has_answered(client, batch, count: int) -> bool:
+    return client.batches.retrieve(batch.id).request_counts.completed >= count
 
 
 def assert_texts_are_undisturbed(server, batch, output, lines) -> None:

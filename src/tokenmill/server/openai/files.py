@@ -67,8 +67,7 @@ class FilesRoutes:
 
     async def content(self, request: Request) -> Response:
         """The bytes of a file."""
-        file = await self._file(request)
-        body = batches_of(self._context).body(file)
+        body = batches_of(self._context).body(await self._file(request))
         return FileResponse(body, media_type="application/octet-stream")
 
     async def delete(self, request: Request) -> Response:

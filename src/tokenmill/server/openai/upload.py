@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import MultipartParser, MultipartState, parse_options_header
 from starlette.requests import Request
 
 from tokenmill.core.errors import InvalidRequest
@@ -47,7 +47,6 @@ class Upload:
         self._header = [b"", b""]
         self._disposition: dict[bytes, bytes] = {}
         self._part = ""
-        self._is_complete = False
 
     async def read(self, request: Request) -> UploadForm:
         """Read all of the body.
@@ -68,7 +67,6 @@ class Upload:
                 "on_header_end": self._end_header,
                 "on_headers_finished": self._begin_part,
                 "on_part_data": self._add,
-                "on_end": self._end,
             },
         )
         try:
@@ -76,7 +74,7 @@ class Upload:
                 await asyncio.to_thread(parser.write, chunk)
         except FormParserError as error:
             raise InvalidRequest(f"the body is not valid {MULTIPART}") from error
-        if not self._is_complete:
+        if parser.state is not MultipartState.END:
             raise InvalidRequest("the body ends before its last part does")
         return convert_texts(self._given(), UploadForm)
 
@@ -113,6 +111,3 @@ class Upload:
             raise InvalidRequest(f"{self._part[:64]} is too long", self._part[:64])
         else:
             self._texts[self._part] += data[start:end]
-
-    def _end(self) -> None:
-        self._is_complete = True
