@@ -11,13 +11,13 @@ from collections import Counter
 import pytest
 
 from tokenmill.batches import runner as module
-from tokenmill.batches.batch import WINDOW_SECONDS, InUse, ObjectNotFound, QuotaReached, TooManyObjects
+from tokenmill.batches.batch import WINDOW_SECONDS, QuotaReached, TooManyObjects
 from tokenmill.batches.files import IncomingFile
 from tokenmill.batches.runner import BatchRunner, Reply
 from tokenmill.batches.service import BatchLimits, BatchService
 from tokenmill.batches.storage import Storage
 from tokenmill.batches.store import BatchStore, Page
-from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.errors import Conflict, InvalidConfig, NotFound
 
 CHAT = "/v1/chat/completions"
 FINAL = ("completed", "failed", "expired", "cancelled")
@@ -220,7 +220,7 @@ def test_a_cancelled_batch_keeps_its_answers_and_names_what_was_not_run(desk, is
         async with desk.started():
             desk.gate.set()
             done = await desk.end_of(await desk.create("a"))
-            with pytest.raises(InUse, match="completed cannot"):
+            with pytest.raises(Conflict, match="completed cannot"):
                 await desk.service.cancel("", done.id)
             assert (await desk.service.cancel("", batch_id)).status.value == "cancelled", "once more changes nothing"
 
@@ -294,16 +294,16 @@ def test_files_of_one_owner_are_not_there_for_another(desk):
                 desk.service.batch("two", batch_id),
                 desk.service.cancel("", batch_id),
             ):
-                with pytest.raises(ObjectNotFound):
+                with pytest.raises(NotFound):
                     await call
             assert await desk.service.files("two", Page(), None) == ([], False)
             assert await desk.service.batches("two", Page()) == ([], False)
-            with pytest.raises(InUse, match="cancel it first"):
+            with pytest.raises(Conflict, match="cancel it first"):
                 await desk.service.delete_file("one", file_id)
             desk.gate.set()
             batch = await desk.end_of(batch_id, "one")
             await desk.service.delete_file("one", file_id)
-            with pytest.raises(ObjectNotFound):
+            with pytest.raises(NotFound):
                 await desk.service.file("two", batch.output_file_id)
             assert not desk.storage.files.body(file_id).exists()
 
@@ -323,7 +323,7 @@ def test_files_are_kept_as_long_as_they_should_be_and_as_a_batch_needs_them(desk
             assert not desk.storage.files.body(short).exists()
             desk.gate.set()
             batch = await desk.end_of(batch.id)
-            with pytest.raises(ObjectNotFound):
+            with pytest.raises(NotFound):
                 await desk.service.file("", needed)
             assert (await desk.service.file("", batch.output_file_id)).expires_at == int(desk.now) + 7200
             desk.now += 7200

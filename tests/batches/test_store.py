@@ -9,20 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from tokenmill.batches.batch import (
-    FILE_SECONDS,
-    INPUT,
-    Batch,
-    BatchStatus,
-    File,
-    InUse,
-    LineFault,
-    ObjectNotFound,
-    new_id,
-)
+from tokenmill.batches.batch import FILE_SECONDS, INPUT, Batch, BatchStatus, File, LineFault, new_id
 from tokenmill.batches.lines import InputLines, LineEnd, LinePlace, Outcome
 from tokenmill.batches.store import BatchStore, Page
-from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.core.errors import Conflict, InvalidConfig, InvalidRequest, NotFound
 
 owners = st.sampled_from(["", "key one", "key two"])
 ENDS = {"in_progress": "expired", "finalizing": "completed", "cancelling": "cancelled"}
@@ -72,7 +62,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.states[batch.id] = owner, "validating", file_id
             self.counts[batch.id] = 0, 0, 0
         else:
-            with pytest.raises(ObjectNotFound):
+            with pytest.raises(NotFound):
                 self.store.add_batch(owner, batch, FILE_SECONDS)
         return batch.id
 
@@ -137,10 +127,10 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(file_id=files, owner=owners)
     def remove(self, file_id, owner):
         if self.kept.get(file_id, (None,))[0] != owner:
-            with pytest.raises(ObjectNotFound):
+            with pytest.raises(NotFound):
                 self.store.remove_file(owner, file_id)
         elif file_id in self.needed():
-            with pytest.raises(InUse):
+            with pytest.raises(Conflict):
                 self.store.remove_file(owner, file_id)
         else:
             self.store.remove_file(owner, file_id)
@@ -192,7 +182,7 @@ class StoreMachine(RuleBasedStateMachine):
             counts = batch.request_counts
             assert batch.status.value == status
             assert (counts.total, counts.completed, counts.failed) == self.counts[name]
-            with pytest.raises(ObjectNotFound):
+            with pytest.raises(NotFound):
                 self.store.batch(owner + "x", name)
             lines = self.lines.get(name, {})
             assert [place.number for place in self.store.queued(name, 0, 99)] == [

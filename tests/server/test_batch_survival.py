@@ -1,6 +1,6 @@
 """kill -9 of a whole server in the middle of a batch: after the next start every line is answered once, and the same.
 
-    TOKENMILL_CHAOS_LINES=1000 TOKENMILL_CHAOS_KILLS=5 python -m pytest tests/server/test_batch_survival.py
+TOKENMILL_CHAOS_LINES=1000 TOKENMILL_CHAOS_KILLS=5 python -m pytest tests/server/test_batch_survival.py
 """
 
 import io

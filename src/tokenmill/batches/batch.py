@@ -8,32 +8,12 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.errors import InvalidRequest, QueueFull, TokenMillError
+from tokenmill.core.errors import QueueFull, TokenMillError
 
 INPUT, OUTPUT = "batch", "batch_output"
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 WINDOW_SECONDS = 24 * 3600
 FILE_SECONDS = 30 * 24 * 3600
-
-
-class ObjectNotFound(InvalidRequest):
-    """No file or batch of this owner has this id."""
-
-    status = 404
-    code = "not_found"
-
-
-class InUse(InvalidRequest):
-    """It cannot be done in the state that things are in now."""
-
-    status = 409
-    code = "conflict"
-
-
-class FileTooLarge(InvalidRequest):
-    """A file exceeds what one may have."""
-
-    status = 413
 
 
 class QuotaReached(TokenMillError):

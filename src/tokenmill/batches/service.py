@@ -16,8 +16,6 @@ from tokenmill.batches.batch import (
     Batch,
     BatchStatus,
     File,
-    FileTooLarge,
-    InUse,
     QuotaReached,
     TooManyObjects,
     new_id,
@@ -26,6 +24,7 @@ from tokenmill.batches.files import IncomingFile
 from tokenmill.batches.runner import BatchRunner
 from tokenmill.batches.storage import Storage
 from tokenmill.batches.store import Page
+from tokenmill.core.errors import Conflict, TooLarge
 
 MAX_FILE_BYTES = 200 << 20
 MAX_OPEN_BATCHES = 100
@@ -66,7 +65,8 @@ class BatchService:
         if count + len(self._incoming) >= self._limits.max_files:
             raise TooManyObjects(f"there are {count} files already; delete some, or raise --batch-max-files")
         self._check_room(0)
-        incoming = await asyncio.to_thread(self._storage.files.new, new_id("file-"))
+        with _full_disk():
+            incoming = await asyncio.to_thread(self._storage.files.new, new_id("file-"))
         self._incoming.add(incoming)
         return incoming
 
@@ -74,10 +74,10 @@ class BatchService:
         """A part has come. For a thread: it writes.
 
         Raises:
-            FileTooLarge, QuotaReached: there may be no more, or the disk is full.
+            TooLarge, QuotaReached: there may be no more, or the disk is full.
         """
         if incoming.num_bytes + len(data) > MAX_FILE_BYTES:
-            raise FileTooLarge(f"a file has at most {MAX_FILE_BYTES} bytes", "file")
+            raise TooLarge(f"a file has at most {MAX_FILE_BYTES} bytes", "file")
         self._check_room(len(data))
         with _full_disk():
             incoming.write(data)
@@ -105,7 +105,7 @@ class BatchService:
         """A file.
 
         Raises:
-            ObjectNotFound: there is none.
+            NotFound: there is none.
         """
         await self._runner.sweep()
         return await self._storage.ask(self._store.file, owner, file_id)
@@ -123,7 +123,7 @@ class BatchService:
         """Forget a file.
 
         Raises:
-            ObjectNotFound, InUse: there is none, or it is needed.
+            NotFound, Conflict: there is none, or it is needed.
         """
         await self._storage.ask(self._store.remove_file, owner, file_id)
         await asyncio.to_thread(self._storage.files.remove, [file_id])
@@ -136,7 +136,7 @@ class BatchService:
         """Accept a batch; its lines are checked later. Its files are kept for so many seconds.
 
         Raises:
-            ObjectNotFound, InvalidRequest: its input is not there, or not an input.
+            NotFound, InvalidRequest: its input is not there, or not an input.
             TooManyObjects: too many have not ended.
         """
         await self._runner.sweep()
@@ -160,7 +160,7 @@ class BatchService:
         """A batch.
 
         Raises:
-            ObjectNotFound: there is none.
+            NotFound: there is none.
         """
         return await self._storage.ask(self._store.batch, owner, batch_id)
 
@@ -172,13 +172,13 @@ class BatchService:
         """Run no further line of a batch.
 
         Raises:
-            ObjectNotFound: there is none.
-            InUse: it has ended, or is about to.
+            NotFound: there is none.
+            Conflict: it has ended, or is about to.
         """
         await self.batch(owner, batch_id)
         batch = await self._storage.ask(self._store.move, batch_id, BatchStatus.CANCELLING, self._clock())
         if batch.status not in (BatchStatus.CANCELLING, BatchStatus.CANCELLED):
-            raise InUse(f"a batch that is {batch.status.value} cannot be cancelled", "batch_id")
+            raise Conflict(f"a batch that is {batch.status.value} cannot be cancelled", "batch_id")
         self._runner.stop(batch_id)
         return batch
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from tokenmill.batches.batch import QuotaReached
 from tokenmill.batches.files import FileFolder
 from tokenmill.batches.store import BatchStore
 
@@ -29,8 +31,15 @@ class Storage:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
 
     async def ask(self, work: Callable[..., T], *arguments: object) -> T:
-        """Let the store's thread do something; never the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        """Let the store's thread do something; never the event loop.
+
+        Raises:
+            QuotaReached: the disk is full, or cannot be written for another reason.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        except sqlite3.OperationalError as error:
+            raise QuotaReached(f"the database of batches cannot be used: {error}") from error
 
     def close(self) -> None:
         """Wait for the thread, and let go of the folder."""

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from tokenmill.batches.batch import INPUT, NEXT, Batch, BatchStatus, File, InUse, LineFaults, ObjectNotFound
+from tokenmill.batches.batch import INPUT, NEXT, Batch, BatchStatus, File, LineFaults
 from tokenmill.batches.lines import InputLines, LineEnd, LinePlace, Outcome
-from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.core.errors import Conflict, InvalidConfig, InvalidRequest, NotFound
 
 VERSION = 1
 _SCHEMA = """
@@ -91,11 +91,11 @@ class BatchStore:
         """A file.
 
         Raises:
-            ObjectNotFound: this owner has none of this id.
+            NotFound: this owner has none of this id.
         """
         row = self._db.execute("select object from files where id=? and owner=?", (file_id, owner)).fetchone()
         if row is None:
-            raise ObjectNotFound("there is no file of this id", "file_id")
+            raise NotFound("there is no file of this id", "file_id")
         return msgspec.json.decode(row[0], type=File)
 
     def files(self, owner: str, page: Page, purpose: str | None = None) -> tuple[list[File], bool]:
@@ -107,12 +107,12 @@ class BatchStore:
         """Forget a file.
 
         Raises:
-            ObjectNotFound: this owner has none of this id.
-            InUse: a batch that has not ended reads it.
+            NotFound: this owner has none of this id.
+            Conflict: a batch that has not ended reads it.
         """
         self.file(owner, file_id)
         if self._db.execute("select 1 from batches where is_open and input=?", (file_id,)).fetchone():
-            raise InUse("a batch that has not ended needs this file: cancel it first", "file_id")
+            raise Conflict("a batch that has not ended needs this file: cancel it first", "file_id")
         self._db.execute("delete from files where id=?", (file_id,))
 
     def remove_expired(self, now: float) -> list[str]:
@@ -135,7 +135,7 @@ class BatchStore:
         """Accept a batch.
 
         Raises:
-            ObjectNotFound: its owner has no such input file.
+            NotFound: its owner has no such input file.
             InvalidRequest: that file is no input.
         """
         if self.file(owner, batch.input_file_id).purpose != INPUT:
@@ -149,11 +149,11 @@ class BatchStore:
         """A batch; of whomever, where the owner is None.
 
         Raises:
-            ObjectNotFound: this owner has none of this id.
+            NotFound: this owner has none of this id.
         """
         row = self._db.execute("select owner, object from batches where id=?", (batch_id,)).fetchone()
         if row is None or owner not in (None, row[0]):
-            raise ObjectNotFound("there is no batch of this id", "batch_id")
+            raise NotFound("there is no batch of this id", "batch_id")
         return msgspec.json.decode(row[1], type=Batch)
 
     def batches(self, owner: str, page: Page) -> tuple[list[Batch], bool]:

@@ -13,9 +13,9 @@ from starlette.responses import FileResponse, Response
 from tokenmill.batches.batch import File
 from tokenmill.batches.service import MAX_FILE_BYTES, BatchService
 from tokenmill.batches.store import Page
+from tokenmill.core.errors import NotFound, TooLarge
 from tokenmill.server.context import ServerContext
 from tokenmill.server.http.body import read_query
-from tokenmill.server.http.errors import BodyTooLarge, RequestNotFound
 from tokenmill.server.http.json_response import json_response
 from tokenmill.server.http.middleware import owner_of
 from tokenmill.server.openai.upload import Upload
@@ -44,7 +44,7 @@ class FilesRoutes:
         service = batches_of(self._context)
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > MAX_FILE_BYTES + _ENVELOPE_BYTES:
-            raise BodyTooLarge(f"a file has at most {MAX_FILE_BYTES} bytes", "file")
+            raise TooLarge(f"a file has at most {MAX_FILE_BYTES} bytes", "file")
         incoming = await service.begin_file()
         try:
             form = await Upload(partial(service.write_file, incoming)).read(request)
@@ -84,10 +84,10 @@ def batches_of(context: ServerContext) -> BatchService:
     """What keeps files and batches.
 
     Raises:
-        RequestNotFound: this server does not.
+        NotFound: this server does not.
     """
     if context.batches is None:
-        raise RequestNotFound("this server keeps no files and batches: start it with --batch-dir FOLDER")
+        raise NotFound("this server keeps no files and batches: start it with --batch-dir FOLDER")
     return context.batches
 
 
