@@ -66,6 +66,13 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.add_batch(owner, batch, FILE_SECONDS)
         return batch.id
 
+    @rule(target=batches, owner=owners, count=st.integers(1, 6))
+    def start(self, owner, count):
+        """A batch whose lines are checked: most of what can happen needs one."""
+        batch_id = self.create(self.upload(owner, 20, 3), owner)
+        self.begin(batch_id, count)
+        return batch_id
+
     def move_model(self, batch_id: str, status: str) -> None:
         owner, _, file_id = self.states[batch_id]
         self.states[batch_id] = owner, status, file_id
@@ -123,6 +130,12 @@ class StoreMachine(RuleBasedStateMachine):
         if has_output:
             file.expires_at = self.now + FILE_SECONDS
             self.kept[file.id] = self.states[batch_id][0], file
+
+    @rule(batch_id=batches, owner=owners, is_own=st.booleans())
+    def remove_input(self, batch_id, owner, is_own):
+        if batch_id in self.states:
+            whose, _, file_id = self.states[batch_id]
+            self.remove(file_id, whose if is_own else owner)
 
     @rule(file_id=files, owner=owners)
     def remove(self, file_id, owner):
@@ -196,7 +209,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestStore.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
 def test_only_inputs_are_inputs(tmp_path):

@@ -288,3 +288,13 @@ def test_without_a_folder_the_routes_say_how_to_have_them(echo_server):
     ):
         reply = httpx.request(method, echo_server.url + path)
         assert (reply.status_code, "--batch-dir" in reply.json()["error"]["message"]) == (404, True)
+
+
+def test_a_web_page_of_another_origin_uploads_nothing_to_a_server_without_a_key(echo_server):
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    body = multipart(("purpose", b"batch"), ("file", b"x"))
+    url = f"{echo_server.url}/v1/files"
+    assert httpx.post(url, content=body, headers=form | {"Origin": "http://elsewhere"}).status_code == 403
+    assert httpx.post(url, content=body, headers=form | {"Host": "elsewhere"}).status_code == 403
+    assert httpx.post(url, content=body, headers={"Content-Type": "text/plain"}).status_code == 415
+    assert httpx.post(f"{echo_server.url}/v1/batches", content=body, headers=form).status_code == 415
