@@ -315,6 +315,9 @@ class ServerConfig:
     max_body_bytes_in_flight: int = flag(
         256 << 20, "memory for bodies that are still coming, all together; what exceeds it is answered 503", size=True
     )
+    batch_dir: str | None = flag(None, "keep files and batches in this folder: /v1/files and /v1/batches")
+    batch_max_bytes: int = flag(10 << 30, "bytes that files of batches may take together", size=True)
+    batch_max_files: int = flag(10_000, "files that there may be, of inputs and outputs")
     max_logprobs: int = flag(20, "logprobs a request may ask for at most")
     ssl_keyfile: str | None = flag(None, "TLS key")
     ssl_certfile: str | None = flag(None, "TLS certificate")
@@ -350,7 +353,7 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
-        _check_positive(self, "max_body_bytes_in_flight", "data_parallel_size")
+        _check_positive(self, "max_body_bytes_in_flight", "data_parallel_size", "batch_max_bytes", "batch_max_files")
         for name in ("engine_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
             seconds = getattr(self, name)
             if not 0 < seconds < math.inf:

@@ -128,7 +128,8 @@ class Harness:
         status: RequestStatus = RequestStatus.WAITING,
         **params: object,
     ) -> str:
-        """Send a request; its id is its number."""
+        """Send a request; its id is its number. `params`: of sampling, and `is_background`."""
+        is_background = bool(params.pop("is_background", False))
         request_id = str(len(self.records))
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.settings.eos)
@@ -142,6 +143,7 @@ class Harness:
             tenant=tenant,
             is_resumable=is_resumable,
             pooling=pooling,
+            is_background=is_background,
         )
         self.collect(self.engine.add(message, status))
         return request_id

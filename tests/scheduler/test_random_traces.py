@@ -42,9 +42,10 @@ class SchedulerTrace(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "s"]),
         tenant=tenants,
+        lower=st.booleans(),
     )
-    def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str, tenant: str) -> None:
-        self.harness.add(prompt, max_tokens, priority=priority, salt=salt, tenant=tenant)
+    def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str, tenant: str, lower: bool) -> None:
+        self.harness.add(prompt, max_tokens, priority=priority, salt=salt, tenant=tenant, is_background=lower)
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 16), salt=st.sampled_from(["", "s"]), tenant=tenants)
     def add_with_prompt_logprobs(self, prompt: list[int], max_tokens: int, salt: str, tenant: str) -> None:

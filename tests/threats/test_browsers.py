@@ -70,7 +70,9 @@ def test_a_body_must_say_that_it_is_json(open_server, routes):
                        "Content-Type: multipart/form-data; boundary=x", "Content-Type: text/plain; application/json",
                        "Content-Type: application/jsonp", "Content-Type:"):  # fmt: skip
             found = send(open_server, method, path, header, body=b"{}")
-            assert (found == 415) == (method != "GET"), (method, path, header, found)
+            # Files come as forms; a page of another origin is known by its Origin all the same.
+            is_file = (method, path) == ("POST", "/v1/files") and "multipart" in header
+            assert (found == 415) == (method != "GET" and not is_file), (method, path, header, found)
     body = b'{"prompt": "x", "max_tokens": 1}'
     for header in (JSON, "content-type: Application/JSON; charset=utf-8"):
         assert send(open_server, "POST", "/v1/completions", header, body=body) == 200

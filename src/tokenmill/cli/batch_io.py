@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.batches.lines import BatchLine
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import TextOutput
 from tokenmill.core.request import FinishReason
@@ -45,15 +46,6 @@ class PlainLine(PromptFields, kw_only=True, forbid_unknown_fields=True):
     """A line of the plain form."""
 
     id: str | int | None = None
-
-
-class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A line of OpenAI's batch form."""
-
-    custom_id: str
-    body: PromptFields
-    method: str = "POST"
-    url: str | None = None
 
 
 class _Form(msgspec.Struct):
@@ -115,9 +107,9 @@ def read_job(line: int, raw: bytes, defaults: Mapping[str, Any]) -> Job:
         InvalidRequest: not JSON, an unknown or unsupported field, a value out of range; names the field.
     """
     is_batch = bool(bytes(_form(raw).body))
-    kind: type[PlainLine] | type[BatchLine] = BatchLine if is_batch else PlainLine
+    kind: Any = BatchLine[PromptFields] if is_batch else PlainLine
     try:
-        decoded = msgspec.json.decode(raw, type=kind)
+        decoded: PlainLine | BatchLine[PromptFields] = msgspec.json.decode(raw, type=kind)
     except msgspec.MsgspecError as error:
         raise InvalidRequest(str(error)) from None
     body = decoded.body if isinstance(decoded, BatchLine) else decoded

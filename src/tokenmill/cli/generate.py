@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.batches.lines import numbered_lines
 from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_names, read_given
 from tokenmill.cli.parser import Parser
 from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
@@ -73,14 +74,6 @@ def make_parser() -> Parser:
     return parser
 
 
-def numbered_lines(source: Path) -> Iterator[tuple[int, bytes]]:
-    """Number (from 1) and bytes of each line that is not blank."""
-    with open(source, "rb") as file:
-        for number, raw in enumerate(file, 1):
-            if raw.strip():
-                yield number, raw
-
-
 def check_answered(source: Path, log: OutputLog) -> int:
     """Count the input's lines, comparing those that have an answer with what was answered.
 
@@ -90,7 +83,7 @@ def check_answered(source: Path, log: OutputLog) -> int:
     from tokenmill.cli.batch_io import digest
 
     count, answered = 0, 0
-    for number, raw in numbered_lines(source):
+    for number, _, raw in numbered_lines(source):
         count += 1
         if number in log.done:
             answered += 1
@@ -120,7 +113,7 @@ def _answer_all(source: Path, log: OutputLog, config: EngineConfig, fields: dict
         ) as progress:
             task = progress.add_task("answering", total=num_lines, completed=len(log.done), tokens=0)
             batch = Batch(llm, log, defaults)
-            for number, raw in numbered_lines(source):
+            for number, _, raw in numbered_lines(source):
                 if number not in log.done:
                     batch.add(number, raw)
                 while batch.is_full:

@@ -32,6 +32,26 @@ class InvalidRequest(TokenMillError, ValueError):
         self.param = param
 
 
+class NotFound(InvalidRequest):
+    """Nothing has this id: no open request, response, file or batch, or none that the client may know of."""
+
+    status = 404
+    code = "not_found"
+
+
+class Conflict(InvalidRequest):
+    """It cannot be done in the state that things are in now."""
+
+    status = 409
+    code = "conflict"
+
+
+class TooLarge(InvalidRequest):
+    """A body or a file exceeds what one may have."""
+
+    status = 413
+
+
 class PromptTooLong(InvalidRequest):
     """The prompt leaves no room in the context."""
 

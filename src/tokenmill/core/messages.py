@@ -62,6 +62,7 @@ class GenerateText(Message, kw_only=True):
         pooling: "mean" or "last": wanted is a vector for the prompt, not a continuation.
         engine: the one that must have the requests; None: the text worker chooses.
         session: calls of one session go to one engine while it lives; empty: none.
+        is_background: it runs beside requests that somebody waits for, never before one.
         resumed: the text worker that had the call has died. The tokens of each delta that the client has been sent, by
             the ids of the requests that are still open.
     """
@@ -83,6 +84,7 @@ class GenerateText(Message, kw_only=True):
     pooling: str = ""
     engine: int | None = None
     session: str = ""
+    is_background: bool = False
     resumed: dict[str, list[list[int]]] | None = None
 
 
@@ -135,6 +137,7 @@ class AddRequest(Message, kw_only=True):
     engine: int | None = None
     session: str = ""
     num_missing_tokens: int = 0
+    is_background: bool = False
 
 
 # --- API -> engine ------------------------------------------------------------------------------------------------
@@ -317,7 +320,8 @@ class EngineStats(EngineMessage, kw_only=True):
 
     Attributes:
         num_corrupted: requests that ended since the model gave no finite numbers for them.
-        num_queued: those of the waiting requests that only rows, pages or budget keep from running.
+        num_queued: those of the waiting requests that only rows, pages or budget keep from running, but
+            for those in the background.
         is_stuck: some of them could run, and nothing does: a bug that /health must show.
         waiting_by_reason: `num_waiting`, by what they wait for.
         step_tokens, step_seconds: sizes of the steps, and their seconds by part.

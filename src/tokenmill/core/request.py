@@ -15,7 +15,7 @@ import enum
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -123,6 +123,7 @@ class Request:
         has_drafts: a launched step runs draft tokens of it; how many tokens that brings, its commit says.
         mask_missed: the mask of its grammar was late for a step; it is sampled again once the launched steps that use
             it are committed.
+        is_background: it comes after all that are not, whatever the policy, and yields to them.
         is_resumable: a session: at the end of a turn it waits for further input instead of finishing.
         inputs: of a session, those that came while a turn was running, in order.
         num_reported_tokens: tokens of the prompt whose log probabilities are out, where they are wanted.
@@ -130,7 +131,8 @@ class Request:
         num_draft_tokens, num_accepted_tokens: what speculation has run of it, and what was kept of that.
         pooling: "mean" or "last": a vector is wanted for the prompt instead of a continuation.
         proposal: what may follow its tokens, if the step that brought the last of them had a notion of it.
-        rank: its place in the queues: (class, turn of its tenant, arrival); set by the scheduler.
+        rank: its place in the queues: (class, turn of its tenant, arrival); set by the scheduler. The class is whether
+            it is in the background, and what the policy says.
         row: the row of the page and token tables it owns, or None.
         tenant: who takes turns with others, where the policy has turns: a client, or one call.
         wait_reason: why it was not scheduled in the last step; empty while it runs.
@@ -145,6 +147,7 @@ class Request:
         "has_drafts",
         "id",
         "inputs",
+        "is_background",
         "is_resumable",
         "mask_missed",
         "max_tokens_total",
@@ -186,6 +189,7 @@ class Request:
         tenant: str = "",
         is_resumable: bool = False,
         pooling: str = "",
+        is_background: bool = False,
         status: RequestStatus = RequestStatus.WAITING,
     ) -> None:
         prompt = np.asarray(prompt_token_ids, dtype=np.int32)
@@ -199,8 +203,9 @@ class Request:
         self.priority = priority
         self.cache_key = cache_key
         self.tenant = tenant
-        self.rank = (0, 0, arrival)
+        self.rank: tuple[tuple[bool, Any], int, int] = (is_background, 0), 0, arrival
         self.awaited_page: Hashable | None = None
+        self.is_background = is_background
         self.is_resumable = is_resumable
         self.inputs: deque[TurnInput] = deque()
         self.pooling = pooling

@@ -132,6 +132,7 @@ class Engine:
             tenant=message.tenant,
             is_resumable=message.is_resumable,
             pooling=message.pooling,
+            is_background=message.is_background,
             status=status,
         )
 

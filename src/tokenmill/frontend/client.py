@@ -109,6 +109,7 @@ class EngineClient:
         label: str = "",
         trace: str = "",
         tenant: str = "",
+        is_background: bool = False,
         worker: int | None = None,
     ) -> Generation:
         """Start `params.n` requests for each prompt; indices run over the prompts, then over n.
@@ -117,6 +118,7 @@ class EngineClient:
             label: what clients know the call by; see `find`.
             trace: the `traceparent` header of the call, for who observes.
             tenant: who takes turns with others for the engine; empty: this call.
+            is_background: it runs beside calls that somebody waits for, never before one.
             worker: the text worker that it goes through; None: the next in turn.
 
         Raises:
@@ -125,12 +127,13 @@ class EngineClient:
             InvalidRequest: a value in a message or a template variable cannot be sent.
         """
         self._raise_failure()
-        self._admission.check(prompts, len(self._open))
+        if not is_background:
+            self._admission.check(prompts, sum(not one.prompt.is_background for one in self._open.values()))
         # Before anything is sent: the engine may have begun by the time that this call goes on.
         arrived = time.monotonic()
         worker = self._turns.next(prompts[0].session) if worker is None else worker
         tenant = tenant or _new_id()
-        prompts = [self._accepted(prompt, tenant) for prompt in prompts]
+        prompts = [self._accepted(prompt, tenant, is_background) for prompt in prompts]
         ids = [request_id for prompt in prompts for request_id in prompt.ids]
         generation = Generation(ids, lambda generation: self._leave(generation, worker), label, trace)
         try:
@@ -140,19 +143,26 @@ class EngineClient:
             self._send(worker, AbortRequests(ids))
             raise
         for prompt in prompts:
-            self._admission.enter(prompt)
+            if not is_background:
+                self._admission.enter(prompt)
             for request_id in prompt.ids:
                 self._open[request_id] = OpenRequest(generation, prompt, worker, arrived, arrived)
         return generation
 
-    def _accepted(self, prompt: GenerateText, tenant: str) -> GenerateText:
+    def _accepted(self, prompt: GenerateText, tenant: str, is_background: bool) -> GenerateText:
         """A prompt with ids, and with a seed that is fixed from now on: all engines that go on with it draw alike."""
         ids, params = [_new_id() for _ in range(prompt.params.n)], prompt.params
         if params.seed is None:
             digest = blake2b(f"{self._seed}/{self._num_prompts}".encode(), digest_size=8).digest()
             params = msgspec.structs.replace(params, seed=int.from_bytes(digest, "little", signed=True))
         self._num_prompts += 1
-        return msgspec.structs.replace(prompt, ids=ids, params=params, tenant=tenant)
+        return msgspec.structs.replace(prompt, ids=ids, params=params, tenant=tenant, is_background=is_background)
+
+    @property
+    def has_waiting(self) -> bool:
+        """True while somebody waits for a first token, or for a row or pages; what is in the background does not."""
+        interactive = [request for request in self._open.values() if not request.prompt.is_background]
+        return bool(self._admission.num_queued) or not all(request.num_output_tokens for request in interactive)
 
     def remark(self) -> None:
         """Show the readers of all streams that they are not forgotten."""

@@ -179,6 +179,7 @@ class TextProcessor:
                     pooling=message.pooling,
                     engine=message.engine,
                     session=message.session,
+                    is_background=message.is_background,
                 )
             )
         return requests

@@ -97,6 +97,10 @@ class Metrics:
             self._prefill.observe(max(0.0, request.first_output - request.scheduled))
             self._inference.observe(max(0.0, request.last_output - request.scheduled))
 
+    def show(self, collector: Collector) -> None:
+        """Show the numbers of another source, too."""
+        self._registry.register(collector)
+
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         own = generate_latest(self._registry)

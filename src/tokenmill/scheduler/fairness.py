@@ -7,11 +7,12 @@ are served as they come.
 
 A clock says how much each tenant would have got had all been served alike (the virtual time of fair queueing: Demers,
 Keshav and Shenker, SIGCOMM 1989). Who comes takes part in the round that the clock shows: being away earns nothing.
-What a request runs again after a preemption is not counted twice.
+What a request runs again after a preemption is not counted twice. Background requests have a clock and rounds of their
+own.
 
 Where all rows or pages are in use, a tenant that holds more yields to one that holds less, as long as it keeps no less
 than the other then has. So what is held becomes more equal with each preemption, nobody takes back what was taken from
-it, and a tenant never loses its only request.
+it, and a tenant never loses its only request. A background request yields to any other, whatever the policy.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ class Rounds:
     """How many turns each tenant has had."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, Tenant] = {}
-        self._clock = 0.0
+        self._tenants: tuple[dict[str, Tenant], dict[str, Tenant]] = {}, {}  # the second ones in the background
+        self._clocks = [0.0, 0.0]
 
     def round_of(self, request: Request) -> int:
         """The round that the request's tenant takes part in: as many turns has it used up."""
-        return self._tenants[request.tenant].round
+        return self._tenants[request.is_background][request.tenant].round
 
     def join(self, request: Request) -> list[Request]:
         """A request arrives.
@@ -59,8 +60,9 @@ class Rounds:
         Returns:
             Those of its tenant, where they take part in another round now, or it alone.
         """
-        round = int(self._clock // QUANTUM)
-        tenant = self._tenants.setdefault(request.tenant, Tenant(round * QUANTUM, round))
+        round = int(self._clocks[request.is_background] // QUANTUM)
+        tenants = self._tenants[request.is_background]
+        tenant = tenants.setdefault(request.tenant, Tenant(round * QUANTUM, round))
         tenant.requests[request.id] = request
         if tenant.round >= round:
             return [request]
@@ -69,10 +71,11 @@ class Rounds:
 
     def leave(self, request: Request) -> None:
         """A request is gone; with the last one its tenant is forgotten."""
-        tenant = self._tenants[request.tenant]
+        tenants = self._tenants[request.is_background]
+        tenant = tenants[request.tenant]
         del tenant.requests[request.id]
         if not tenant.requests:
-            del self._tenants[request.tenant]
+            del tenants[request.tenant]
 
     def charge(self, scheduled: Iterable[Request], num_tokens: int) -> list[Request]:
         """Count what a step of `num_tokens` runs for each of these requests, up to their `num_computed_tokens`.
@@ -80,25 +83,28 @@ class Rounds:
         Returns:
             The requests of those tenants for whom another round begins.
         """
-        part, total, advanced = 1 / num_tokens, 0, []
+        part, totals, advanced = 1 / num_tokens, [0, 0], []
         for request in scheduled:
             new = request.num_computed_tokens - request.num_charged_tokens
             if new > 0:
                 request.num_charged_tokens += new
-                total += new
-                tenant = self._tenants[request.tenant]
+                totals[request.is_background] += new
+                tenant = self._tenants[request.is_background][request.tenant]
                 tenant.served += new * part
                 if tenant.served >= (tenant.round + 1) * QUANTUM:
                     tenant.round += 1
                     advanced.append(tenant)
-        self._clock += total * part / len(self._tenants)
+        for number, (total, tenants) in enumerate(zip(totals, self._tenants, strict=True)):
+            if total:
+                self._clocks[number] += total * part / len(tenants)
         return [request for tenant in advanced for request in tenant.requests.values()]
 
     def check_invariants(self, alive: dict[str, Request]) -> None:
         """Every request that is alive has its tenant, and every tenant a request."""
-        known = {request_id for tenant in self._tenants.values() for request_id in tenant.requests}
+        tenants = [tenant for some in self._tenants for tenant in some.values()]
+        known = {request_id for tenant in tenants for request_id in tenant.requests}
         assert known == set(alive), "a tenant has lost a request or keeps one that ended"
-        assert all(tenant.requests for tenant in self._tenants.values()), "a tenant outlives its requests"
+        assert all(tenant.requests for tenant in tenants), "a tenant outlives its requests"
 
 
 @dataclass(slots=True)
@@ -123,8 +129,13 @@ class Need:
         return self.missing_rows <= 0 and self.missing_pages <= 0
 
 
-def find_yielding(waiting: Request, need: Need, running: RequestQueue, kv: KVManager) -> list[Request]:
+def find_yielding(
+    waiting: Request, need: Need, running: RequestQueue, kv: KVManager, takes_turns: bool = True
+) -> list[Request]:
     """The running requests to preempt so that `waiting` can begin: the last in order, and no more than are needed.
+
+    Args:
+        takes_turns: False: only background requests yield, to those that are not.
 
     Returns:
         None of them where those that would yield do not hold enough.
@@ -133,13 +144,15 @@ def find_yielding(waiting: Request, need: Need, running: RequestQueue, kv: KVMan
     own = shares.get(waiting.tenant, Share())
     yielding: list[Request] = []
     for request in reversed(running):
-        if need.is_met or request.rank < waiting.rank:
+        is_lower = request.is_background and not waiting.is_background
+        if need.is_met or request.rank < waiting.rank or not (takes_turns or is_lower):
             break
         share = shares[request.tenant]
         num_pages = len(kv.pages(request))
-        gives_row = need.missing_rows > 0 and share.rows - 1 >= own.rows + 1
-        gives_pages = need.missing_pages > 0 and share.pages - num_pages >= own.pages + need.pages
-        if request.tenant != waiting.tenant and (gives_row or (gives_pages and need.missing_rows <= 0)):
+        gives_row = need.missing_rows > 0 and (is_lower or share.rows - 1 >= own.rows + 1)
+        gives_pages = need.missing_pages > 0 and (is_lower or share.pages - num_pages >= own.pages + need.pages)
+        is_other = is_lower or request.tenant != waiting.tenant
+        if is_other and (gives_row or (gives_pages and need.missing_rows <= 0)):
             yielding.append(request)
             share.rows -= 1
             share.pages -= num_pages

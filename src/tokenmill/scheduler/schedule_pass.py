@@ -46,10 +46,12 @@ class SchedulePass:
         """Where tenants take turns, let those that hold more yield rows and pages to waiting ones that hold less.
 
         For as many as the budget lets begin, in order; before anything is scheduled, so that nobody who is in the step
-        yields. What an admission policy has promised is not taken back.
+        yields. What an admission policy has promised is not taken back, but from a background request.
         """
         state = self._state
-        if not self._queue_policy.by_tenant or self._admission.is_promise or state.num_changes == state.full_at:
+        takes_turns = self._queue_policy.by_tenant and not self._admission.is_promise
+        has_lower = bool(state.running) and state.running[-1].is_background
+        if not (takes_turns or has_lower) or state.num_changes == state.full_at:
             return
         budget = self.builder.budget - len(state.running)
         num_rows = num_pages = 0  # of those before it
@@ -65,7 +67,8 @@ class SchedulePass:
                     continue
                 pages -= len(match.pages)
                 if not self._is_there(num_rows + 1, num_pages + pages):
-                    victims = find_yielding(request, self._need(num_rows, num_pages, pages), state.running, self._kv)
+                    need = self._need(num_rows, num_pages, pages)
+                    victims = find_yielding(request, need, state.running, self._kv, takes_turns)
                     for victim in victims:
                         state.preempt(victim)
                     if not victims:
@@ -92,16 +95,18 @@ class SchedulePass:
 
         Args:
             which: None: all of them.
-            lets_in: where tenants take turns, a waiting request enters before a running one that comes after it.
+            lets_in: where tenants take turns, a waiting request enters before a running one that comes after it; before
+                one in the background, always.
         """
         enough_pages = True
-        lets_in = lets_in and self._queue_policy.by_tenant and bool(self._state.waiting)
+        lets_in = lets_in and bool(self._state.waiting)
         running, num_decodes = self._in_order()
         self._reserve_next_pages([] if which is None else [request for request in running if not which(request)])
         for number, request in enumerate(running):
             if not request.is_running or request.id in self._reserved:
                 continue  # preempted by an earlier one in this very pass, or not meant
-            if lets_in and enough_pages and number >= num_decodes:
+            takes_turns = self._queue_policy.by_tenant or request.is_background
+            if lets_in and takes_turns and enough_pages and number >= num_decodes:
                 self._admit_some(before=request)
             if request.mask_missed:
                 request.wait_reason = "waits for launched steps: the mask of its grammar was late"

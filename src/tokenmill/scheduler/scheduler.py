@@ -99,8 +99,9 @@ class Scheduler:
 
     @property
     def num_queued(self) -> int:
-        """Waiting requests that nothing but rows, pages or budget keeps from running."""
-        return sum(is_ready(request) and request.awaited_page is None for request in self._state.waiting)
+        """Waiting requests that only rows, pages or budget keep from running, but for those in the background."""
+        waiting = [request for request in self._state.waiting if not request.is_background]
+        return sum(is_ready(request) and request.awaited_page is None for request in waiting)
 
     def waiting_by_reason(self) -> dict[str, int]:
         """How many requests wait, by what for.

@@ -219,9 +219,9 @@ class SchedulerState:
             self.waiting.sort()
             self.running.sort()
 
-    def _rank(self, request: Request) -> tuple[Any, int, int]:
+    def _rank(self, request: Request) -> tuple[tuple[bool, Any], int, int]:
         round = 0 if self._rounds is None else self._rounds.round_of(request)
-        return self._policy.rank(request), round, request.arrival
+        return (request.is_background, self._policy.rank(request)), round, request.arrival
 
     def _release(self, request: Request) -> None:
         self.num_changes += 1

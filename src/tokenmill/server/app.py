@@ -19,17 +19,20 @@ from tokenmill.server.anthropic.body import MessagesBody, PromptBody
 from tokenmill.server.anthropic.messages import MessagesRoutes
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
-from tokenmill.server.http.browser_guard import BrowserGuard
+from tokenmill.server.http.browser_guard import JSON, MULTIPART, BrowserGuard
 from tokenmill.server.http.docs_page import docs
 from tokenmill.server.http.errors import handle_disconnect, handle_error, handle_http_exception
 from tokenmill.server.http.middleware import ApiKeyMiddleware, RequestIdMiddleware, SurplusMiddleware
 from tokenmill.server.http.openapi import body_of, describe, query_of
+from tokenmill.server.openai.batches import BatchBody, BatchesQuery, BatchesRoutes
 from tokenmill.server.openai.chat import ChatBody, ChatRoute
 from tokenmill.server.openai.completions import TextBody, TextRoute
 from tokenmill.server.openai.embeddings import EmbeddingBody, EmbeddingRoute
 from tokenmill.server.openai.fields import UNSUPPORTED
+from tokenmill.server.openai.files import FilesQuery, FilesRoutes
 from tokenmill.server.openai.responses import ResponsesRoutes
 from tokenmill.server.openai.responses_body import ResponsesBody
+from tokenmill.server.openai.upload import UploadForm
 from tokenmill.server.operators.admin import AbortBody, AdminRoutes, PauseQuery, ResetQuery
 from tokenmill.server.operators.info import InfoRoutes
 from tokenmill.server.sglang.generate import NativeBody, NativeRoute
@@ -46,6 +49,8 @@ _BODIES = (
     TokenizeBody,
     DetokenizeBody,
     AbortBody,
+    BatchBody,
+    UploadForm,
 )
 
 
@@ -89,7 +94,7 @@ def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = 
 def _add_routes(app: FastAPI, context: ServerContext) -> None:
     chat, text, tokens, info = ChatRoute(context), TextRoute(context), TokenRoutes(context), InfoRoutes(context)
     messages, responses = MessagesRoutes(context), ResponsesRoutes(context)
-    sglang = SglangRoutes(context)
+    sglang, files, batches = SglangRoutes(context), FilesRoutes(context), BatchesRoutes(context)
     native, admin, embeddings = NativeRoute(context), AdminRoutes(context), EmbeddingRoute(context)
     for path, post, body in (
         ("/v1/chat/completions", chat.post, ChatBody),
@@ -102,22 +107,29 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/tokenize", tokens.tokenize, TokenizeBody),
         ("/detokenize", tokens.detokenize, DetokenizeBody),
         ("/abort_requests", admin.abort_requests, AbortBody),
+        ("/v1/batches", batches.create, BatchBody),
+        ("/v1/files", files.create, UploadForm),
     ):
-        app.add_api_route(path, post, methods=["POST"], response_model=None, openapi_extra=body_of(body))
+        described = body_of(body, MULTIPART if body is UploadForm else JSON)
+        app.add_api_route(path, post, methods=["POST"], response_model=None, openapi_extra=described)
     for path, act, query in (
         ("/pause", admin.pause, PauseQuery),
         ("/resume", admin.resume, None),
         ("/reset_prefix_cache", admin.reset_prefix_cache, ResetQuery),
         ("/flush_cache", sglang.flush_cache, None),
         ("/v1/responses/{response_id}/cancel", responses.cancel, None),
+        ("/v1/batches/{batch_id}/cancel", batches.cancel, None),
     ):
-        described = None if query is None else query_of(query)
-        app.add_api_route(path, act, methods=["POST"], response_model=None, openapi_extra=described)
+        asked = None if query is None else query_of(query)
+        app.add_api_route(path, act, methods=["POST"], response_model=None, openapi_extra=asked)
     for path, get in (
         ("/v1/models", info.models),
         ("/v1/models/{model:path}", info.model),
         ("/v1/requests/{id}", admin.request),
         ("/v1/responses/{response_id}", responses.get),
+        ("/v1/files/{file_id}", files.get),
+        ("/v1/files/{file_id}/content", files.content),
+        ("/v1/batches/{batch_id}", batches.get),
         ("/health", info.health),
         ("/health_generate", admin.health_generate),
         ("/ping", info.ping),
@@ -131,9 +143,12 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/metrics", info.metrics),
     ):
         app.add_api_route(path, get, methods=["GET"], response_model=None)
+    for path, get, which in (("/v1/files", files.list, FilesQuery), ("/v1/batches", batches.list, BatchesQuery)):
+        app.add_api_route(path, get, methods=["GET"], response_model=None, openapi_extra=query_of(which))
     # Load balancers ask with HEAD, and one platform pings with POST.
     for path, look in (("/health", info.health), ("/ping", info.ping), ("/version", info.version)):
         app.add_api_route(path, look, methods=["HEAD"], response_model=None, include_in_schema=False)
     app.add_api_route("/ping", info.ping, methods=["POST"], response_model=None)
     app.add_api_route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"], response_model=None)
+    app.add_api_route("/v1/files/{file_id}", files.delete, methods=["DELETE"], response_model=None)
     app.add_api_route("/docs", docs, methods=["GET"], response_model=None, include_in_schema=False)

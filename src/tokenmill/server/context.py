@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tokenmill
+from tokenmill.batches.service import BatchService
 from tokenmill.core.errors import InvalidRequest, PromptTooLong
 from tokenmill.core.messages import EngineReady
 from tokenmill.frontend.client import EngineClient
@@ -45,6 +46,7 @@ class ServerContext:
         tokenizer_info: what /tokenizer_info says; it reads files.
         log: where a line about each request goes; None: nowhere.
         bodies: the memory that bodies on their way may take.
+        batches: what keeps files and batches; None: nothing does.
     """
 
     client: EngineClient
@@ -63,6 +65,7 @@ class ServerContext:
     model_names: tuple[str, ...] = ()
     tokenizer_info: Callable[[], dict[str, Any]] = dict
     bodies: BodyBudget = field(default_factory=BodyBudget)
+    batches: BatchService | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

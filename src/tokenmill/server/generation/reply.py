@@ -25,7 +25,7 @@ from tokenmill.server.generation.call import GenerationCall
 from tokenmill.server.generation.placement import placed
 from tokenmill.server.generation.writer import ReplyWriter, UsageCounter
 from tokenmill.server.http.errors import RequestTimedOut, error_response
-from tokenmill.server.http.middleware import SEND_BODY, tenant_of
+from tokenmill.server.http.middleware import SEND_BODY, is_background, tenant_of
 
 _logger = logging.getLogger(__name__)
 
@@ -96,7 +96,11 @@ class GenerationReply(Response):
             async with (
                 asyncio.timeout(self._call.timeout),
                 self._client.generate(
-                    placed(self._prompts, self._context, scope), self._label, trace_parent(scope), tenant_of(scope)
+                    placed(self._prompts, self._context, scope),
+                    self._label,
+                    trace_parent(scope),
+                    tenant_of(scope),
+                    is_background(scope),
                 ) as generation,
             ):
                 if self._call.stream:

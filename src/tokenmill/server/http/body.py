@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest, TooLarge
 from tokenmill.server.http import request_id
 from tokenmill.server.http.body_budget import BodyBudget
-from tokenmill.server.http.errors import BodyTooLarge
 
 MAX_BODY_BYTES = 16 * 2**20
 
@@ -26,13 +25,13 @@ async def read_body(request: Request, kind: type[T], budget: BodyBudget) -> T:
     """Read a body of at most `MAX_BODY_BYTES` as a struct with strict types.
 
     Raises:
-        BodyTooLarge: before more than may be are held.
+        TooLarge: before more than may be are held.
         InvalidRequest: not JSON, an unknown field, or a value of the wrong type; `param` names the field.
         ServerBusy: too much is on its way already.
         ClientDisconnect: nobody waits for the answer any more.
     """
     max_bytes = min(MAX_BODY_BYTES, budget.max_bytes)
-    too_large = BodyTooLarge(f"the body is larger than {max_bytes} bytes")
+    too_large = TooLarge(f"the body is larger than {max_bytes} bytes")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise too_large
@@ -50,8 +49,13 @@ def read_query(request: Request, kind: type[T]) -> T:
     Raises:
         InvalidRequest: an unknown name, or a value that is not what it should be.
     """
+    return convert_texts(dict(request.query_params), kind)
+
+
+def convert_texts(given: dict[str, Any], kind: type[T]) -> T:
+    """Read fields whose values came as texts as a struct; raises as `read_query`."""
     try:
-        return msgspec.convert(dict(request.query_params), kind, strict=False)
+        return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
 

@@ -22,6 +22,9 @@ from tokenmill.server.http.listener import is_loopback
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 ANY = "*"
 JSON = "application/json"
+# A page of another origin may send this without asking first: taken where it is needed, and with its Origin checked.
+MULTIPART = "multipart/form-data"
+UPLOAD_ROUTE = "/v1/files"
 
 _HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+|\*))(?::\d*)?")
 
@@ -40,21 +43,23 @@ class BrowserGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        error = self._refusal(Headers(scope=scope), scope["method"]) if scope["type"] == "http" else None
+        error = self._refusal(scope) if scope["type"] == "http" else None
         if error is None:
             return await self._app(scope, receive, send)
         return await error_response(error, scope["path"])(scope, receive, send)
 
-    def _refusal(self, headers: Headers, method: str) -> TokenMillError | None:
+    def _refusal(self, scope: Scope) -> TokenMillError | None:
+        headers, method = Headers(scope=scope), scope["method"]
         host = headers.get("host", "")
+        kind = MULTIPART if scope["path"].endswith(UPLOAD_ROUTE) else JSON
         if self._checks_hosts and not self._is_known(host_name(host)):
             return Forbidden("the Host header names another machine; --allowed-hosts says which names this server has")
         if method in SAFE_METHODS:
             return None
         if not all(self._is_welcome(origin, host) for origin in headers.getlist("origin")):
             return Forbidden("a web page of another origin may not do this; --allowed-origins says which ones may")
-        if _has_body(headers) and [_media_type(value) for value in headers.getlist("content-type")] != [JSON]:
-            return UnsupportedMediaType(f"the body must be JSON, and say so: send the header Content-Type: {JSON}")
+        if _has_body(headers) and [_media_type(value) for value in headers.getlist("content-type")] != [kind]:
+            return UnsupportedMediaType(f"the body must be {kind}, and say so in the header Content-Type")
         return None
 
     def _is_known(self, name: str) -> bool:

@@ -46,30 +46,10 @@ class UnsupportedMediaType(InvalidRequest):
     status = 415
 
 
-class BodyTooLarge(InvalidRequest):
-    """The body exceeds what is read."""
-
-    status = 413
-
-
 class HeadersTooLarge(InvalidRequest):
     """The headers exceed what is accepted."""
 
     status = 431
-
-
-class RequestNotFound(InvalidRequest):
-    """No open request, or no stored response, has this id."""
-
-    status = 404
-    code = "not_found"
-
-
-class Conflict(InvalidRequest):
-    """It cannot be done in the state that things are in now."""
-
-    status = 409
-    code = "conflict"
 
 
 class RequestTimedOut(TokenMillError):

@@ -19,6 +19,8 @@ from tokenmill.server.http.request_id import is_request_id
 MAX_HEADER_BYTES = 32 * 1024
 SEND_BODY = "send_body"
 TENANT = "tenant"
+BACKGROUND = "background"
+OWNER = "owner"
 NOTE_SURPLUS = "note_surplus"
 OPEN_ROUTES = frozenset({"/health", "/ping", "/version"})
 # Open where the server was started so.
@@ -64,6 +66,16 @@ class RequestIdMiddleware:
 def tenant_of(scope: Scope) -> str:
     """Whose key a request brought, where there are several: who takes turns with others for the engine; else ""."""
     return str(scope.get("state", {}).get(TENANT, ""))
+
+
+def is_background(scope: Scope) -> bool:
+    """Whether a request is a line of a batch, for which nobody waits."""
+    return bool(scope.get("state", {}).get(BACKGROUND))
+
+
+def owner_of(scope: Scope) -> str:
+    """Whose files and batches a request may see: the hash of its key, or "" where the server has no keys."""
+    return str(scope.get("state", {}).get(OWNER, ""))
 
 
 class SurplusMiddleware:
@@ -113,8 +125,10 @@ class ApiKeyMiddleware:
         matches = [hmac.compare_digest(given, known) for known in self._hashes]
         if not (is_bearer or "x-api-key" in headers) or not any(matches):
             return False
+        state = scope.setdefault("state", {})
+        state[OWNER] = given.hex()
         if len(matches) > 1:
-            scope.setdefault("state", {})[TENANT] = f"key {matches.index(True)}"
+            state[TENANT] = f"key {matches.index(True)}"
         return True
 
 

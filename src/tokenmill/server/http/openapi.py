@@ -13,7 +13,7 @@ from tokenmill.server.http.errors import ErrorBody
 
 _REFERENCE = "#/components/schemas/{name}"
 # Routes that answer with something else than JSON, and those that also stream.
-_PLAIN = {"/metrics": "text/plain"}
+_PLAIN = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/octet-stream"}
 _EMPTY = ("/health", "/health_generate", "/ping")
 _STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate")
 
@@ -40,10 +40,10 @@ def describe(app: FastAPI, bodies: Sequence[type[msgspec.Struct]], refused: Iter
     app.openapi = completed  # type: ignore[method-assign]
 
 
-def body_of(body: type[msgspec.Struct]) -> dict[str, Any]:
-    """The part of an operation that names its body."""
+def body_of(body: type[msgspec.Struct], kind: str) -> dict[str, Any]:
+    """The part of an operation that names its body, of this media type."""
     schema = {"$ref": _REFERENCE.format(name=body.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {"requestBody": {"required": True, "content": {kind: {"schema": schema}}}}
 
 
 def query_of(query: type[msgspec.Struct]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmill.core.errors import InvalidRequest, TokenMillError
+from tokenmill.core.errors import InvalidRequest, NotFound, TokenMillError
 from tokenmill.core.messages import TextOutput
 from tokenmill.frontend.generation import Generation, merge
 from tokenmill.server.context import ServerContext
@@ -21,7 +21,6 @@ from tokenmill.server.generation.placement import placed
 from tokenmill.server.generation.reply import GenerationReply, check_output
 from tokenmill.server.generation.writer import UsageCounter
 from tokenmill.server.http.body import read_body, read_query
-from tokenmill.server.http.errors import RequestNotFound
 from tokenmill.server.http.json_response import json_response
 from tokenmill.server.http.middleware import tenant_of
 from tokenmill.server.openai.response_events import ResponseWriter
@@ -129,7 +128,7 @@ class ResponsesRoutes:
     def _stored(self, request: Request) -> StoredResponse:
         stored = self._store.get(request.path_params["response_id"])
         if stored is None:
-            raise RequestNotFound("no response is stored under this id", "response_id")
+            raise NotFound("no response is stored under this id", "response_id")
         return stored
 
     def _head(self, body: ResponsesBody) -> dict[str, Any]:

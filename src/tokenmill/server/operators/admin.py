@@ -13,14 +13,13 @@ from starlette.responses import Response
 
 import tokenmill
 from tokenmill.config import EngineConfig, ServerConfig
-from tokenmill.core.errors import EngineDead, InvalidRequest
+from tokenmill.core.errors import Conflict, EngineDead, InvalidRequest, NotFound
 from tokenmill.core.messages import EngineReady, GenerateText, RequestState
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.replicas.engine_handle import EngineHandle
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.fields import Label
 from tokenmill.server.http.body import read_body, read_query
-from tokenmill.server.http.errors import Conflict, RequestNotFound
 from tokenmill.server.http.json_response import json_response
 
 HEALTH_SECONDS = 30.0
@@ -29,7 +28,7 @@ MAX_ABORTS = 4096
 # Addresses, keys and places on this machine are nobody's business over HTTP.
 _PRIVATE = frozenset(
     {"api_key", "chat_template", "download_dir", "host", "kv_events_config", "model", "ssl_certfile", "ssl_keyfile"}
-    | {"otlp_traces_endpoint", "replica", "step_log", "tokenizer", "uds"}
+    | {"batch_dir", "otlp_traces_endpoint", "replica", "step_log", "tokenizer", "uds"}
 )
 
 
@@ -93,7 +92,7 @@ class AdminRoutes:
         name = request.path_params["id"]
         ids = self._find(name)
         if not ids:
-            raise RequestNotFound("no open request has this id", "id")
+            raise NotFound("no open request has this id", "id")
         states = {state.id: state for state in await self._context.engines.explain(ids)}
         return json_response(RequestReport(name, [states.get(one) or _on_its_way(one) for one in ids]))
 

@@ -35,6 +35,7 @@ from tokenmill.server.http.listener import is_on_loopback
 from tokenmill.server.http.server import HttpServer
 from tokenmill.server.operators.admin import public_settings
 from tokenmill.server.process.screen import OpenScreen, Screen
+from tokenmill.server.process.served_batches import ServedBatches
 from tokenmill.server.process.start_checks import check_sockets, check_start
 from tokenmill.server.process.stop_signals import handled_by
 
@@ -138,6 +139,9 @@ class ApiProcess:
         self._traces = None if endpoint is None else TraceExporter(endpoint, name)
         self._metrics = Metrics(self._parts.engines, self._parts.counts, server.metrics_prefix, name, self._traces)
         limits = AdmissionLimits(server.max_num_queued_reqs, server.max_num_queued_tokens)
+        self._batches: ServedBatches | None = None
+        if server.batch_dir is not None:
+            self._batches = ServedBatches(server, lambda: self._client.has_waiting, self._metrics)
         self._client = EngineClient(self._parts.workers, self._metrics, limits, self._engine.seed)
 
     async def run(self) -> int:
@@ -156,6 +160,8 @@ class ApiProcess:
             finally:
                 await _cancel(tasks)
                 await self._parts.stop()
+                if self._batches is not None:
+                    await self._batches.close()
 
     # --- start ------------------------------------------------------------------------------------------------------
 
@@ -167,7 +173,7 @@ class ApiProcess:
             least = min(ready, key=lambda ready: ready.max_model_len)
             await self._client.start(least, sum(one.max_num_seqs for one in ready))
             self._parts.started()
-            await self._listen(least)
+            await self._listen(least, sum(one.max_num_seqs for one in ready))
             self._on_begun()
             self._screen.on_ready(least)
         except TokenMillError as error:
@@ -176,7 +182,7 @@ class ApiProcess:
             _logger.exception("the server cannot start")
             self._end(Ending(1, f"the server cannot start: {type(error).__name__}: {error}"))
 
-    async def _listen(self, ready: EngineReady) -> None:
+    async def _listen(self, ready: EngineReady, num_rows: int) -> None:
         config = self._server
         assert config.served_model_name, "launch gives it a name"
         context = ServerContext(
@@ -200,7 +206,10 @@ class ApiProcess:
             trouble=self._trouble,
             log=self._log if config.enable_log_requests else None,
             bodies=BodyBudget(config.max_body_bytes_in_flight),
+            batches=None if self._batches is None else self._batches.service,
         )
+        if self._batches is not None:
+            self._batches.start(context, max(1, num_rows // 2))
         app = import_module(APP_MODULE).build_app(context, config, is_on_loopback(self._listener))
         self._http = HttpServer(app, config, self._listener, self._note_connections)
         self._serving = await self._http.start()
@@ -259,6 +268,8 @@ class ApiProcess:
         if self._http is None or self._serving is None:
             return
         self._http.stop()
+        if self._batches is not None:
+            await self._batches.stop()
         patience = self._server.shutdown_timeout if ending.error is None else 0.0
         if patience and (count := self._client.num_open):
             who = "1 open request has" if count == 1 else f"{count} open requests have"

@@ -1,0 +1,30 @@
+"""Prometheus metrics of batches: lines that wait and run, and how lines have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class BatchCollector(Collector):
+    """Shows the numbers as they are at the moment of a scrape."""
+
+    def __init__(self, prefix: str, lines: Callable[[], Mapping[str, int]], ended: Mapping[str, int]) -> None:
+        """`lines` by state, `ended` by outcome: both from closed sets."""
+        self._prefix = prefix
+        self._lines = lines
+        self._ended = ended
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        gauge = GaugeMetricFamily(f"{self._prefix}:batch_lines", "Lines of open batches", labels=["state"])
+        for state, count in self._lines().items():
+            gauge.add_metric([state], count)
+        yield gauge
+        help = "Lines of batches that have ended"
+        counter = CounterMetricFamily(f"{self._prefix}:batch_lines_ended", help, labels=["outcome"])
+        for outcome, count in self._ended.items():
+            counter.add_metric([outcome], count)
+        yield counter
