@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tokenmill.core.messages import AbortRequests, AddRequest, StepOutputs, TokenOutput
-from tokenmill.core.part_messages import EngineBack, EngineLost, LeaveWorker
+from tokenmill.core.part_messages import EngineBack, EngineDraining, EngineLost, LeaveWorker
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.replicas.dispatcher import HARMLESS_OUTPUTS, Dispatcher
 from tokenmill.replicas.journal import Journal
-from tokenmill.routing.router import FewestInFlight, Router
+from tokenmill.routing.policies import FewestInFlight
+from tokenmill.routing.router import Router
 
 ENGINES = 3
 
@@ -127,8 +128,33 @@ def test_an_aborted_request_is_not_sent_again(engines: int) -> None:
     assert not boxes["next"].requests
 
 
+def test_a_draining_engine_gets_nothing_new_and_says_once_that_it_is_idle() -> None:
+    ours, boxes = dispatcher(2)
+    ours.add(request("a"))
+    (home,) = [number for number in (0, 1) if boxes[f"engine-{number}"].requests]
+    assert ours.idle() == []
+    ours.hear(EngineDraining(home))
+    for number in range(4):
+        ours.add(request(f"b{number}"))
+    assert set(boxes[f"engine-{home}"].requests) == {"a"}
+    assert ours.idle() == []
+    ours.take(outputs(f"engine-{home}", TokenOutput("a", [1], FinishReason.STOP)))
+    assert ours.idle() == [home] and ours.idle() == []
+
+
+def test_what_is_bound_to_an_engine_waits_for_it_until_that_is_removed() -> None:
+    ours, boxes = dispatcher(2)
+    ours.add(request("a"))
+    (home,) = [number for number in (0, 1) if boxes[f"engine-{number}"].requests]
+    ours.hear(EngineDraining(home, is_bound=True))
+    assert ours.hear(EngineLost(home)) == []
+    assert [one.id for one in ours.hear(EngineBack(home, "next"))] == ["a"]
+    assert [one.id for one in ours.hear(EngineLost(home, is_removed=True))] == ["a"]
+    assert "a" in boxes[f"engine-{1 - home}"].requests
+
+
 class Lives(RuleBasedStateMachine):
-    """Engines die and come back, requests come, bring tokens, end, and are aborted."""
+    """Engines die, come back, drain and go for good; requests come, bring tokens, end, and are aborted."""
 
     open_requests = Bundle("open_requests")
 
@@ -139,6 +165,8 @@ class Lives(RuleBasedStateMachine):
         self.told: dict[str, list[int]] = {}
         self.num_lives = self.num_requests = 0
         self.suspects: set[str] = set()
+        self.draining: set[int] = set()
+        self.home: dict[str, int] = {}  # of bound requests
 
     def engine_with(self, name: str) -> str | None:
         has = [inbox for inbox in self.living.values() if name in self.boxes[inbox].requests]
@@ -182,6 +210,22 @@ class Lives(RuleBasedStateMachine):
             self.suspects |= set(ran)
             self.ours.hear(EngineLost(engine, suspects=ran))
 
+    @rule(engine=st.integers(0, ENGINES - 1), is_bound=st.booleans())
+    def drain(self, engine: int, is_bound: bool) -> None:
+        if engine in self.living and engine not in self.draining:
+            self.draining.add(engine)
+            if is_bound:
+                self.home |= {name: engine for name in self.told if name in self.boxes[self.living[engine]].requests}
+            self.ours.hear(EngineDraining(engine, is_bound))
+
+    @rule(engine=st.integers(0, ENGINES - 1))
+    def remove(self, engine: int) -> None:
+        if engine in self.draining:
+            self.living.pop(engine, None)
+            self.draining.discard(engine)
+            self.home = {name: its for name, its in self.home.items() if its != engine}
+            self.ours.hear(EngineLost(engine, is_removed=True))
+
     @rule(engine=st.integers(0, ENGINES - 1))
     def come_back(self, engine: int) -> None:
         if engine not in self.living:
@@ -196,10 +240,16 @@ class Lives(RuleBasedStateMachine):
         on_trial = [name for name in self.suspects if homes.get(name) is not None]
         assert len(on_trial) <= 1
         for name, home in homes.items():
+            takers = self.living.keys() & {self.home[name]} if name in self.home else self.living.keys() - self.draining
             if home is None:
-                assert not self.living or (name in self.suspects and on_trial)
+                assert not takers or (name in self.suspects and on_trial)
+            elif name in self.home:
+                assert home == self.living[self.home[name]]
         for inbox in self.living.values():
             assert set(self.boxes[inbox].requests) <= set(self.told), "an engine has what nobody waits for"
+        for engine in self.ours.idle():
+            assert engine in self.draining and engine not in self.home.values()
+            assert engine not in self.living or not self.boxes[self.living[engine]].requests
 
 
 Lives.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -86,14 +86,14 @@ class Watched:
 
     def __init__(self):
         self.pinged, self.said, self.told = [], [], []
-        parts = {name: PartHealth(f"the {name}", 30) for name in ("engine", "worker-0")}
         self.watch = HangWatch(
-            parts,
             ping=self.pinged.append,
             stacks=self.stacks,
             say=lambda name, text: self.said.append((name, text)),
             on_tick=lambda name, part: self.told.append((name, part.is_deaf)),
         )
+        for name in ("engine", "worker-0"):
+            self.watch.parts[name] = PartHealth(f"the {name}", 30)
 
     async def stacks(self, name):
         return f"Thread 1\nstack of {name}"

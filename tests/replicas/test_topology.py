@@ -39,13 +39,14 @@ def test_no_two_engines_share_a_file_an_address_or_seeds():
     config = EngineConfig(model="m", seed=7, step_log="steps", kv_events_config=msgspec.json.encode(events).decode())
     launch = LaunchFile(config, ServerConfig())
     assert launch.engine_config(0) == config
-    second = launch.engine_config(2)
+    three = Topology(tuple(EngineSpec(index) for index in range(3)))
+    second = LaunchFile(config, ServerConfig(), three).engine_config(2)
     assert (second.model, second.seed, second.step_log) == ("m", 9, "steps.2")
     moved = second.kv_events()
     assert (moved.endpoint, moved.replay_endpoint, moved.topic) == ("tcp://*:5559", "ipc:///tmp/replay_dp2", "kv")
     free = dataclasses.replace(config, kv_events_config='{"endpoint": "tcp://127.0.0.1:*"}')
-    assert LaunchFile(free, ServerConfig()).engine_config(1).kv_events().endpoint == "tcp://127.0.0.1:*"
-    plain = LaunchFile(EngineConfig(model="m"), ServerConfig()).engine_config(1)
+    assert LaunchFile(free, ServerConfig(), three).engine_config(1).kv_events().endpoint == "tcp://127.0.0.1:*"
+    plain = LaunchFile(EngineConfig(model="m"), ServerConfig(), three).engine_config(1)
     assert (plain.step_log, plain.kv_events_config) == (None, None)
 
 

@@ -3,7 +3,8 @@
     API --(GenerateText, AbortRequests, EncodeText, DecodeTokens)--> text worker
     text worker --(AddRequest, AbortRequests)--> engine
     text worker --(WatchEngine)--> engine --(EngineReport)--> text worker, where there are several engines
-    API --(EngineLost, EngineBack)--> text workers, API --(LeaveWorker)--> engine, where one of them has died
+    API --(EngineLost, EngineBack, EngineDraining)--> text workers --(EngineIdle)--> API, where engines come and go
+    API --(LeaveWorker)--> engine, where a text worker has died
     engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded, Cleared)--> API
     engine --(EngineProgress, EngineReady, EngineStats)--> API --(EngineReady)--> text workers
     API --(SetPaused, ResetPrefixCache, ExplainRequests)--> engine --(Done, RequestStates)--> API
@@ -25,6 +26,7 @@ from tokenmill.core.answer import AnswerPiece
 from tokenmill.core.histogram import Histogram
 from tokenmill.core.part_messages import (
     Cleared,
+    EngineIdle,
     EngineNews,
     EngineReport,
     LeaveWorker,
@@ -396,4 +398,14 @@ ToEngine = AddRequest | AbortRequests | LeaveWorker | EngineControl | Ping
 ToReporter = ToEngine | WatchEngine
 EngineReply = Done | RequestStates
 FromWorker = TextOutputs | RequestRejected | Encoded | Decoded
-ToApi = FromWorker | Cleared | EngineReply | EngineProgress | EngineReady | EngineStats | SignOfLife | PartFailed
+ToApi = (
+    FromWorker
+    | Cleared
+    | EngineIdle
+    | EngineReply
+    | EngineProgress
+    | EngineReady
+    | EngineStats
+    | SignOfLife
+    | PartFailed
+)

@@ -47,11 +47,13 @@ class EngineLost(Message):
     Attributes:
         suspects: requests that ran when it died; each is tried again alone.
         convicted: those that were there at two deaths, and nothing else was at both; they end with an error.
+        is_removed: it will not come back.
     """
 
     engine: int
     suspects: list[str] = []
     convicted: list[str] = []
+    is_removed: bool = False
 
 
 class EngineBack(Message):
@@ -59,6 +61,24 @@ class EngineBack(Message):
 
     engine: int
     inbox: str
+
+
+class EngineDraining(Message):
+    """An engine gets no new requests.
+
+    Attributes:
+        is_bound: those that it has stay with it even if it dies, since no other has its weights.
+    """
+
+    engine: int
+    is_bound: bool = False
+
+
+class EngineIdle(Message):
+    """A draining engine has no request of this text worker any more."""
+
+    engine: int
+    worker: str
 
 
 class LeaveWorker(Message):
@@ -101,5 +121,5 @@ class Cleared(Message):
     ids: list[str]
 
 
-EngineNews = EngineLost | EngineBack
+EngineNews = EngineLost | EngineBack | EngineDraining
 SignOfLife = Beat | Pong

@@ -34,7 +34,7 @@ from tokenmill.core.messages import (
     ToEngine,
     TokenOutput,
 )
-from tokenmill.core.part_messages import EngineBack, EngineLost
+from tokenmill.core.part_messages import EngineBack, EngineDraining, EngineLost
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.demo import demo_model_path
@@ -117,7 +117,7 @@ class TextProcessor:
             case EngineReady():
                 self._prompts.engine_ready(message)
                 return Routed()
-            case EngineLost() | EngineBack():
+            case EngineLost() | EngineBack() | EngineDraining():
                 return Routed()
             case GenerateText() | EncodeText() | DecodeTokens():
                 return self.start(message, self.prepare(message))

@@ -31,7 +31,17 @@ from tokenmill.core.messages import (
     TokenOutput,
     ToWorker,
 )
-from tokenmill.core.part_messages import Cleared, EngineBack, EngineLost, EngineReport, PartFailed, Ping, Pong
+from tokenmill.core.part_messages import (
+    Cleared,
+    EngineBack,
+    EngineDraining,
+    EngineIdle,
+    EngineLost,
+    EngineReport,
+    PartFailed,
+    Ping,
+    Pong,
+)
 from tokenmill.core.request import FinishReason
 from tokenmill.frontend.prepare_thread import PrepareThread
 from tokenmill.frontend.prompt_processor import Prepared, Question
@@ -107,7 +117,7 @@ def _serve(launch: LaunchFile, index: int, sockets: Sockets, alive_fd: int, hear
                 if isinstance(message, EngineReady):
                     heartbeat.begin("loading the tokenizer", START_PATIENCE)
                     loaded = early.get(message.model) or _load(launch, message.model, inbox.name)
-                    loop = WorkerLoop(loaded.result(), api, engines, heartbeat)
+                    loop = WorkerLoop(inbox.name, loaded.result(), api, engines, heartbeat)
                     caches = launch.engine.enable_prefix_caching
                     engines.begin(inbox.name, message.page_size if caches else 0, message.fingerprint)
                     for fd in loop.fds:
@@ -135,11 +145,14 @@ class WorkerLoop:
 
     def __init__(
         self,
+        name: str,
         processor: TextProcessor,
         api: Outbox,
         engines: Dispatcher,
         heartbeat: Heartbeat,
     ) -> None:
+        """`name`: of the inbox."""
+        self._name = name
         self._processor = processor
         self._api = api
         self._engines = engines
@@ -161,12 +174,14 @@ class WorkerLoop:
             self.take(StepOutputs(0, errors), 0)
         if isinstance(message, EngineReport):
             self._engines.heed(message)
-        elif isinstance(message, EngineLost | EngineBack):
+        elif isinstance(message, EngineLost | EngineBack | EngineDraining):
             self._processor.resubmitted(self._engines.hear(message))
         elif not isinstance(message, StepOutputs) or self._engines.take(message):
             self._send(self._processor.process(message))
         if cleared := self._engines.cleared():
             self._api.send(Cleared(cleared))
+        for engine in self._engines.idle():
+            self._api.send(EngineIdle(engine, self._name))
 
     def hand_on_finished(self) -> None:
         """Send on what the threads have prepared."""

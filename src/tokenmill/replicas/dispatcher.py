@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from tokenmill.core.messages import AbortRequests, AddRequest, StepOutputs, TokenOutput
-from tokenmill.core.part_messages import EngineLost, EngineNews, EngineReport, LeaveWorker, WatchEngine
+from tokenmill.core.part_messages import (
+    EngineBack,
+    EngineDraining,
+    EngineLost,
+    EngineNews,
+    EngineReport,
+    LeaveWorker,
+    WatchEngine,
+)
 from tokenmill.ipc.channels import Outbox
 from tokenmill.replicas.journal import Journal
 from tokenmill.routing.router import Router
@@ -42,6 +50,7 @@ class Dispatcher:
         self._suspects: dict[str, int] = {}  # the outputs that each still has to bring
         self._trial: str | None = None
         self._cleared: list[str] = []
+        self._draining: set[int] = set()
 
     def begin(self, worker: str, page_size: int, fingerprint: str) -> None:
         """The engines are ready. Where the choice among them depends on how they are, have them tell this text worker.
@@ -89,20 +98,34 @@ class Dispatcher:
         cleared, self._cleared = self._cleared, []
         return cleared
 
+    def idle(self) -> list[int]:
+        """Draining engines that have had no request since the last call, for the first time."""
+        if not self._draining:
+            return []
+        busy = {self._router.engine_of(request.id) for request in self._journal}
+        idle = self._draining - busy - {request.engine for request in self._journal}
+        self._draining -= idle
+        return sorted(idle)
+
     def hear(self, news: EngineNews) -> list[AddRequest]:
-        """An engine has died, or is back.
+        """An engine has died, is back, or takes no new requests.
 
         Returns:
             The requests that go out again.
         """
-        if isinstance(news, EngineLost):
-            self._lose(news.engine)
-            own = {request.id for request in self._journal}
-            self._suspects |= dict.fromkeys(own.intersection(news.suspects), HARMLESS_OUTPUTS)
-            if self._trial is not None and self._trial not in self._router:
-                self._trial = None
-        else:
-            self._gain(news.engine, news.inbox)
+        match news:
+            case EngineBack():
+                self._gain(news.engine, news.inbox)
+            case EngineDraining():
+                self._drain(news)
+            case EngineLost():
+                self._lose(news.engine)
+                if news.is_removed:
+                    self._remove(news.engine)
+                own = {request.id for request in self._journal}
+                self._suspects |= dict.fromkeys(own.intersection(news.suspects), HARMLESS_OUTPUTS)
+                if self._trial is not None and self._trial not in self._router:
+                    self._trial = None
         return [request for request in self._journal if request.id not in self._router and self._place(request)]
 
     def close(self) -> None:
@@ -127,8 +150,23 @@ class Dispatcher:
         self._retired.add(self._inboxes[engine])
         self._router.lose(engine)
 
+    def _drain(self, news: EngineDraining) -> None:
+        self._router.drain(news.engine)
+        self._draining.add(news.engine)
+        if news.is_bound:
+            for request in self._journal:
+                if self._router.engine_of(request.id) == news.engine:
+                    request.engine = news.engine
+
+    def _remove(self, engine: int) -> None:
+        self._router.remove(engine)
+        self._draining.discard(engine)
+        for request in self._journal:
+            if request.engine == engine:
+                request.engine = None
+
     def _gain(self, engine: int, inbox: str) -> None:
-        if self._inboxes[engine] == inbox and engine in self._outboxes:
+        if self._inboxes.get(engine) == inbox and engine in self._outboxes:
             return
         self._lose(engine)
         self._inboxes[engine] = inbox

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -42,6 +42,8 @@ class EngineHandle:
         ready: what it said when it became ready; None: it still starts.
         stats: its latest numbers; None: it still starts.
         is_paused: it should launch no step; it is told so again when it has been started again.
+        is_new: it was added to a running server, and has not been ready yet.
+        is_draining: it gets no new requests.
     """
 
     def __init__(
@@ -57,8 +59,11 @@ class EngineHandle:
         self.stats: EngineStats | None = None
         self._send = send
         self._answer_seconds = answer_seconds
-        self.is_paused = False
+        self.is_paused = self.is_new = self.is_draining = False
+        self._busy_workers: set[str] = set()
+        self._is_idle = asyncio.Event()
         self._is_ready = asyncio.Event()
+        self._failure = ""
         self._open: dict[str, asyncio.Future[EngineReply]] = {}
 
     @property
@@ -72,16 +77,43 @@ class EngineHandle:
         return trouble_of(self.health)
 
     async def wait_until_ready(self) -> EngineReady:
-        """What it says of itself, once it does."""
+        """What it says of itself, once it does.
+
+        Raises:
+            EngineDead: it cannot be added.
+        """
         await self._is_ready.wait()
+        if self._failure:
+            raise EngineDead(self._failure)
         assert self.ready is not None, "set before the event"
         return self.ready
+
+    def fail(self, why: str) -> None:
+        """It cannot be added: the first reason counts."""
+        self._failure = self._failure or why
+        self._is_ready.set()
+
+    def drain(self, workers: Iterable[str]) -> None:
+        """It gets no new requests. Each of these text workers says when it has none there any more."""
+        self.is_draining = True
+        self._busy_workers.update(workers)
+
+    def note_idle(self, worker: str) -> None:
+        """A text worker has no request there any more, or is gone."""
+        self._busy_workers.discard(worker)
+        if self.is_draining and not self._busy_workers:
+            self._is_idle.set()
+
+    async def wait_until_idle(self) -> None:
+        """Until it has no requests, once it is draining."""
+        await self._is_idle.wait()
 
     def take(self, message: EngineReady | EngineStats | EngineReply) -> None:
         """Take in what the engine says; an answer goes to whoever waits for it, if somebody still does."""
         match message:
             case EngineReady():
                 self.ready = message
+                self.is_new = False
                 # Until it tells more, nothing has happened.
                 nothing: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"num_pages": message.num_pages}
                 self.stats = self.stats or EngineStats(**nothing)

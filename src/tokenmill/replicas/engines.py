@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from itertools import count
 
 from tokenmill.core.messages import EngineReady, EngineStats, RequestState
 from tokenmill.replicas.engine_handle import COUNTS, EngineHandle
@@ -16,10 +17,31 @@ class Engines:
         self._handles = {handle.index: handle for handle in handles}
 
     def __iter__(self) -> Iterator[EngineHandle]:
-        return iter(self._handles.values())
+        return iter([handle for handle in self._handles.values() if not handle.is_new])
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._handles
 
     def __getitem__(self, index: int) -> EngineHandle:
         return self._handles[index]
+
+    @property
+    def ready(self) -> EngineReady | None:
+        """What an engine that takes new requests says of itself; None: none does."""
+        return next((engine.ready for engine in self if engine.ready and not engine.is_draining), None)
+
+    def add(self, handle: EngineHandle) -> None:
+        """One more; those who ask all do not see it before it is ready."""
+        handle.is_new = True
+        self._handles[handle.index] = handle
+
+    def remove(self, index: int) -> None:
+        """It is gone."""
+        del self._handles[index]
+
+    def unused_index(self) -> int:
+        """The lowest that no engine has."""
+        return next(index for index in count() if index not in self._handles)
 
     async def wait_until_ready(self) -> list[EngineReady]:
         """What they say of themselves, once all do."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from tokenmill.core.part_messages import Beat, Pong, SignOfLife
 from tokenmill.replicas.health import PartHealth, trouble_of
@@ -22,7 +22,6 @@ class HangWatch:
 
     def __init__(
         self,
-        parts: Mapping[str, PartHealth],
         ping: Callable[[str], None],
         stacks: Callable[[str], Awaitable[str]],
         say: Callable[[str, str], None],
@@ -35,7 +34,7 @@ class HangWatch:
             say: takes a part and what there is to say of it, with its stacks.
             on_tick: told of each part at each tick.
         """
-        self.parts = parts
+        self.parts: dict[str, PartHealth] = {}
         self._ping = ping
         self._stacks = stacks
         self._say = say
@@ -48,6 +47,12 @@ class HangWatch:
         """All parts are ready."""
         for part in self.parts.values():
             part.started()
+
+    def forget(self, name: str) -> None:
+        """A part is there no more."""
+        del self.parts[name]
+        self._hanging.discard(name)
+        self._reported.discard(name)
 
     def has_reported(self, name: str) -> bool:
         """A part hangs, and its stacks have been told."""
@@ -78,7 +83,7 @@ class HangWatch:
 
     def tick(self, seconds: float) -> None:
         """So much time has passed in which this process has listened."""
-        for name, part in self.parts.items():
+        for name, part in list(self.parts.items()):
             part.pass_time(seconds)
             if not part.is_starting and not part.waits_for_pong:
                 part.is_asked()

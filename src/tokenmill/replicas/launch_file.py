@@ -32,13 +32,15 @@ class LaunchFile(msgspec.Struct):
 
         `life`: how often it has been started again; what it has written before is kept.
         """
-        config = self.engine
+        (spec,) = (spec for spec in self.topology.engines if spec.index == index)
+        config = dataclasses.replace(self.engine, model=spec.model or self.engine.model)
         if config.step_log and life:
             config = dataclasses.replace(config, step_log=f"{config.step_log}.life-{life}")
         if self.topology.has_replicas:
             # A GPU for each.
             device = f"{config.device}:{index}" if config.device in ("auto", "cuda") else config.device
-            config = dataclasses.replace(config, device=device, replica=(index, len(self.topology.engines)))
+            share = spec.share or (index, len(self.topology.engines))
+            config = dataclasses.replace(config, device=device, replica=share)
         if index == 0:
             return config
         events, step_log = config.kv_events(), config.step_log

@@ -10,17 +10,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import zmq
 
+from tokenmill.core.errors import EngineDead
 from tokenmill.core.messages import (
     EngineMessage,
     EngineProgress,
     EngineReady,
     EngineStats,
-    FromWorker,
     SetPaused,
     ToApi,
     ToWorker,
@@ -29,6 +29,8 @@ from tokenmill.core.part_messages import (
     Beat,
     Cleared,
     EngineBack,
+    EngineDraining,
+    EngineIdle,
     EngineLost,
     EngineNews,
     Message,
@@ -46,61 +48,12 @@ from tokenmill.replicas.engines import Engines
 from tokenmill.replicas.hang_watch import HangWatch
 from tokenmill.replicas.health import PartHealth
 from tokenmill.replicas.launch_file import LaunchFile
+from tokenmill.replicas.part import Owner, Part
 from tokenmill.replicas.restarts import PartCounts, Restarts
 from tokenmill.replicas.suspects import Suspicion, page_path, running_at_death
+from tokenmill.replicas.topology import EngineSpec
 
 WORKER_MODULE = "tokenmill.frontend.worker"
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Whom a supervisor tells what.
-
-    Attributes:
-        ended: a part has ended for good or cannot go on, so that the server should: the exit code, and a sentence.
-        died: a part has died and is started again: what to call it in a field, and a sentence.
-        are_open: those of these requests that have not ended.
-        replaced: a text worker is there again: its index, the inbox of the dead one, and how the engines are.
-        hung: a part hangs or goes on: what to call it in a field, and a sentence with its stacks.
-        answered: what a text worker says of requests.
-        counted: an engine has sent its numbers.
-        ticked: how a text worker does, several times a second.
-        line: what children write to standard error.
-    """
-
-    ended: Callable[[int, str], None]
-    died: Callable[[str, str], None]
-    are_open: Callable[[list[str]], list[str]]
-    replaced: Callable[[int, str, Sequence[EngineNews]], None]
-    hung: Callable[[str, str], None]
-    answered: Callable[[FromWorker], None]
-    counted: Callable[[], None]
-    ticked: Callable[[int, PartHealth], None]
-    progress: Callable[[EngineProgress], None]
-    line: Callable[[str], None]
-
-
-@dataclass(slots=True)
-class _Part:
-    """One process, or thread, as it is now, and how it is started.
-
-    Attributes:
-        label: one word for it.
-        inbox: the name of its inbox; each life has its own.
-        outbox: None while it is dead: what is sent meanwhile is dropped, and comes again from a journal.
-        life: how often it has been started again.
-        child: None while it is dead.
-    """
-
-    called: str
-    label: str
-    module: str
-    arguments: tuple[str, ...]
-    inbox: str
-    outbox: Outbox | None
-    life: int = 0
-    child: Child | None = None
-    watcher: asyncio.Task[None] | None = None
 
 
 class Supervisor:
@@ -110,6 +63,7 @@ class Supervisor:
         engines: the handles of the engines.
         workers: the ways to the text workers, by their index.
         counts: what has happened to the parts.
+        topology: which parts there are, those that start among them.
     """
 
     def __init__(
@@ -122,42 +76,36 @@ class Supervisor:
             run_worker: the loop of a text worker, for the one that is a thread.
         """
         self._folder = folder
-        self._topology = topology = launch.topology
+        self._launch = launch
+        self.topology = topology = launch.topology
+        self._engine_module = engine_module
         self._run_worker = run_worker
         self._owner = owner
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._inbox: Inbox[ToApi] = Inbox(self._context, folder, API, ToApi)
         self._reader = InboxReader(self._inbox, self._handle)
         self._worker_of = {worker_name(index): index for index in topology.workers}
-        self._parts = {
-            name: self._part(name, engine_module, str(spec.index), str(rank))
-            for spec in topology.engines
-            for rank, name in enumerate(spec.parts)
-        }
-        self._parts |= {name: self._part(name, WORKER_MODULE, str(index)) for name, index in self._worker_of.items()}
-        self._part_at = {name: name for name in self._parts}
-        self._engine_of = {name: spec.index for spec in topology.engines for name in spec.parts}
-        timeout = launch.server.engine_timeout
-        health = {name: PartHealth(f"the {part.called}", timeout) for name, part in self._parts.items()}
-        self.engines = Engines(
-            EngineHandle(spec.index, self._to(engine_name(spec.index)), [health[name] for name in spec.parts])
-            for spec in topology.engines
-        )
-        self.workers: Sequence[Callable[[ToWorker], None]] = [self._to(name) for name in self._worker_of]
-        self.counts = PartCounts()
-        self._restarts = {name: Restarts(launch.server.max_restarts) for name in self._parts}
-        self._max_restarts = launch.server.max_restarts
-        self._is_started = False
-        self._returns: set[asyncio.Task[None]] = set()
-        self._suspicion = Suspicion()
-        self._suspected = ""
+        self._engine_of: dict[str, int] = {}
+        self._parts: dict[str, Part] = {}
+        self._part_at: dict[str, str] = {}
+        self._lives: dict[str, int] = {}  # of engines that were removed
+        self._restarts: dict[str, Restarts] = {}
         self._hangs = HangWatch(
-            health,
             ping=lambda name: self._send(name, Ping()),
             stacks=self._stacks,
             say=self._say,
             on_tick=self._ticked,
         )
+        self._max_restarts = launch.server.max_restarts
+        self.engines = Engines(self._engine(spec) for spec in topology.engines)
+        for name, index in self._worker_of.items():
+            self._add_part(name, WORKER_MODULE, str(index))
+        self.workers: Sequence[Callable[[ToWorker], None]] = [self._to(name) for name in self._worker_of]
+        self.counts = PartCounts()
+        self._is_started = False
+        self._returns: set[asyncio.Task[None]] = set()
+        self._suspicion = Suspicion()
+        self._suspected = ""
 
     @property
     def trouble(self) -> str | None:
@@ -204,11 +152,73 @@ class Supervisor:
         self._reader.stop()
         self._context.destroy(linger=0)
 
+    # --- engines that come and go -----------------------------------------------------------------------------------
+
+    async def add_engine(self, model: str = "", share: tuple[int, int] | None = None) -> EngineReady:
+        """Start one more engine; return what it says of itself when it takes requests.
+
+        Args:
+            model: see `EngineSpec`, as `share`.
+
+        Raises:
+            EngineDead: it cannot be started; it has been told why.
+        """
+        spec = EngineSpec(self.engines.unused_index(), model=model, share=share)
+        self._set_topology([*self.topology.engines, spec])
+        handle = self._engine(spec)
+        self.engines.add(handle)
+        try:
+            for name in spec.parts:
+                await self._start(name)
+            return await handle.wait_until_ready()
+        except EngineDead:
+            await self._forget(spec)
+            raise
+
+    def drain_engine(self, index: int, is_bound: bool = False) -> None:
+        """Give an engine no new requests; see `EngineDraining`."""
+        self.engines[index].drain(self._worker_of)
+        self._tell_workers(EngineDraining(index, is_bound))
+
+    async def remove_engine(self, index: int) -> None:
+        """End an engine. The requests that it has go to the others, at once."""
+        self._tell_workers(EngineLost(index, is_removed=True))
+        await self._forget(next(spec for spec in self.topology.engines if spec.index == index))
+
+    async def _forget(self, spec: EngineSpec) -> None:
+        for name in spec.parts:
+            await self._bury(name)
+            self._lives[name] = self._parts[name].life
+            self._part_at.pop(self._parts[name].inbox)
+            self._hangs.forget(name)
+            del self._parts[name], self._engine_of[name], self._restarts[name]
+        self.engines.remove(spec.index)
+        self._set_topology([one for one in self.topology.engines if one.index != spec.index])
+
+    def _set_topology(self, engines: Sequence[EngineSpec]) -> None:
+        """Which engines there are from now on, for the processes that are started from now on."""
+        self.topology = self.topology.with_engines(engines)
+        LaunchFile(self._launch.engine, replace(self._launch.server, api_key=()), self.topology).write(self._folder)
+
     # --- life and death of a part -----------------------------------------------------------------------------------
 
-    def _part(self, name: str, module: str, *arguments: str) -> _Part:
-        called, label = self._topology.parts[name], self._topology.label(name)
-        return _Part(called, label, module, arguments, name, Outbox(self._context, self._folder, name))
+    def _add_part(self, name: str, module: str, *arguments: str) -> PartHealth:
+        called, label, life = self.topology.parts[name], self.topology.label(name), self._lives.get(name, 0)
+        inbox = f"{name}-life-{life}" if life else name
+        outbox = Outbox(self._context, self._folder, inbox)
+        self._parts[name] = Part(called, label, module, arguments, inbox, outbox, life)
+        self._part_at[inbox] = name
+        self._restarts[name] = Restarts(self._max_restarts)
+        self._hangs.parts[name] = health = PartHealth(f"the {called}", self._launch.server.engine_timeout)
+        return health
+
+    def _engine(self, spec: EngineSpec) -> EngineHandle:
+        """The handle of an engine, whose parts can be started."""
+        health = []
+        for rank, name in enumerate(spec.parts):
+            health.append(self._add_part(name, self._engine_module, str(spec.index), str(rank)))
+            self._engine_of[name] = spec.index
+        return EngineHandle(spec.index, self._to(engine_name(spec.index)), health)
 
     def _to(self, name: str) -> Callable[[Message], None]:
         """The way to a part, whichever life it is in."""
@@ -221,7 +231,7 @@ class Supervisor:
 
     async def _start(self, name: str) -> None:
         part = self._parts[name]
-        if name in self._worker_of and self._topology.tokenizer_workers == 0:
+        if name in self._worker_of and self.topology.tokenizer_workers == 0:
             part.child = WorkerThread(self._folder, self._run_worker)
         else:
             arguments = (str(self._folder), *part.arguments, str(part.life))
@@ -233,6 +243,10 @@ class Supervisor:
         how = await child.ended()
         # A child that can still say why sends it before it ends; let that arrive first.
         await asyncio.sleep(0.1)
+        engine = self._engine_of.get(name)
+        if engine is not None and self.engines[engine].is_new:
+            self.engines[engine].fail(how)
+            return
         pause = self._restarts[name].died(time.monotonic()) if self._can_return(child) else None
         if pause is None:
             deaths = self._max_restarts + 1
@@ -292,10 +306,11 @@ class Supervisor:
 
     def _news(self) -> list[EngineNews]:
         """How the engines are, for a text worker that knows nothing yet."""
-        return [
+        lives: list[EngineNews] = [
             EngineLost(engine.index) if engine.ready is None else EngineBack(engine.index, self._inbox_of(engine.index))
             for engine in self.engines
         ]
+        return [*lives, *(EngineDraining(engine.index) for engine in self.engines if engine.is_draining)]
 
     def _inbox_of(self, engine: int) -> str:
         return self._parts[engine_name(engine)].inbox
@@ -319,7 +334,7 @@ class Supervisor:
             case EngineProgress():
                 if not self._is_started:
                     self._owner.progress(message)
-            case EngineMessage():
+            case EngineMessage() if message.engine in self.engines:
                 self.engines[message.engine].take(message)
                 if isinstance(message, EngineStats):
                     self._owner.counted()
@@ -331,6 +346,11 @@ class Supervisor:
                 self._note_sign(message)
             case Cleared():
                 self._suspicion.clear(message.ids)
+            case EngineIdle():
+                if message.engine in self.engines and message.worker in self._part_at:
+                    self.engines[message.engine].note_idle(self._part_at[message.worker])
+            case EngineMessage():
+                pass  # it has been removed since
             case _:
                 self._owner.answered(message)
 
@@ -339,7 +359,11 @@ class Supervisor:
         name = self._part_at.get(message.part)
         if name is None:
             return
-        who = f"{self._parts[name].called}: " if self._topology.has_replicas else ""
+        engine = self._engine_of.get(name)
+        if engine is not None and self.engines[engine].is_new:
+            self.engines[engine].fail(message.error)
+            return
+        who = f"{self._parts[name].called}: " if self.topology.has_replicas else ""
         if self._is_started and self._max_restarts:
             self._owner.line(who + message.error)
         else:

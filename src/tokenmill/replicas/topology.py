@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from tokenmill.ipc.channels import engine_name, worker_name
 
 
 class EngineSpec(msgspec.Struct, frozen=True):
-    """One engine: `num_ranks` processes that share a model. Rank 0 schedules and takes requests."""
+    """One engine: `num_ranks` processes that share a model. Rank 0 schedules and takes requests.
+
+    Attributes:
+        model: empty: that of the config.
+        share: which part of the machine it takes, of how many equal ones; None: as many as there are engines.
+    """
 
     index: int
     num_ranks: int = 1
+    model: str = ""
+    share: tuple[int, int] | None = None
 
     @property
     def parts(self) -> list[str]:
@@ -23,12 +32,16 @@ class Topology(msgspec.Struct, frozen=True):
     """The parts of a server besides the API process.
 
     Attributes:
-        engines: all with the same model.
+        engines: all with the same model, but while another takes its place.
         tokenizer_workers: text workers that are processes; 0: one that is a thread of the API process.
     """
 
     engines: tuple[EngineSpec, ...] = (EngineSpec(0),)
     tokenizer_workers: int = 1
+
+    def with_engines(self, engines: Iterable[EngineSpec]) -> Topology:
+        """The same with other engines."""
+        return msgspec.structs.replace(self, engines=tuple(engines))
 
     @property
     def workers(self) -> range:

@@ -33,6 +33,7 @@ class Router:
         self._engine_of: dict[str, int] = {}
         self._early: dict[str, list[int]] = {}  # the pages of requests without a token
         self._engine_of_session: dict[str, int] = {}
+        self._draining: set[int] = set()
 
     def __contains__(self, request_id: str) -> bool:
         """An engine has this request."""
@@ -42,12 +43,25 @@ class Router:
         """The engines are ready; see `PrefixIndex`. Without this, nobody keeps track of caches and queues."""
         self._index = PrefixIndex(page_size, fingerprint)
 
+    def engine_of(self, request_id: str) -> int | None:
+        """The engine that has this request."""
+        return self._engine_of.get(request_id)
+
+    def drain(self, engine: int) -> None:
+        """An engine gets only the requests that ask for it."""
+        self._draining.add(engine)
+        self._forget_sessions(engine)
+
+    def remove(self, engine: int) -> None:
+        """An engine that is lost will not come back; another may be called by its index."""
+        self._draining.discard(engine)
+
     def lose(self, engine: int) -> None:
         """An engine has died: it has no request any more, and gets none."""
         self._books.pop(engine, None)
         self._early = {one: names for one, names in self._early.items() if self._engine_of[one] != engine}
         self._engine_of = {request: its for request, its in self._engine_of.items() if its != engine}
-        self._engine_of_session = {one: its for one, its in self._engine_of_session.items() if its != engine}
+        self._forget_sessions(engine)
         if self._index is not None:
             self._index.lose(engine)
 
@@ -57,7 +71,10 @@ class Router:
 
     def route(self, request: AddRequest) -> int | None:
         """The engine that a request goes to, or None: it must wait."""
-        if not self._books or (request.engine is not None and request.engine not in self._books):
+        takers = (
+            self._books.keys() - self._draining if request.engine is None else self._books.keys() & {request.engine}
+        )
+        if not takers:
             return None
         names = [] if self._index is None else self._index.names_of(request)
         engine, num_missing_tokens = self.choose(request, names)
@@ -73,7 +90,7 @@ class Router:
         candidates = {
             engine: self._candidate(books, request, names, engine)
             for engine, books in self._books.items()
-            if pinned in (None, engine)
+            if pinned == engine or (pinned is None and engine not in self._draining)
         }
         engine = self.policy.choose(candidates) if pinned is None else pinned
         return engine, candidates[engine].num_missing_tokens
@@ -102,6 +119,9 @@ class Router:
             if engine is not None:
                 left.setdefault(engine, []).append(request_id)
         return left
+
+    def _forget_sessions(self, engine: int) -> None:
+        self._engine_of_session = {one: its for one, its in self._engine_of_session.items() if its != engine}
 
     def _candidate(self, books: EngineBooks, request: AddRequest, names: Sequence[int], engine: int) -> Candidate:
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)

@@ -34,6 +34,7 @@ from tokenmill.server.openai.responses import ResponsesRoutes
 from tokenmill.server.openai.responses_body import ResponsesBody
 from tokenmill.server.openai.upload import UploadForm
 from tokenmill.server.operators.admin import AbortBody, AdminRoutes, PauseQuery, ResetQuery
+from tokenmill.server.operators.engines import EngineRoutes, RemoveQuery, WeightsBody
 from tokenmill.server.operators.info import InfoRoutes
 from tokenmill.server.sglang.generate import NativeBody, NativeRoute
 from tokenmill.server.sglang.info import SglangRoutes
@@ -95,6 +96,7 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
     chat, text, tokens, info = ChatRoute(context), TextRoute(context), TokenRoutes(context), InfoRoutes(context)
     messages, responses = MessagesRoutes(context), ResponsesRoutes(context)
     sglang, files, batches = SglangRoutes(context), FilesRoutes(context), BatchesRoutes(context)
+    engines = EngineRoutes(context)
     native, admin, embeddings = NativeRoute(context), AdminRoutes(context), EmbeddingRoute(context)
     for path, post, body in (
         ("/v1/chat/completions", chat.post, ChatBody),
@@ -107,6 +109,7 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/tokenize", tokens.tokenize, TokenizeBody),
         ("/detokenize", tokens.detokenize, DetokenizeBody),
         ("/abort_requests", admin.abort_requests, AbortBody),
+        ("/update_weights_from_disk", engines.update_weights, WeightsBody),
         ("/v1/batches", batches.create, BatchBody),
         ("/v1/files", files.create, UploadForm),
     ):
@@ -116,6 +119,9 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/pause", admin.pause, PauseQuery),
         ("/resume", admin.resume, None),
         ("/reset_prefix_cache", admin.reset_prefix_cache, ResetQuery),
+        ("/engines/add", engines.add, None),
+        ("/engines/{index}/drain", engines.drain, None),
+        ("/engines/{index}/remove", engines.remove, RemoveQuery),
         ("/flush_cache", sglang.flush_cache, None),
         ("/v1/responses/{response_id}/cancel", responses.cancel, None),
         ("/v1/batches/{batch_id}/cancel", batches.cancel, None),
@@ -134,6 +140,7 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/health_generate", admin.health_generate),
         ("/ping", info.ping),
         ("/version", info.version),
+        ("/engines", engines.list),
         ("/load", admin.load),
         ("/server_info", admin.server_info),
         ("/get_server_info", admin.server_info),

@@ -15,6 +15,7 @@ from tokenmill.frontend.client import EngineClient
 from tokenmill.observe.event_log import EventLog
 from tokenmill.observe.metrics import Metrics
 from tokenmill.replicas.engines import Engines
+from tokenmill.replicas.fleet import Fleet
 from tokenmill.server.http.body_budget import BodyBudget
 from tokenmill.server.http.errors import ModelNotFound
 
@@ -66,6 +67,7 @@ class ServerContext:
     tokenizer_info: Callable[[], dict[str, Any]] = dict
     bodies: BodyBudget = field(default_factory=BodyBudget)
     batches: BatchService | None = None
+    fleet: Fleet | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,13 +77,15 @@ class ServerContext:
     @property
     def fingerprint(self) -> str:
         """OpenAI's `system_fingerprint`: changes when the software or the way the model is served does."""
+        ready = self.engines.ready or self.ready
         parts = (
             tokenmill.__version__,
             self.model_name,
-            self.ready.dtype,
-            self.ready.device,
-            self.ready.kernels,
-            self.ready.attention_backend,
+            ready.fingerprint,
+            ready.dtype,
+            ready.device,
+            ready.kernels,
+            ready.attention_backend,
         )
         return "fp_" + hashlib.sha256("|".join(parts).encode()).hexdigest()[:10]
 

@@ -24,9 +24,11 @@ from tokenmill.observe.event_log import EventLog
 from tokenmill.observe.metrics import Metrics
 from tokenmill.observe.throughput import ThroughputLog
 from tokenmill.observe.traces import TraceExporter
+from tokenmill.replicas.fleet import Fleet
 from tokenmill.replicas.health import PartHealth
 from tokenmill.replicas.launch_file import LaunchFile
-from tokenmill.replicas.supervisor import Owner, Supervisor
+from tokenmill.replicas.part import Owner
+from tokenmill.replicas.supervisor import Supervisor
 from tokenmill.server.context import ServerContext, ToolParsers
 from tokenmill.server.generation.tokens import tokenizer_info
 from tokenmill.server.http.body_budget import BodyBudget
@@ -188,6 +190,7 @@ class ApiProcess:
         context = ServerContext(
             client=self._client,
             engines=self._parts.engines,
+            fleet=Fleet(self._parts),
             ready=ready,
             metrics=self._metrics,
             model_name=config.served_model_name[0],

@@ -1,0 +1,64 @@
+"""A process of a server as its supervisor knows it, and whom the supervisor tells what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tokenmill.core.messages import EngineProgress, FromWorker
+from tokenmill.core.part_messages import EngineNews
+from tokenmill.ipc.channels import Outbox
+from tokenmill.replicas.children import Child
+from tokenmill.replicas.health import PartHealth
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whom a supervisor tells what.
+
+    Attributes:
+        ended: a part has ended for good or cannot go on, so that the server should: the exit code, and a sentence.
+        died: a part has died and is started again: what to call it in a field, and a sentence.
+        are_open: those of these requests that have not ended.
+        replaced: a text worker is there again: its index, the inbox of the dead one, and how the engines are.
+        hung: a part hangs or goes on: what to call it in a field, and a sentence with its stacks.
+        answered: what a text worker says of requests.
+        counted: an engine has sent its numbers.
+        ticked: how a text worker does, several times a second.
+        line: what children write to standard error.
+    """
+
+    ended: Callable[[int, str], None]
+    died: Callable[[str, str], None]
+    are_open: Callable[[list[str]], list[str]]
+    replaced: Callable[[int, str, Sequence[EngineNews]], None]
+    hung: Callable[[str, str], None]
+    answered: Callable[[FromWorker], None]
+    counted: Callable[[], None]
+    ticked: Callable[[int, PartHealth], None]
+    progress: Callable[[EngineProgress], None]
+    line: Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Part:
+    """One process, or thread, as it is now, and how it is started.
+
+    Attributes:
+        label: one word for it.
+        inbox: the name of its inbox; each life has its own.
+        outbox: None while it is dead: what is sent meanwhile is dropped, and comes again from a journal.
+        life: how often it has been started again.
+        child: None while it is dead.
+    """
+
+    called: str
+    label: str
+    module: str
+    arguments: tuple[str, ...]
+    inbox: str
+    outbox: Outbox | None
+    life: int = 0
+    child: Child | None = None
+    watcher: asyncio.Task[None] | None = None
