@@ -36,6 +36,9 @@ class Engine:
         self.left -= 1
         return []
 
+    def take_kv_events(self) -> list[object]:
+        return []
+
     def stats(self) -> str:
         return "stats"
 

@@ -71,6 +71,7 @@ def test_the_line_budget_is_counted_and_kept():
         "of 9600 lines of Python code: all that runs a model, with the core",
         "of 9900 lines of Python code: user's side",
         "of 1500 lines of Python code: what both sides share",
+        "of 1300 lines of Python code: the room batches/",
         "of 1300 lines of Python code: the room cli/bench/",
         "of 1300 lines of Python code: the room kernels/triton/",
         "of 1300 lines of Python code: the room machine/",

@@ -63,9 +63,9 @@ def test_a_request_shows_its_state_and_why_it_waits(server):
             assert state["num_prompt_tokens"] > 0
             assert state["wait_reason"] == ""
         waiting = start(client, request_id="w", n=2)
-        report = await state_of(client, "w", lambda states: all(state["num_prompt_tokens"] for state in states))
+        reason = "needs a row, all 2 are in use"  # once the scheduler has looked at it
+        report = await state_of(client, "w", lambda states: states[0]["wait_reason"] == reason)
         assert [state["status"] for state in report["requests"]] == ["waiting", "waiting"]
-        assert report["requests"][0]["wait_reason"] == "needs a row, all 2 are in use"
         while not server.metric("num_requests_waiting_by_reason", reason="capacity"):
             await asyncio.sleep(0.05)
         by_reason = {one: server.metric("num_requests_waiting_by_reason", reason=one) for one in

@@ -29,6 +29,7 @@ MAX_ABORTS = 4096
 _PRIVATE = frozenset(
     {"api_key", "chat_template", "download_dir", "host", "kv_events_config", "model", "ssl_certfile", "ssl_keyfile"}
     | {"batch_dir", "otlp_traces_endpoint", "replica", "step_log", "tokenizer", "uds"}
+    | {"weight_cache_dir", "weight_memory"}
 )
 
 
