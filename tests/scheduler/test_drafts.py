@@ -29,7 +29,7 @@ def test_a_row_brings_one_to_five_tokens_and_no_output_changes(depth: int) -> No
     rng = random.Random(seed)
     seen: set[int] = set()
     num_preemptions = 0
-    for _ in range(25):
+    for _ in range(75):
         harness = Harness(
             depth=depth,
             drafts=4,
