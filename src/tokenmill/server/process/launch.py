@@ -45,11 +45,10 @@ def run(
         engines: which engines to start.
     """
     try:
-        engine, server = _with_names(engine, server)
-        engine, server = engine.resolve(), server.resolve()
+        launch = prepared(engine, server, engines)
+        server = launch.server
         check_tls(server)
         raise_limit()
-        launch = LaunchFile(engine, server, Topology(engines, server.tokenizer_workers))
 
         def serve(folder: Path, on_begun: Callable[[], None]) -> int:
             # Here and not above: the parent stays small, and has no threads when it forks.
@@ -64,6 +63,15 @@ def run(
         with open_screen() as screen:
             screen.on_error(str(error))
         return error.exit_code
+
+
+def prepared(
+    engine: EngineConfig, server: ServerConfig, engines: tuple[EngineSpec, ...] = (EngineSpec(0),)
+) -> LaunchFile:
+    """What a server is started with: the configs with a model, its name, and what is chosen where nothing is said."""
+    engine, server = _with_names(engine, server)
+    server = server.resolve()
+    return LaunchFile(engine.resolve(), server, Topology(engines, server.tokenizer_workers))
 
 
 @contextlib.contextmanager
