@@ -24,14 +24,19 @@ class Fleet:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
 
-    def deploy(self, num_replicas: int) -> None:
-        """What `serve run deploy/ray.yaml` does, with another number of replicas; returns at once."""
+    def deploy(self, num_replicas: int | None = None, **how: Any) -> None:
+        """What `serve run deploy/ray.yaml` does, with another number of replicas; returns at once.
+
+        Args:
+            how: options of Ray's for the deployment.
+        """
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
         config = yaml.safe_load((REPOSITORY / "deploy" / "ray.yaml").read_text())
         config["http_options"]["port"] = self.port
-        config["applications"][0]["deployments"][0]["num_replicas"] = num_replicas
+        how |= {"name": DEPLOYMENT} | ({} if num_replicas is None else {"num_replicas": num_replicas})
+        config["applications"][0]["deployments"] = [how]
         client = _get_global_client()
         assert client is not None
         client.deploy_apps(ServeDeploySchema(**config))

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.ray.fleet import Fleet, Stream, until, wait_for
+from tests.ray.fleet import WAIT_SECONDS, Fleet, Stream, until, wait_for
 
 NUM_STREAMS = 64
 MAX_TOKENS = 200
@@ -66,8 +66,7 @@ def test_replicas_come_and_go_and_no_stream_breaks(two: Fleet) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("header", ["x-session-id", "x-prefix-key"])
-def test_requests_of_one_key_find_what_was_read_before(two: Fleet, header: str) -> None:
+def test_requests_of_one_key_find_what_was_read_before(two: Fleet) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     before, num_kept = two.stats(), 0
@@ -76,7 +75,9 @@ def test_requests_of_one_key_find_what_was_read_before(two: Fleet, header: str) 
         # A few pages, so that whoever has read it once has something in its cache.
         body = {"prompt": f"The key is {key}. " * 20, "max_tokens": 1}
         times = 3 if index < 12 else 1
-        replies = [two.post(json=body, headers={header: str(key)}).raise_for_status().json() for _ in range(times)]
+        replies = [
+            two.post(json=body, headers={"x-session-id": str(key)}).raise_for_status().json() for _ in range(times)
+        ]
         first, *others = (reply["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in replies)
         assert first == 0
         num_kept += len(others) == 2 and all(others)
@@ -88,6 +89,34 @@ def test_requests_of_one_key_find_what_was_read_before(two: Fleet, header: str) 
         return all(one["prefix_queries"] > before[name]["prefix_queries"] for name, one in two.stats().items())
 
     wait_for(are_both_used, two.stats)
+
+
+def test_open_requests_bring_another_replica(fleet: Fleet) -> None:
+    fleet.deploy(1)
+    fleet.wait_until_running(1)
+    times = {"upscale_delay_s": 0.5, "look_back_period_s": 1.0, "metrics_interval_s": 0.5}
+    fleet.deploy(autoscaling_config={"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 4} | times)
+
+    async def run() -> None:
+        async with fleet.client() as client:
+            deadline = asyncio.get_running_loop().time() + WAIT_SECONDS
+            while (await asyncio.to_thread(fleet.states)).get("RUNNING") != 2:
+                assert asyncio.get_running_loop().time() < deadline, fleet.states()
+                streams = [Stream(client, MAX_TOKENS) for _ in range(16)]
+                await asyncio.gather(*(stream.task for stream in streams))
+                assert all(stream.is_whole for stream in streams)
+
+    asyncio.run(run())
+
+
+def test_autoscaling_aims_at_four_fifths_of_the_rows() -> None:
+    from tokenmill.ray import build_app
+
+    app = build_app({"max_replicas": 3, "max-num-seqs": 10, "num_cpus": "2"})
+    config = app._bound_deployment._deployment_config
+    assert (config.autoscaling_config.min_replicas, config.autoscaling_config.max_replicas) == (1, 3)
+    assert config.autoscaling_config.target_ongoing_requests == 8
+    assert app._bound_deployment.init_args[0].num_threads == 2
 
 
 def test_what_cannot_be_served_is_refused_before_a_replica_starts() -> None:

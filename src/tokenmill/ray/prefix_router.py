@@ -1,19 +1,17 @@
 """Which replica gets a request: the one that has most likely read the beginning of its prompt already.
 
-Ray's proxies choose a replica before they have read the body, so a router sees the headers of a request and not its
-prompt. What requests share must therefore be said in a header: a session (`x-session-id`, as for Ray's own router), or
-any name for the prompt's beginning (`x-prefix-key`), e.g. that of the system prompt.
+Ray's proxies choose a replica before they have read the body, so a router knows of a request no more than what they
+take from its headers. What requests share must therefore be said in one: `x-session-id`, unless
+RAY_SERVE_SESSION_ID_HEADER_KEY names another. The id of a conversation will do, or a name for a system prompt.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-PREFIX_HEADER = b"x-prefix-key"
 DEFAULT_SLACK = 8
 
 
@@ -42,7 +40,7 @@ class PrefixRouter(RequestRouter):
             return [candidate_replicas]
         # Else a full fleet would be asked again without a pause.
         pending_request.routing_context.should_backoff = True
-        key = key_of(pending_request)
+        key = pending_request.metadata.session_id
         if not key or len(candidate_replicas) < 2:
             return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
         ranked = sorted(candidate_replicas, key=lambda replica: _weight(key, replica.replica_id.unique_id))
@@ -55,20 +53,6 @@ class PrefixRouter(RequestRouter):
     def _queued(self, replica: RunningReplica) -> int:
         """As far as this router knows; Ray's own number is a few seconds old at most."""
         return self.replica_queue_len_cache.get(replica.replica_id) or 0
-
-
-def key_of(request: PendingRequest) -> str:
-    """What a request shares with others; empty: nothing that is known.
-
-    A session comes first: its prompts begin with all that was said before, which is more than any other prefix.
-    """
-    if request.metadata.session_id:
-        return f"session {request.metadata.session_id}"
-    scope: dict[str, Any] = getattr(request.args[0], "asgi_scope", {}) if request.args else {}
-    for name, value in scope.get("headers", ()):
-        if name == PREFIX_HEADER:
-            return f"prefix {value.decode('latin-1')}"
-    return ""
 
 
 def _weight(key: str, replica: str) -> bytes:
