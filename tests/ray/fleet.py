@@ -41,10 +41,18 @@ class Fleet:
         assert client is not None
         client.deploy_apps(ServeDeploySchema(**config))
 
-    def wait_until_running(self, num_replicas: int, beside: set[str] = frozenset()) -> None:
-        """Until so many replicas run, none starts or stops, and those in `beside` are gone."""
-        wanted = {"RUNNING": num_replicas}
-        wait_for(lambda: self.states() == wanted and not beside & self.replicas().keys(), self.states)
+    def wait_until_running(self, num_replicas: int) -> None:
+        """Until so many replicas run and take requests, and none starts or stops."""
+
+        def is_so() -> bool:
+            # The controller notices a death late, and the actor of a replica is there before it runs.
+            if self.states() != {"RUNNING": num_replicas} or len(self.replicas()) != num_replicas:
+                return False
+            for _ in range(4 * num_replicas):
+                self.post(json={"prompt": "Hello", "max_tokens": 1}).raise_for_status()
+            return all(one["prefix_queries"] for one in self.stats().values())
+
+        wait_for(is_so, self.states)
 
     def states(self) -> dict[str, int]:
         from ray import serve

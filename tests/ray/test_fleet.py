@@ -41,7 +41,8 @@ def test_a_killed_replica_breaks_its_own_streams_alone_and_comes_back(two: Fleet
             again = [Stream(client, 8) for _ in range(16)]
             await asyncio.gather(*(stream.task for stream in again))
             assert all(stream.is_whole for stream in again)
-        await asyncio.to_thread(two.wait_until_running, 2, {victim})
+        await asyncio.to_thread(two.wait_until_running, 2)
+        assert victim not in two.replicas()
 
     asyncio.run(run())
 
