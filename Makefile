@@ -21,7 +21,7 @@ INSTALL = $(PIP) install $$([ -t 2 ] || echo --quiet)
 # What there is to install, for "3 of 5": the tools of the tests come on top for all but these targets.
 STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
 
-.PHONY: help serve chat test exactness chaos clients lint format lines bench gpu gpu-rehearsal docs clean
+.PHONY: help serve chat test exactness chaos clients ray routers lint format lines bench gpu gpu-rehearsal docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -49,6 +49,19 @@ clients: $(NATIVE_STAMP) $(DEV_STAMP) ## clients that need other pins than ours,
 	@$(BIN)/python -m venv $(VENV)/clients
 	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/clients.txt
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients $(ARGS)
+
+# The .pth file lets this environment see what is installed in ours: torch once, and TokenMill itself.
+ray: $(NATIVE_STAMP) $(DEV_STAMP) ## TokenMill as a deployment of Ray Serve, in an environment that has ours and Ray
+	@$(BIN)/python -m venv $(VENV)/ray
+	@$(BIN)/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
+	> $$($(VENV)/ray/bin/python -c "import site; print(site.getsitepackages()[0])")/tokenmill.pth
+	@$(VENV)/ray/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/ray.txt
+	@OMP_NUM_THREADS=1 $(VENV)/ray/bin/python -m pytest tests/ray $(ARGS)
+
+routers: $(NATIVE_STAMP) $(DEV_STAMP) ## a router of others in front of two of our servers
+	@$(BIN)/python -m venv $(VENV)/routers
+	@$(VENV)/routers/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/routers.txt
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/routers $(ARGS)
 
 lint: $(NATIVE_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, import contracts, line budget
 	@$(BIN)/ruff check .

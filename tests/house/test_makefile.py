@@ -75,6 +75,7 @@ def test_the_line_budget_is_counted_and_kept():
         "of 1300 lines of Python code: the room cli/bench/",
         "of 1300 lines of Python code: the room kernels/triton/",
         "of 1300 lines of Python code: the room machine/",
+        "of 1300 lines of Python code: the room ray/",
         "of 1300 lines of Python code: the room replicas/",
         "of 1300 lines of Python code: the room routing/",
         "of 1300 lines of Python code: the room simulate/",

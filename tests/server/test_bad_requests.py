@@ -65,6 +65,8 @@ UNSUPPORTED = {
     "no_such_field": 1,
     "priority": 1,
     "use_beam_search": True,
+    "return_hidden_states": True,
+    "separate_reasoning": False,
 }
 BAD_CHATS = {
     "messages": [
@@ -140,6 +142,8 @@ def test_fields_that_ask_for_nothing_special_are_accepted(echo_server):
         "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "echo": False, "best_of": 1,
         "response_format": {"type": "text"}, "logit_bias": {"5": 1000}, "stop": None, "seed": None, "top_k": -1,
         "verbosity": "low", "use_beam_search": False, "detokenize": True, "length_penalty": 1.0, "documents": None,
+        # vLLM's router writes these into every body that it passes on.
+        "no_stop_trim": False, "return_hidden_states": False, "separate_reasoning": True, "stream_reasoning": True,
     }  # fmt: skip
     for route, good in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
         assert echo_server.post(route, good | harmless).status_code == 200

@@ -87,8 +87,12 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     length_penalty: Annotated[Any, Refused((1, 1.0))] = None
     mm_processor_kwargs: Annotated[Any, Refused(({},))] = None
     modalities: Annotated[Any, Refused((["text"],))] = None
+    no_stop_trim: Annotated[Any, Refused((False,))] = None
     prediction: Annotated[Any, Refused()] = None
+    return_hidden_states: Annotated[Any, Refused((False,))] = None
     return_tokens_as_token_ids: Annotated[Any, Refused((False,))] = None
+    separate_reasoning: Annotated[Any, Refused((True,))] = None
+    stream_reasoning: Annotated[Any, Refused((True,))] = None
     suffix: Annotated[Any, Refused(("",))] = None
     use_beam_search: Annotated[Any, Refused((False,))] = None
     vllm_xargs: Annotated[Any, Refused(({},))] = None

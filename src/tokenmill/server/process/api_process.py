@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenmill.core.errors import EngineDead, InvalidCheckpoint, InvalidRequest, TokenMillError
 from tokenmill.core.messages import EngineReady
@@ -40,6 +41,9 @@ from tokenmill.server.process.screen import OpenScreen, Screen
 from tokenmill.server.process.served_batches import ServedBatches
 from tokenmill.server.process.start_checks import check_sockets, check_start
 from tokenmill.server.process.stop_signals import handled_by
+
+if TYPE_CHECKING:  # it takes a third of a second
+    from fastapi import FastAPI
 
 try:
     from uvloop import run as run_loop
@@ -107,12 +111,12 @@ class ApiProcess:
         self,
         folder: Path,
         launch: LaunchFile,
-        listener: socket.socket,
+        listener: socket.socket | None,
         screen: Screen,
         on_begun: Callable[[], None],
         engine_module: str,
     ) -> None:
-        """See `serve`."""
+        """See `serve`. `listener`: None where others serve the app, see `EmbeddedServer`."""
         loop = asyncio.get_running_loop()
         self._engine = launch.engine
         self._server = server = launch.server
@@ -149,10 +153,7 @@ class ApiProcess:
     async def run(self) -> int:
         """Serve until something ends it; return the exit code."""
         with handled_by(self._stop_asked):
-            jobs = [self._parts.run(), self._start(), self._log_throughput(), self._remark()]
-            if self._traces is not None:
-                jobs.append(self._traces.run())
-            tasks = [asyncio.ensure_future(job) for job in jobs]
+            tasks = self._begin()
             try:
                 ending = await self._ending
                 await self._close(ending)
@@ -160,12 +161,19 @@ class ApiProcess:
                     self._screen.on_error(ending.error)
                 return ending.exit_code
             finally:
-                await _cancel(tasks)
+                await cancel(tasks)
                 await self._parts.stop()
                 if self._batches is not None:
                     await self._batches.close()
 
     # --- start ------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> list[asyncio.Task[None]]:
+        """Start what goes on beside requests, until it is cancelled."""
+        jobs = [self._parts.run(), self._start(), self._log_throughput(), self._remark()]
+        if self._traces is not None:
+            jobs.append(self._traces.run())
+        return [asyncio.ensure_future(job) for job in jobs]
 
     async def _start(self) -> None:
         try:
@@ -185,6 +193,13 @@ class ApiProcess:
             self._end(Ending(1, f"the server cannot start: {type(error).__name__}: {error}"))
 
     async def _listen(self, ready: EngineReady, num_rows: int) -> None:
+        assert self._listener is not None, "who has none listens in another way"
+        app = self._build_app(ready, num_rows, is_on_loopback(self._listener))
+        self._http = HttpServer(app, self._server, self._listener, self._note_connections)
+        self._serving = await self._http.start()
+        self._serving.add_done_callback(lambda _: self._end(Ending(1, "the HTTP server ended unexpectedly")))
+
+    def _build_app(self, ready: EngineReady, num_rows: int, on_loopback: bool) -> FastAPI:
         config = self._server
         assert config.served_model_name, "launch gives it a name"
         context = ServerContext(
@@ -213,10 +228,8 @@ class ApiProcess:
         )
         if self._batches is not None:
             self._batches.start(context, max(1, num_rows // 2))
-        app = import_module(APP_MODULE).build_app(context, config, is_on_loopback(self._listener))
-        self._http = HttpServer(app, config, self._listener, self._note_connections)
-        self._serving = await self._http.start()
-        self._serving.add_done_callback(lambda _: self._end(Ending(1, "the HTTP server ended unexpectedly")))
+        app: FastAPI = import_module(APP_MODULE).build_app(context, config, on_loopback)
+        return app
 
     # --- while it runs ----------------------------------------------------------------------------------------------
 
@@ -304,7 +317,8 @@ def _checked_defaults(folder: Path) -> dict[str, object]:
     return defaults
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for their end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

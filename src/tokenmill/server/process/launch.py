@@ -46,23 +46,17 @@ def run(
         engines: which engines to start; none: as many as `--data-parallel-size` says, of one rank.
     """
     try:
-        engine, server = _with_names(engine, server)
-        engine, server = engine.resolve(), server.resolve()
+        launch = prepared(engine, server, engines)
+        server = launch.server
         check_tls(server)
         raise_limit()
-        engines = engines or tuple(map(EngineSpec, range(server.data_parallel_size)))
-        topology = Topology(engines, server.tokenizer_workers)
-        if topology.has_replicas and engine.device.startswith("cuda:"):
-            raise InvalidConfig(
-                f"--device {engine.device} is one GPU, and each engine takes its own: use --device cuda"
-            )
 
         def serve(folder: Path, on_begun: Callable[[], None]) -> int:
             # Here and not above: the parent stays small, and has no threads when it forks.
             from tokenmill.server.process.api_process import serve
 
-            launch = LaunchFile(replace(engine, weight_memory=memory), server, topology)
-            return serve(folder, launch, listener, open_screen, on_begun, engine_module)
+            shared = LaunchFile(replace(launch.engine, weight_memory=memory), server, launch.topology)
+            return serve(folder, shared, listener, open_screen, on_begun, engine_module)
 
         log = EventLog(StandardError().on_line, server.log_format == "json")
         with held_back(), _listener(server) as listener, weight_memory() as memory:
@@ -71,6 +65,21 @@ def run(
         with open_screen() as screen:
             screen.on_error(str(error))
         return error.exit_code
+
+
+def prepared(engine: EngineConfig, server: ServerConfig, engines: tuple[EngineSpec, ...] = ()) -> LaunchFile:
+    """What a server is started with: the configs with a model, its name, and what is chosen where nothing is said.
+
+    Raises:
+        InvalidConfig: several engines are to share one GPU.
+    """
+    engine, server = _with_names(engine, server)
+    engine, server = engine.resolve(), server.resolve()
+    engines = engines or tuple(map(EngineSpec, range(server.data_parallel_size)))
+    topology = Topology(engines, server.tokenizer_workers)
+    if topology.has_replicas and engine.device.startswith("cuda:"):
+        raise InvalidConfig(f"--device {engine.device} is one GPU, and each engine takes its own: use --device cuda")
+    return LaunchFile(engine, server, topology)
 
 
 @contextlib.contextmanager

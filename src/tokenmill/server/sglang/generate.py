@@ -59,6 +59,7 @@ class NativeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     logprob_start_len: Literal[-1] | None = None
     return_logprob: bool = False
     top_logprobs_num: Int32 = 0
+    return_hidden_states: Literal[False] | None = None
     return_text_in_logprobs: bool = False
     stream: bool = False
     rid: RequestId | None = None

@@ -1,0 +1,97 @@
+"""A server inside a process that others run: its app is theirs to serve, and they say when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from tokenmill.core.errors import EngineDead
+from tokenmill.core.messages import EngineReady
+from tokenmill.replicas.launch_file import LaunchFile
+from tokenmill.server.http.descriptors import raise_limit
+from tokenmill.server.http.errors import ServerStopping
+from tokenmill.server.process.api_process import ApiProcess, cancel
+from tokenmill.server.process.launch import ENGINE_MODULE
+from tokenmill.server.process.screen import StandardError
+from tokenmill.server.process.start_checks import check_sockets, check_start
+
+
+class EmbeddedServer(ApiProcess):
+    """The parts of one server in the current event loop, without a listener and without signals."""
+
+    def __init__(self, launch: LaunchFile, engine_module: str = ENGINE_MODULE) -> None:
+        """Make a private folder for it; nothing is started.
+
+        Raises:
+            InvalidConfig, InvalidCheckpoint: see `check_start`.
+        """
+        raise_limit()
+        check_start(launch.server, launch.topology)
+        self._private = Path(tempfile.mkdtemp(prefix="tokenmill-"))
+        try:
+            check_sockets(self._private, launch.topology)
+            # The children have no use for the keys.
+            LaunchFile(launch.engine, replace(launch.server, api_key=()), launch.topology).write(self._private)
+            super().__init__(self._private, launch, None, StandardError(), lambda: None, engine_module)
+        except BaseException:
+            shutil.rmtree(self._private)
+            raise
+        self._tasks: list[asyncio.Task[None]] = []
+        self._app: asyncio.Future[FastAPI] = asyncio.get_running_loop().create_future()
+
+    async def begin(self) -> FastAPI:
+        """Start the parts; return the app once they are ready.
+
+        Raises:
+            EngineDead: one of them cannot start; nothing is left of the others.
+        """
+        self._tasks = self._begin()
+        try:
+            outcomes: list[asyncio.Future[Any]] = [self._app, self._ending]
+            await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
+            if self._ending.done():
+                raise EngineDead(self._ending.result().error or "the server was ended while it started")
+        except BaseException:
+            await self.end()
+            raise
+        return self._app.result()
+
+    async def end(self) -> None:
+        """End what is open with an error, then all parts. Whoever serves the app waits for open replies before."""
+        self._client.fail(ServerStopping("the server is stopping"))
+        await cancel(self._tasks)
+        await self._parts.stop()
+        if self._batches is not None:
+            await self._batches.close()
+        shutil.rmtree(self._private, ignore_errors=True)
+
+    async def _listen(self, ready: EngineReady, num_rows: int) -> None:
+        self._app.set_result(self._build_app(ready, num_rows, on_loopback=False))
+
+    @property
+    def failure(self) -> str | None:
+        """Why this server should be replaced: not what is being started again, for that gets well by itself."""
+        if self._ending.done():
+            return self._ending.result().error
+        return None if self._parts.is_recovering else self._trouble()
+
+    @property
+    def load(self) -> dict[str, Any]:
+        """How much it has to do, for whoever chooses among several."""
+        stats = self._parts.engines.stats
+        return {
+            "requests_open": self._client.num_open,
+            "requests_running": stats.num_running,
+            "requests_waiting": stats.num_waiting,
+            "pages": stats.num_pages,
+            "pages_pinned": stats.num_pages_pinned,
+            "kv_usage": stats.num_pages_pinned / max(1, stats.num_pages),
+            "prefix_queries": stats.prefix_queries,
+            "prefix_hits": stats.prefix_hits,
+        }
