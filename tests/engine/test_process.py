@@ -22,6 +22,7 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.process import START_PATIENCE, EngineLoop, serve
 from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name
 from tokenmill.replicas.launch_file import LaunchFile
+from tokenmill.replicas.topology import EngineSpec, Topology
 
 INDEX = 3
 NAME = engine_name(INDEX)
@@ -29,7 +30,8 @@ NAME = engine_name(INDEX)
 
 def test_the_engine_beats_while_it_starts_and_answers_pings_when_it_is_ready(tmp_path: Path) -> None:
     engine = EngineConfig(model=str(make_checkpoint(tmp_path / "m")), device="cpu", num_pages=64).resolve()
-    LaunchFile(engine, ServerConfig(engine_timeout=7.0)).write(tmp_path)
+    topology = Topology(tuple(map(EngineSpec, range(INDEX + 1))))
+    LaunchFile(engine, ServerConfig(engine_timeout=7.0), topology).write(tmp_path)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox: Inbox[ToApi] = Inbox(context, tmp_path, API, ToApi)
     outbox = Outbox(context, tmp_path, NAME)

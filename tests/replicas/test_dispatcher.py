@@ -248,7 +248,8 @@ class Lives(RuleBasedStateMachine):
         for inbox in self.living.values():
             assert set(self.boxes[inbox].requests) <= set(self.told), "an engine has what nobody waits for"
         for engine in self.ours.idle():
-            assert engine in self.draining and engine not in self.home.values()
+            bound = {self.home[name] for name in self.told if name in self.home}
+            assert engine in self.draining and engine not in bound
             assert engine not in self.living or not self.boxes[self.living[engine]].requests
 
 

@@ -117,7 +117,7 @@ def test_when_the_server_is_killed_its_children_end(slow_model):
         assert len(pids) == 3
         server.process.kill()
         server.wait_for(lambda: not any(is_alive(pid) for pid in pids))
-        assert list(server.private.iterdir()) == []
+        server.wait_for(lambda: not list(server.private.iterdir()))
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.7])

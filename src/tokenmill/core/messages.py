@@ -24,18 +24,7 @@ import msgspec
 
 from tokenmill.core.answer import AnswerPiece
 from tokenmill.core.histogram import Histogram
-from tokenmill.core.part_messages import (
-    Cleared,
-    EngineIdle,
-    EngineNews,
-    EngineReport,
-    LeaveWorker,
-    Message,
-    PartFailed,
-    Ping,
-    SignOfLife,
-    WatchEngine,
-)
+from tokenmill.core.part_messages import EngineNews, EngineReport, FromPart, LeaveWorker, Message, Ping, WatchEngine
 from tokenmill.core.plan import TokenLogprobs
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
@@ -398,14 +387,4 @@ ToEngine = AddRequest | AbortRequests | LeaveWorker | EngineControl | Ping
 ToReporter = ToEngine | WatchEngine
 EngineReply = Done | RequestStates
 FromWorker = TextOutputs | RequestRejected | Encoded | Decoded
-ToApi = (
-    FromWorker
-    | Cleared
-    | EngineIdle
-    | EngineReply
-    | EngineProgress
-    | EngineReady
-    | EngineStats
-    | SignOfLife
-    | PartFailed
-)
+ToApi = FromWorker | FromPart | EngineReply | EngineProgress | EngineReady | EngineStats

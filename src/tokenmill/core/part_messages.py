@@ -123,3 +123,4 @@ class Cleared(Message):
 
 EngineNews = EngineLost | EngineBack | EngineDraining
 SignOfLife = Beat | Pong
+FromPart = Cleared | EngineIdle | SignOfLife | PartFailed

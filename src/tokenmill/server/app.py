@@ -50,6 +50,7 @@ _BODIES = (
     TokenizeBody,
     DetokenizeBody,
     AbortBody,
+    WeightsBody,
     BatchBody,
     UploadForm,
 )
