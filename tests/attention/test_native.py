@@ -142,7 +142,11 @@ def test_a_layer_without_rope_is_one_whose_angles_are_zero(isa: str, has_norms: 
 
 @every_isa
 def test_one_rounding_of_a_rotation(isa: str, rng: np.random.Generator) -> None:
-    """Keys, exactly: in float32 from the rounded norm on, rounded once."""
+    """Keys: in float32 from the rounded norm on, rounded once.
+
+    The norm's sum has another order here, so that one of some thousand elements may be rounded to its neighbour; with
+    more roundings, every third element would be another.
+    """
     head_dim, length = int(rng.choice([16, 48, 128])), 40
     case = Case(AttentionSpec(1, 2, 1, head_dim), 16, None, [length])
     requests = case.requests(rng)
@@ -156,7 +160,8 @@ def test_one_rounding_of_a_rotation(isa: str, rng: np.random.Generator) -> None:
     cos, sin = rotary.cos.float(), rotary.sin.float()
     want = torch.cat((first * cos - second * sin, second * cos + first * sin), -1).bfloat16()
     stored = native.kv.export(requests.pages[0]).flatten(2, 3)[0, :, :length, 0]
-    assert torch.equal(stored[0], want)
+    assert (stored[0] != want).float().mean() < 0.003
+    torch.testing.assert_close(stored[0], want, rtol=2**-7, atol=0.03)
     assert torch.equal(stored[1], v[:, 0])
 
 

@@ -143,7 +143,7 @@ def test_bfloat16_logits_stay_near_float32_ones(tmp_path: Path, rng: np.random.G
         requests = PagedRequests([sequence], 16, rng)
         attention = make_attention("cpu", decoder.attention_spec, requests.num_pages, 16, dtype)
         (runs[dtype],) = requests.run(decoder, attention, [[(0, 40)], *[[(0, 1)]] * 20])
-    assert_close(runs[torch.bfloat16], runs[torch.float32], relative=0.05)
+    assert_close(runs[torch.bfloat16], runs[torch.float32], relative=0.1)
 
 
 @pytest.mark.parametrize(
