@@ -21,7 +21,7 @@ INSTALL = $(PIP) install $$([ -t 2 ] || echo --quiet)
 # What there is to install, for "3 of 5": the tools of the tests come on top for all but these targets.
 STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
 
-.PHONY: help serve chat test exactness chaos clients ray routers lint format lines bench gpu gpu-rehearsal docs clean
+.PHONY: help serve chat test exactness chaos clients ray nixl routers lint format lines bench gpu gpu-rehearsal docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -57,6 +57,13 @@ ray: $(NATIVE_STAMP) $(DEV_STAMP) ## TokenMill as a deployment of Ray Serve, in 
 	> $$($(VENV)/ray/bin/python -c "import site; print(site.getsitepackages()[0])")/tokenmill.pth
 	@$(VENV)/ray/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/ray.txt
 	@OMP_NUM_THREADS=1 $(VENV)/ray/bin/python -m pytest tests/ray $(ARGS)
+
+nixl: $(NATIVE_STAMP) $(DEV_STAMP) ## KV between two engines over NIXL, in an environment that has ours and NIXL
+	@$(BIN)/python -m venv $(VENV)/nixl
+	@$(BIN)/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
+	> $$($(VENV)/nixl/bin/python -c "import site; print(site.getsitepackages()[0])")/tokenmill.pth
+	@$(VENV)/nixl/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -r requirements/nixl.txt
+	@OMP_NUM_THREADS=1 $(VENV)/nixl/bin/python -m pytest tests/nixl $(ARGS)
 
 routers: $(NATIVE_STAMP) $(DEV_STAMP) ## a router of others in front of two of our servers
 	@$(BIN)/python -m venv $(VENV)/routers

@@ -15,15 +15,8 @@ from pathlib import Path
 
 import zmq
 
-from tokenmill.core.messages import (
-    AbortRequests,
-    AddRequest,
-    EngineReady,
-    EngineStats,
-    StepOutputs,
-    ToEngine,
-    TokenOutput,
-)
+from tokenmill.core.engine_messages import EngineReady, EngineStats
+from tokenmill.core.messages import AbortRequests, AddRequest, StepOutputs, ToEngine, TokenOutput
 from tokenmill.core.part_messages import Ping, Pong
 from tokenmill.core.request import FinishReason
 from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name, worker_name
@@ -40,11 +33,12 @@ def serve(folder: Path, step_seconds: float) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox: Inbox[ToEngine] = Inbox(context, folder, engine_name(0), ToEngine)
     api = Outbox(context, folder, API)
-    workers = [Outbox(context, folder, worker_name(i)) for i in launch.topology.workers]
+    names = map(worker_name, launch.topology.workers)
+    workers = {name: Outbox(context, folder, name) for name in names}
     Heartbeat(context, folder, inbox, launch.server.engine_timeout).__enter__()  # until the process ends
     api.send(_ready(model, vocab_size))
     left: dict[str, int] = {}
-    worker_of: dict[str, int] = {}
+    worker_of: dict[str, str] = {}
     draw = random.Random(0)
     due = time.monotonic()
     for step in range(1, sys.maxsize):
@@ -57,7 +51,7 @@ def serve(folder: Path, step_seconds: float) -> None:
                     left.pop(request_id, None)
             elif isinstance(message, Ping):
                 api.send(Pong(engine_name(0)))
-        outputs: list[list[TokenOutput]] = [[] for _ in workers]
+        outputs: dict[str, list[TokenOutput]] = {name: [] for name in workers}
         for request_id in list(left):
             left[request_id] -= 1
             is_last = not left[request_id]
@@ -65,9 +59,9 @@ def serve(folder: Path, step_seconds: float) -> None:
             outputs[worker_of[request_id]].append(token)
             if is_last:
                 del left[request_id]
-        for worker, batch in zip(workers, outputs, strict=True):
+        for name, batch in outputs.items():
             if batch:
-                worker.send(StepOutputs(step, batch))
+                workers[name].send(StepOutputs(step, batch))
         if step % 16 == 0:
             api.send(_stats(step, len(left)))
         due = max(due + step_seconds, time.monotonic())

@@ -35,7 +35,8 @@ from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import Request, TokenArray
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.setup import LoadedModel, build_engine
+from tokenmill.engine.loading import LoadedModel
+from tokenmill.engine.setup import build_engine
 
 MAX_TOKENS = 400
 

@@ -33,8 +33,9 @@ void linear(const Kernels& self, const Packed& weights, Address x, int64_t count
   self.table.linear(weights, {at<void>(x), count, stride}, output, self.threads);
 }
 
-void argmax(const Kernels& self, const Packed& weights, Address x, int64_t count, int64_t stride, Address ids) {
-  self.table.argmax(weights, {at<void>(x), count, stride}, at<int64_t>(ids), self.threads);
+void argmax(const Kernels& self, const Packed& weights, Address x, int64_t count, int64_t stride, Address ids,
+            Address values) {
+  self.table.argmax(weights, {at<void>(x), count, stride}, at<int64_t>(ids), at<float>(values), self.threads);
 }
 
 void lookup(const Kernels& self, const Packed& weights, Address ids, int64_t count, Address out) {
@@ -55,7 +56,7 @@ void bind_linear(nb::module_& module, KernelsClass& kernels) {
   kernels.def("linear", linear, nb::arg("weights"), nb::arg("x"), nb::arg("count"), nb::arg("stride"), nb::arg("out"),
               nb::arg("out_stride"), nb::arg("element"), nb::arg("bias"), ReleaseGil());
   kernels.def("argmax", argmax, nb::arg("weights"), nb::arg("x"), nb::arg("count"), nb::arg("stride"), nb::arg("ids"),
-              ReleaseGil());
+              nb::arg("values"), ReleaseGil());
   kernels.def("lookup", lookup, nb::arg("weights"), nb::arg("ids"), nb::arg("count"), nb::arg("out"), ReleaseGil());
 }
 

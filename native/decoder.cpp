@@ -1,7 +1,7 @@
 #include "decoder.h"
 
+#include <algorithm>
 #include <cstring>
-#include <utility>
 
 namespace tokenmill {
 
@@ -20,15 +20,18 @@ struct Strides {
   explicit Strides(const Decoder& decoder)
       : hidden(stride_of(decoder.embedding.depth)),
         qkv(stride_of(decoder.attention.shape.qkv_size())),
-        attention_out(stride_of(decoder.attention.shape.out_size())),
+        attention_out(0),
         intermediate(0) {
     for (const auto& layer : decoder.layers) {
-      const int64_t size = stride_of(layer.down.weights.depth);
-      intermediate = size > intermediate ? size : intermediate;
+      attention_out = std::max(attention_out, stride_of(layer.output.weights.depth));
+      intermediate = std::max(intermediate, stride_of(layer.down.weights.depth));
     }
   }
-  // Three are of the hidden size: the residual stream, the delta to be added to it, and its norm.
-  int64_t all() const { return 3 * hidden + qkv + attention_out + intermediate; }
+  // What each rank has of its own: the residual stream, its norm, and its heads before attention.
+  int64_t own() const { return 2 * hidden + qkv; }
+  // What ranks put together: the delta to be added to the residual stream, and the inputs of the two products that end
+  // a block.
+  int64_t gathered() const { return hidden + attention_out + intermediate; }
 };
 
 struct Buffer {
@@ -47,22 +50,32 @@ class ForwardPass {
         rows_(call.tokens) {
     const Strides strides(decoder);
     uint16_t* free = call.scratch;
-    for (auto [buffer, stride] : {std::pair{&residual_, strides.hidden}, {&delta_, strides.hidden},
-                                  {&normed_, strides.hidden}, {&qkv_, strides.qkv},
-                                  {&attention_out_, strides.attention_out}, {&intermediate_, strides.intermediate}}) {
-      *buffer = {free, stride};
+    const auto take = [&](Buffer& buffer, int64_t stride) {
+      buffer = {free, stride};
       free += call.tokens * stride;
-    }
+    };
+    take(residual_, strides.hidden);
+    take(normed_, strides.hidden);
+    take(qkv_, strides.qkv);
+    if (decoder.gathering.meeting) free = decoder.gathering.shared;
+    take(delta_, strides.hidden);
+    take(attention_out_, strides.attention_out);
+    take(intermediate_, strides.intermediate);
   }
 
-  void run() {
-    embed();
+  // A buffer that ranks put together is read only behind a meeting, and written again only behind the one after that:
+  //
+  //   write attention_out | output: read it, write delta | norm: read delta; write intermediate | down: read it, ...
+  //                       meet                           meet                                   meet
+  bool run() {
+    if (!embed()) return false;
     for (const auto& layer : decoder_.layers) {
       attend(layer);
       if (&layer == &decoder_.layers.back()) keep_outputs();
-      feed_forward(layer);
+      if (!meet() || !feed_forward(layer)) return false;
     }
-    norm(decoder_.final_norm, {call_.out, decoder_.embedding.depth});
+    if (call_.out) norm(decoder_.final_norm, {call_.out, decoder_.embedding.depth});
+    return true;
   }
 
  private:
@@ -77,12 +90,28 @@ class ForwardPass {
 
   Rows rows_of(const Buffer& buffer) const { return {buffer.data, rows_, buffer.stride}; }
 
+  bool meet() const {
+    Meeting* meeting = decoder_.gathering.meeting;
+    return !meeting || meeting->meet();
+  }
+
   // Embeddings that are multiplied are a delta to a residual stream of zeros: the first norm multiplies and rounds them.
-  void embed() {
+  bool embed() {
     has_delta_ = decoder_.embedding_multiplier != 1;
     delta_scale_ = decoder_.embedding_multiplier;
     if (has_delta_) std::memset(residual_.data, 0, rows_ * residual_.stride * sizeof(uint16_t));
-    table_.lookup(decoder_.embedding, call_.token_ids, rows_of(has_delta_ ? delta_ : residual_), threads_);
+    if (!decoder_.gathering.meeting) {
+      table_.lookup(decoder_.embedding, call_.token_ids, rows_of(has_delta_ ? delta_ : residual_), threads_);
+      return true;
+    }
+    for (int64_t m = 0; m < rows_; ++m) {
+      const int64_t id = call_.token_ids[m] - decoder_.gathering.first_token;
+      if (id < 0 || id >= decoder_.embedding.rows) continue;
+      table_.lookup(decoder_.embedding, &id, {delta_.data + m * delta_.stride, 1, delta_.stride}, threads_);
+    }
+    if (!meet()) return false;
+    if (!has_delta_) std::memcpy(residual_.data, delta_.data, rows_ * delta_.stride * sizeof(uint16_t));
+    return true;
   }
 
   void attend(const DecoderLayer& layer) {
@@ -90,16 +119,19 @@ class ForwardPass {
     project(layer.qkv, normed_, qkv_);
     auto& [step, plan] = call_.planned;
     table_.attention({decoder_.attention.shape, step, plan, layer.attention, qkv_.data, qkv_.stride,
-                      attention_out_.data, attention_out_.stride}, threads_);
+                      attention_out_.data + decoder_.gathering.attention_column, attention_out_.stride}, threads_);
   }
 
-  void feed_forward(const DecoderLayer& layer) {
+  bool feed_forward(const DecoderLayer& layer) {
     project(layer.output, attention_out_, delta_);
+    if (!meet()) return false;
     has_delta_ = true;
     delta_scale_ = layer.residual_multiplier;
     norm(layer.mlp_norm, normed_);
     project(layer.gate_up, normed_, intermediate_);
+    if (!meet()) return false;
     project(layer.down, intermediate_, delta_);
+    return meet();
   }
 
   // Adds the delta to the residual stream, if there is one, and norms the sum.
@@ -110,26 +142,35 @@ class ForwardPass {
   }
 
   void project(const Projection& projection, const Buffer& x, const Buffer& out) const {
-    table_.linear(projection.weights, rows_of(x), {rows_of(out), Element::bf16, projection.bias}, threads_);
+    const Rows own = {out.data + projection.column, rows_, out.stride};
+    table_.linear(projection.weights, rows_of(x), {own, Element::bf16, projection.bias}, threads_);
   }
 
-  // Keeps only the rows of tokens that have an output. Their indices increase, so no row is overwritten before it is
-  // read.
+  // Keeps only the rows of tokens that have an output; of attention_out, where other ranks are writing, its own columns.
   void keep_outputs() {
-    for (const Buffer& buffer : {residual_, attention_out_}) {
-      for (int64_t i = 0; i < call_.outputs; ++i) {
-        const uint16_t* row = buffer.data + call_.output_indices[i] * buffer.stride;
-        std::memmove(buffer.data + i * buffer.stride, row, buffer.stride * sizeof(uint16_t));
-      }
-    }
+    keep_rows(residual_, 0, decoder_.embedding.depth);
+    keep_rows(attention_out_, decoder_.gathering.attention_column, decoder_.attention.shape.out_size());
     rows_ = call_.outputs;
+  }
+
+  // The indices increase, so no row is overwritten before it is read.
+  void keep_rows(const Buffer& buffer, int64_t column, int64_t columns) const {
+    for (int64_t i = 0; i < call_.outputs; ++i) {
+      const uint16_t* row = buffer.data + call_.output_indices[i] * buffer.stride + column;
+      std::memmove(buffer.data + i * buffer.stride + column, row, columns * sizeof(uint16_t));
+    }
   }
 };
 
 }  // namespace
 
-int64_t Decoder::scratch_numbers(int64_t tokens) const { return tokens * Strides(*this).all(); }
+int64_t Decoder::scratch_numbers(int64_t tokens) const {
+  const Strides strides(*this);
+  return tokens * (strides.own() + (gathering.meeting ? 0 : strides.gathered()));
+}
 
-void Decoder::forward(const DecoderCall& call) const { ForwardPass(*this, call).run(); }
+int64_t Decoder::shared_numbers(int64_t tokens) const { return tokens * Strides(*this).gathered(); }
+
+bool Decoder::forward(const DecoderCall& call) const { return ForwardPass(*this, call).run(); }
 
 }  // namespace tokenmill

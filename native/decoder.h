@@ -9,12 +9,23 @@
 #include <vector>
 
 #include "kernels.h"
+#include "meeting.h"
 
 namespace tokenmill {
 
 struct Projection {
   Packed weights;
   const uint16_t* bias;  // bf16, or null
+  int64_t column;        // of the outputs of all ranks, where these begin
+};
+
+// A pass that several ranks run together, each the output rows of its own (docs/parallel.md). What one of them needs of
+// the others lies in memory that all have; that a part of it is there they know when they have met.
+struct Gathering {
+  Meeting* meeting;  // null: one rank alone, whose buffers are all scratch
+  uint16_t* shared;  // [Decoder::shared_numbers(tokens)]
+  int64_t first_token;       // of the vocabulary: whose embeddings are this rank's
+  int64_t attention_column;  // of the heads of all ranks, where this rank's begin
 };
 
 struct DecoderLayer {
@@ -35,7 +46,7 @@ struct DecoderCall {
   const int64_t* output_indices;  // [outputs] of the tokens, increasing
   int64_t outputs;
   uint16_t* scratch;  // [Decoder::scratch_numbers(tokens)]
-  uint16_t* out;      // [outputs][hidden]
+  uint16_t* out;      // [outputs][hidden], or null: not wanted
 };
 
 struct Decoder {
@@ -44,10 +55,13 @@ struct Decoder {
   float embedding_multiplier;
   const uint16_t* final_norm;  // [hidden]
   float eps;                   // of the norms of hidden states
+  Gathering gathering;
   std::vector<DecoderLayer> layers;
 
   int64_t scratch_numbers(int64_t tokens) const;
-  void forward(const DecoderCall& call) const;
+  int64_t shared_numbers(int64_t tokens) const;
+  // False: the other ranks have not come, and the pass was given up.
+  bool forward(const DecoderCall& call) const;
 };
 
 }  // namespace tokenmill

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "pages.h"
 #include "paged_attention.h"
 #include "row_kernels.h"
 #include "packed.h"
@@ -43,8 +44,9 @@ struct KernelTable {
   void (*pack_integers)(const Packed& weights, int64_t start, const QuantizedRows& source, int threads);
   // out[m] = W x[m] for x [count, depth] in bf16. The bits of a row depend on that row of x alone.
   void (*linear)(const Packed& weights, const Rows& x, const Output& output, int threads);
-  // ids[m] = the row of the largest of W x[m], the lowest of equal ones; NO_TOKEN if that is not finite.
-  void (*argmax)(const Packed& weights, const Rows& x, int64_t* ids, int threads);
+  // ids[m] = the row of the largest of W x[m], the lowest of equal ones; NO_TOKEN if that is not finite. values[m] is
+  // that largest one, whatever it is (NaN before all others); null: not wanted.
+  void (*argmax)(const Packed& weights, const Rows& x, int64_t* ids, float* values, int threads);
   // out[m] = row ids[m] of W, in bf16.
   void (*lookup)(const Packed& weights, const int64_t* ids, const Rows& out, int threads);
 
@@ -54,6 +56,8 @@ struct KernelTable {
   void (*rms_norm)(const NormCall& call, int threads);
   void (*draw)(const DrawCall& call, int threads);
   void (*apply_token_bitmask)(const TokenBitmaskCall& call, int threads);
+  // See pages.h.
+  void (*copy_pages)(const PageCopy& call, Way way);
 };
 
 }  // namespace tokenmill

@@ -34,6 +34,9 @@ T* at(Address address) {
 void bind_linear(nanobind::module_& module, KernelsClass& kernels);
 void bind_attention(nanobind::module_& module);
 void bind_decoder(nanobind::module_& module);
+void bind_checksum(nanobind::module_& module);
+void bind_ranks(nanobind::module_& module);
 void bind_rows(KernelsClass& kernels);
+void bind_pages(KernelsClass& kernels);
 
 }  // namespace tokenmill

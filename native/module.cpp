@@ -24,7 +24,10 @@ NB_MODULE(_native, module) {
   bind_linear(module, kernels);
   bind_attention(module);
   bind_rows(kernels);
+  bind_ranks(module);
   bind_decoder(module);
+  bind_pages(kernels);
+  bind_checksum(module);
   module.def("available_isas", [] {
     std::vector<std::string> names;
     for (const auto* table : available_tables()) names.emplace_back(table->name);

@@ -179,7 +179,7 @@ inline bool are_smaller(const float* sums, int panels, float bound) {
 
 }  // namespace
 
-void argmax(const Packed& weights, const Rows& x, int64_t* ids, int threads) {
+void argmax(const Packed& weights, const Rows& x, int64_t* ids, float* values, int threads) {
   const Best nothing = {-__builtin_inff(), weights.rows};
   std::vector<Best> best(x.count, nothing);
   // Bounds that never exceed the best values: sums below them are skipped without the lock, and most sums are.
@@ -200,7 +200,10 @@ void argmax(const Packed& weights, const Rows& x, int64_t* ids, int threads) {
     // After a NaN only another NaN counts, and NaN is never skipped.
     bounds[m].store(own.value == own.value ? own.value : __builtin_inff(), std::memory_order_relaxed);
   });
-  for (int64_t m = 0; m < x.count; ++m) ids[m] = std::isfinite(best[m].value) ? best[m].id : NO_TOKEN;
+  for (int64_t m = 0; m < x.count; ++m) {
+    ids[m] = std::isfinite(best[m].value) ? best[m].id : NO_TOKEN;
+    if (values) values[m] = best[m].value;
+  }
 }
 
 }  // namespace tokenmill::TM_ISA

@@ -5,6 +5,7 @@
 #include "isa/linear.h"
 #include "isa/draw.h"
 #include "isa/norm.h"
+#include "isa/page_copy.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -23,6 +24,7 @@ const KernelTable& table() {
       .rms_norm = rms_norm,
       .draw = draw,
       .apply_token_bitmask = apply_token_bitmask,
+      .copy_pages = copy_pages,
   };
   return kernels;
 }

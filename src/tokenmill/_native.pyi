@@ -38,7 +38,7 @@ class Kernels:
         element: int,
         bias: Address,
     ) -> None: ...
-    def argmax(self, weights: Packed, x: Address, count: int, stride: int, ids: Address) -> None: ...
+    def argmax(self, weights: Packed, x: Address, count: int, stride: int, ids: Address, values: Address) -> None: ...
     def lookup(self, weights: Packed, ids: Address, count: int, out: Address) -> None: ...
     def rms_norm(
         self,
@@ -56,6 +56,9 @@ class Kernels:
     def draw(self, logits: Address, stride: int, size: int, count: int, draws: Address, ids: Address) -> None: ...
     def apply_token_bitmask(
         self, logits: Address, stride: int, size: int, count: int, rows: Address, bits: Address
+    ) -> None: ...
+    def copy_pages(
+        self, parts: Address, num_parts: int, pages: Address, count: int, data: Address, checksums: Address, way: int
     ) -> None: ...
 
 class Packed:
@@ -109,9 +112,12 @@ class Attention:
     def forward(self, step: PlannedStep, layer: AttentionLayer, qkv: Address, out: Address) -> None: ...
 
 class Projection:
-    """A packed matrix with its bias, or 0. The bytes of the matrix have to be placed before."""
+    """A packed matrix with its bias, or 0. The bytes of the matrix have to be placed before.
 
-    def __init__(self, weights: Packed, bias: Address) -> None: ...
+    `column`: where its outputs begin among those of all ranks.
+    """
+
+    def __init__(self, weights: Packed, bias: Address, column: int) -> None: ...
 
 class DecoderLayer:
     """The weights and the KV memory of one dense layer; see native/decoder.h."""
@@ -135,6 +141,8 @@ class Decoder:
         self, attention: Attention, embedding: Packed, embedding_multiplier: float, final_norm: Address, eps: float
     ) -> None: ...
     def add(self, layer: DecoderLayer) -> None: ...
+    def gather(self, ranks: Ranks, shared: Address, first_token: int, attention_column: int) -> None: ...
+    def shared_numbers(self, tokens: int) -> int: ...
     def scratch_numbers(self, tokens: int) -> int: ...
     def forward(
         self,
@@ -145,7 +153,39 @@ class Decoder:
         outputs: int,
         scratch: Address,
         out: Address,
+    ) -> bool:
+        """False: the other ranks have not come."""
+
+class Ranks:
+    """Where ranks wait for each other; see native/ranks.h. Outcomes: 0 over, 1 timeout, 2 given up, 3 gone.
+
+    Args:
+        memory: RANKS_BYTES that all ranks map, zeros at first.
+        spin, timeout: in seconds.
+        peers: descriptors that can be read once a peer is gone.
+    """
+
+    def __init__(
+        self, memory: Address, rank: int, size: int, spin: float, timeout: float, peers: list[int]
     ) -> None: ...
+    def meet(self, timeout: float) -> int: ...
+    def wait_taken(self, most: int) -> int: ...
+    def post(self) -> None: ...
+    def wait_post(self, timeout: float) -> int: ...
+    def take(self) -> None: ...
+    def give_up(self) -> None: ...
+    @property
+    def last_meeting(self) -> int:
+        """The outcome of the last one."""
+    @property
+    def rank_that_gave_up(self) -> int:
+        """-1: none has."""
+
+RANKS_BYTES: int
+MOST_RANKS: int
+
+def crc32c(data: Address, size: int, before: int) -> int:
+    """The CRC-32C of memory; `before`: of what stands before it, else 0."""
 
 def available_isas() -> list[str]:
     """Levels that are built and that this machine runs, lowest first."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import msgspec
 
+from tokenmill.config_fields import KVEventsConfig, StructuredOutputsConfig, flag
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sampling_params import MAX_LOGPROBS
+from tokenmill.kv_transfer_config import parse_kv_transfer_config
 from tokenmill.speculation.config import parse_config
 
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
@@ -29,66 +30,6 @@ TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic")
 POLICY_PLUGINS = "tokenmill.policies"
 REASONING_PARSERS = ("qwen3", "deepseek_r1")
 ROUTING_POLICIES = ("cost", "fewest")
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """How a config field shows on the command line.
-
-    Attributes:
-        aliases: further spellings, those of vLLM and SGLang among them.
-        choices: the values it may take; empty: any.
-        plugins: the group of entry points whose names it may take too, and `module:name`; empty: only `choices`.
-        size: accepts `32k`, `4GiB` and the like, besides a plain integer.
-        repeat: may be given several times; the field is a tuple.
-    """
-
-    help: str
-    aliases: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
-    plugins: str = ""
-    size: bool = False
-    repeat: bool = False
-
-
-def flag(default: Any, help: str, **how: Any) -> Any:
-    """A dataclass field that is also a flag; see `Flag`."""
-    return field(default=default, metadata={"flag": Flag(help, **how)})
-
-
-class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The value of `--kv-events-config`, with vLLM's field names.
-
-    Attributes:
-        endpoint: where events are published. On this machine only, unless another address is given.
-        replay_endpoint: where subscribers may ask for what they missed; None: nowhere.
-        buffer_steps: batches kept for replays.
-    """
-
-    enable_kv_cache_events: bool = True
-    publisher: Literal["zmq", "null"] = "zmq"
-    endpoint: str = "tcp://127.0.0.1:5557"
-    replay_endpoint: str | None = None
-    buffer_steps: int = 10_000
-    hwm: int = 100_000
-    topic: str = ""
-
-
-class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The value of `--structured-outputs-config`: vLLM's names, and the limits of compiling a grammar.
-
-    Attributes:
-        disable_any_whitespace: JSON without any white space between its parts.
-        compile_seconds: processor time that compiling one grammar may take.
-        compile_bytes: memory that it may take.
-        cache_bytes: memory for compiled grammars; those that no request uses are dropped beyond it.
-    """
-
-    backend: Literal["auto", "guidance"] = "auto"
-    disable_any_whitespace: bool = False
-    compile_seconds: float = 1.0
-    compile_bytes: int = 256 << 20
-    cache_bytes: int = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,8 +117,24 @@ class EngineConfig:
     )
     enforce_eager: bool = flag(False, "capture no CUDA graphs")
     batch_invariant: bool = flag(False, "on a GPU, a request's tokens do not depend on its batch (slower)")
-    num_threads: int | None = flag(None, "CPU threads of a step (auto: the cores this process may use)")
+    num_threads: int | None = flag(None, "CPU threads of a step, of each rank (auto: the cores this process may use)")
+    tensor_parallel_size: int = flag(
+        1, "processes that share the model, each a part of every layer (CPUs)", aliases=("-tp", "--tp", "--tp-size")
+    )
+    enable_expert_parallel: bool = flag(False, "whole experts on each rank; so it is on CPUs in any case")
     kv_events_config: str | None = flag(None, "JSON: publish what the prefix cache stores and evicts, as vLLM does")
+    kv_disk: str | None = flag(None, "folder in which KV is stored, to be found again after a restart")
+    kv_disk_size: int | None = flag(
+        None, "bytes that it may take, e.g. 50GiB (auto: a fifth of the free disk, 50 GiB at most)", size=True
+    )
+    kv_host_size: int | None = flag(None, "bytes of the host's memory for KV that a GPU has no room for", size=True)
+    kv_source: tuple[str, ...] = flag(
+        (), "further source of KV: an entry point of tokenmill.kv_sources or module:name; may be repeated", repeat=True
+    )
+    kv_transfer_config: str | None = flag(None, "JSON: give KV to other engines, or get it from them, as vLLM does")
+    kv_load_failure_policy: str = flag(
+        "recompute", "what becomes of a request whose KV cannot be loaded", choices=("recompute", "fail")
+    )
     structured_outputs_config: str | None = flag(None, "JSON: limits of the grammars that outputs must match")
     speculative_config: str | None = flag(
         None,
@@ -193,6 +150,11 @@ class EngineConfig:
     seed: int = flag(0, "seed of requests that bring none")
     # No flag: the engine's index, and how many share the machine.
     replica: tuple[int, int] = (0, 1)
+    # No flags: which rank of the engine this is; the file by which ranks find each other, "": rank 0 starts them; and
+    # how many seconds they wait for each other.
+    rank: int = 0
+    rendezvous: str = ""
+    rank_timeout: float = 60.0
 
     def resolve(self) -> EngineConfig:
         """Check the fields against each other and fill in what does not depend on the model.
@@ -200,7 +162,8 @@ class EngineConfig:
         Raises:
             InvalidConfig: naming the flags and what to change.
         """
-        _check_positive(self, "page_size", "max_num_seqs")
+        _check_positive(self, "page_size", "max_num_seqs", "tensor_parallel_size")
+        _check_ranks(self)
         if self.page_size > 256 or self.page_size & (self.page_size - 1):
             raise InvalidConfig(f"--page-size must be a power of two up to 256, got {self.page_size}")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
@@ -229,9 +192,14 @@ class EngineConfig:
             "num_threads",
             "max_num_batched_tokens",
             "weight_cache_size",
+            "kv_disk_size",
+            "kv_host_size",
         ):
             if getattr(self, name) is not None:
                 _check_positive(self, name)
+        remote = parse_kv_transfer_config(self.kv_transfer_config)
+        if (self.kv_disk or self.kv_source or self.kv_host_size or remote) and not self.enable_prefix_caching:
+            raise InvalidConfig("KV from elsewhere needs the prefix cache: leave out --no-enable-prefix-caching")
         self.kv_events()
         parse_config(self.speculative_config)
         return dataclasses.replace(
@@ -299,7 +267,12 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = flag(
         (), "names that clients may call the server by, besides those of the loopback, where no key is set", repeat=True
     )
-    tokenizer_workers: int = flag(1, "processes for tokenizing and detokenizing; 0: inside the API process")
+    tokenizer_workers: int = flag(
+        1, "processes for tokenizing and detokenizing, of each that serves HTTP; 0: inside it"
+    )
+    api_server_count: int = flag(
+        1, "processes that serve HTTP on one socket, each with text workers of its own", aliases=("-asc",)
+    )
     data_parallel_size: int = flag(1, "engines, which share cores, GPUs and memory", aliases=("-dp", "--dp"))
     routing_policy: str = flag(
         "cost", "how an engine is chosen: least cost, or fewest requests", choices=ROUTING_POLICIES
@@ -353,7 +326,8 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
-        _check_positive(self, "max_body_bytes_in_flight", "data_parallel_size", "batch_max_bytes", "batch_max_files")
+        _check_positive(self, "max_body_bytes_in_flight", "data_parallel_size", "api_server_count")
+        _check_positive(self, "batch_max_bytes", "batch_max_files")
         for name in ("engine_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
             seconds = getattr(self, name)
             if not 0 < seconds < math.inf:
@@ -368,11 +342,21 @@ class ServerConfig:
             raise InvalidConfig("--enable-auto-tool-choice needs --tool-call-parser")
         if self.uds == "":
             raise InvalidConfig("--uds needs a path")
-        if self.tokenizer_workers < 0:
-            raise InvalidConfig("--tokenizer-workers must be 0 or more")
+        least = 1 if self.api_server_count > 1 else 0
+        if self.tokenizer_workers < least:
+            beside = " beside --api-server-count" if least else ""
+            raise InvalidConfig(f"--tokenizer-workers must be {least} or more{beside}")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise InvalidConfig("--ssl-keyfile and --ssl-certfile go together")
         return self
+
+
+def _check_ranks(config: EngineConfig) -> None:
+    if config.tensor_parallel_size == 1:
+        if config.enable_expert_parallel:
+            raise InvalidConfig("--enable-expert-parallel spreads experts over ranks: it needs --tensor-parallel-size")
+    elif config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config:
+        raise InvalidConfig("KV from elsewhere needs an engine of one rank: each of several has that of its own heads")
 
 
 def _check_positive(config: object, *names: str) -> None:

@@ -26,3 +26,14 @@ def test_an_engine_without_text_needs_a_few_small_wheels_besides_torch() -> None
     found = imported("import tokenmill.engine.setup")
     assert {"torch", "numpy", "msgspec", "safetensors"} <= found
     assert found & (SERVERS | GPUS | {"jinja2", "rich", "huggingface_hub", "llguidance"}) == set()
+
+
+def test_without_a_source_of_kv_nothing_of_the_transfer_room_is_imported() -> None:
+    code = (
+        "from tokenmill import LLM, SamplingParams\n"
+        "with LLM(max_model_len=64, num_pages=16, max_num_seqs=2) as llm:\n"
+        "    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2), use_tqdm=False)\n"
+        "import sys\n"
+        "assert not [name for name in sys.modules if name.startswith('tokenmill.transfer')]"
+    )
+    imported(code)

@@ -12,7 +12,8 @@ import zmq
 
 from tests.scheduler.harness import Harness
 from tests.scheduler.paged_memory_runner import expected_output
-from tokenmill.config import EngineConfig, KVEventsConfig
+from tokenmill.config import EngineConfig
+from tokenmill.config_fields import KVEventsConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.engine.kv_publisher import KVPublisher
 from tokenmill.kv.events import CacheCleared, KVEventLog, PagesRemoved, PagesStored

@@ -16,8 +16,9 @@ from tests.checkpoints import make_checkpoint
 from tests.kernels.gpu import DEVICE
 from tests.runner.fake_platform import FakePlatform
 from tokenmill.config import EngineConfig, ServerConfig
-from tokenmill.core.messages import AddRequest, EngineMessage, EngineProgress, EngineReady, ToApi
-from tokenmill.core.part_messages import Beat, PartFailed, Ping, Pong
+from tokenmill.core.engine_messages import EngineProgress, EngineReady
+from tokenmill.core.messages import AddRequest, ToApi
+from tokenmill.core.part_messages import Beat, EngineMessage, PartFailed, Ping, Pong
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.process import START_PATIENCE, EngineLoop, serve
 from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name

@@ -10,7 +10,7 @@ import pytest
 from tests.scheduler.harness import HalfRightDrafter, Harness
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.request import RequestStatus
-from tokenmill.engine.step_log import LogHeader, StepLog, StepRecord, read_log
+from tokenmill.engine.step_log import LogHeader, News, StepLog, StepRecord, read_log
 from tokenmill.simulate.replay import replay
 
 SEED = random.randrange(10**6)
@@ -98,7 +98,7 @@ def test_a_full_disk_ends_the_log_and_not_the_engine() -> None:
 def test_only_the_last_thousand_records_stay_in_memory() -> None:
     log = StepLog()
     for _ in range(1500):
-        log.add(None, None, StepRecord(error="something to record"))
+        log.add(None, None, StepRecord(error="something to record"), News())
     assert len(list(log.recent())) == 1000
 
 

@@ -14,8 +14,8 @@ from tests.kernels.gpu import DEVICE
 from tests.runner.fake_platform import FakePlatform
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.config import EngineConfig
+from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import OutOfMemory
-from tokenmill.core.messages import EngineReady
 from tokenmill.engine.setup import build_engine
 from tokenmill.models.decoder import Decoder
 from tokenmill.platform.cpu import CpuPlatform

@@ -4,6 +4,7 @@ import random
 import pytest
 
 from tests.frontend.test_text_processor import ready
+from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import EngineDead, InvalidRequest
 from tokenmill.core.messages import (
     AbortRequests,
@@ -11,7 +12,6 @@ from tokenmill.core.messages import (
     DecodeTokens,
     Encoded,
     EncodeText,
-    EngineReady,
     GenerateText,
     RequestRejected,
     TextOutput,

@@ -5,6 +5,7 @@ import pytest
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tokenmill.config import EngineConfig
 from tokenmill.core.answer import AnswerPiece, PieceKind, joined
+from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.messages import (
     AbortRequests,
@@ -14,7 +15,6 @@ from tokenmill.core.messages import (
     DecodeTokens,
     Encoded,
     EncodeText,
-    EngineReady,
     GenerateText,
     RequestRejected,
     StepOutputs,

@@ -29,7 +29,7 @@ class StuckProcessor:
 def test_a_text_that_is_prepared_in_a_thread_shows_in_the_beats():
     heartbeat = Heartbeat(zmq.Context.instance(), Path(), SimpleNamespace(name="worker-0", num_dropped=0), timeout=30)
     processor = StuckProcessor()
-    loop = WorkerLoop("worker-0", processor, None, None, heartbeat)
+    loop = WorkerLoop("worker-0", processor, (None, None, None), heartbeat)
     try:
         assert heartbeat.beat().job == ""
         for size in (LONG_BYTES + 1, HUGE_BYTES + 1):

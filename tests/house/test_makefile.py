@@ -67,19 +67,27 @@ def test_an_interpreter_that_is_not_fit_is_passed_over(tmp_path):
 def test_the_line_budget_is_counted_and_kept():
     totals = [line for line in make("lines").splitlines() if " of " in line]
     assert [line.split(maxsplit=1)[1] for line in totals] == [
-        "of 4100 lines of Python code: the core",
-        "of 9600 lines of Python code: all that runs a model, with the core",
-        "of 9900 lines of Python code: user's side",
-        "of 1500 lines of Python code: what both sides share",
+        "of 4300 lines of Python code: the core",
+        "of 10000 lines of Python code: all that runs a model, with the core",
+        "of 10200 lines of Python code: user's side",
+        "of 1600 lines of Python code: what both sides share",
         "of 1300 lines of Python code: the room batches/",
         "of 1300 lines of Python code: the room cli/bench/",
         "of 1300 lines of Python code: the room kernels/triton/",
+        "of 1300 lines of Python code: the room live/",
         "of 1300 lines of Python code: the room machine/",
+        "of 1300 lines of Python code: the room parallel/",
+        "of 1300 lines of Python code: the room proxy/",
         "of 1300 lines of Python code: the room ray/",
         "of 1300 lines of Python code: the room replicas/",
+        "of 1300 lines of Python code: the room replicas/siblings/",
         "of 1300 lines of Python code: the room routing/",
+        "of 1300 lines of Python code: the room server/siblings/",
         "of 1300 lines of Python code: the room simulate/",
         "of 1300 lines of Python code: the room speculation/",
+        "of 1300 lines of Python code: the room transfer/",
+        "of 1300 lines of Python code: the room transfer/remote/",
+        "of 1300 lines of Python code: the room web/",
     ]
     assert all(0 < int(line.split()[0]) <= int(line.split()[2]) for line in totals)
 

@@ -10,6 +10,7 @@ from tests.house.source_tree import ROOT
 
 DEV_TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "import-linter", "openai")
 DEV_TOOLS += (
+    "axe-playwright-python",
     "jsonschema",
     "langchain-openai",
     "matplotlib",

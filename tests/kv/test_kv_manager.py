@@ -78,7 +78,6 @@ def test_pages_that_a_match_found_are_not_evicted_to_make_room_for_the_rest() ->
     second = make_request("second", [1] * 12)
     assert acquire(kv, second)
     assert state(kv) == (0, 0, 3)
-    assert (kv.num_queried_tokens, kv.num_hit_tokens) == (12 + 8, 8), "both admissions asked, one found something"
 
 
 def test_its_own_pages_come_back_tail_first_so_that_the_head_is_used_again_first() -> None:

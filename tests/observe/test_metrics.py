@@ -10,10 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.frontend.test_text_processor import ready
+from tokenmill.core.api_messages import FinishedRequest
+from tokenmill.core.engine_messages import EngineStats
 from tokenmill.core.histogram import SECONDS, Histogram
-from tokenmill.core.messages import EngineStats
 from tokenmill.core.request import FinishReason
-from tokenmill.frontend.open_request import FinishedRequest
 from tokenmill.observe.event_log import EventLog
 from tokenmill.observe.metrics import Metrics
 from tokenmill.observe.throughput import ThroughputLog
@@ -35,6 +35,8 @@ NAMES = [
     "prefix_cache_hits_total",
     "num_preemptions_total",
     "corrupted_requests_total",
+    "external_prefix_cache_hits_total",
+    "kv_stored_tokens_total",
     "prompt_tokens_total",
     "generation_tokens_total",
     "iteration_tokens_total_bucket",

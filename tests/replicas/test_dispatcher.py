@@ -50,14 +50,14 @@ def request(name: str, **fields: Any) -> AddRequest:
     return AddRequest(id=name, prompt_token_ids=[1, 2], params=SamplingParams(**fields))
 
 
-def dispatcher(engines: int = 1, predecessor: str = "") -> tuple[Dispatcher, dict[str, Box]]:
+def dispatcher(engines: int = 1, predecessor: str = "", mark: str = "") -> tuple[Dispatcher, dict[str, Box]]:
     boxes: dict[str, Box] = {}
 
     def connect(inbox: str) -> Any:
         return boxes.setdefault(inbox, Box(inbox))
 
     names = {index: f"engine-{index}" for index in range(engines)}
-    return Dispatcher(names, connect, Router(list(names), FewestInFlight()), predecessor), boxes
+    return Dispatcher(names, connect, Router(list(names), FewestInFlight()), predecessor, mark), boxes
 
 
 def outputs(source: str, *ones: TokenOutput) -> StepOutputs:
@@ -73,6 +73,15 @@ def test_what_an_engine_has_brought_goes_to_the_next_life() -> None:
     assert [one.id for one in ours.hear(EngineBack(0, "engine-0-life-1"))] == ["a", "b"]
     again = boxes["engine-0-life-1"].requests
     assert again["a"].output_token_ids == [5, 6] and again["b"].output_token_ids == []
+
+
+def test_a_suspect_that_has_ended_is_cleared_by_whoever_had_it() -> None:
+    ours, _ = dispatcher(mark="1-")
+    ours.add(request("1-a"))
+    ours.add(request("1-b"))
+    ours.take(outputs("engine-0", TokenOutput("1-b", [5], FinishReason.LENGTH)))
+    ours.hear(EngineLost(0, ["1-a", "1-b", "2-c"]))
+    assert ours.cleared() == ["1-b"], "not those of another text worker, nor one that is open"
 
 
 def test_what_a_dead_engine_had_on_its_way_is_dropped() -> None:

@@ -60,24 +60,24 @@ def test_a_launch_marks_its_own_requests_and_those_in_flight(tmp_path: Path) -> 
 
 def test_who_was_there_twice_alone_is_convicted() -> None:
     suspicion = Suspicion()
-    assert suspicion.died(["a", "b", "c"]) == (["a", "b", "c"], [])
+    assert suspicion.died(["a", "b", "c"], "engine 0") == (["a", "b", "c"], [])
     suspicion.clear(["a"])
-    assert suspicion.died(["b", "x"]) == (["x"], ["b"])
-    assert not suspicion.is_over
+    assert suspicion.died(["b", "x"], "engine 0") == (["x"], ["b"])
+    assert suspicion.under_trial == ["engine 0"]
     suspicion.clear(["c", "x"])
-    assert suspicion.is_over
+    assert suspicion.under_trial == []
 
 
 def test_two_who_were_there_twice_are_tried_again() -> None:
     suspicion = Suspicion()
-    suspicion.died(["a", "b"])
-    assert suspicion.died(["a", "b"]) == (["a", "b"], [])
+    suspicion.died(["a", "b"], "engine 0")
+    assert suspicion.died(["a", "b"], "engine 0") == (["a", "b"], [])
 
 
 def test_an_engine_that_dies_idle_accuses_nobody() -> None:
     suspicion = Suspicion()
-    assert suspicion.died([]) == ([], [])
-    assert suspicion.is_over
+    assert suspicion.died([], "engine 0") == ([], [])
+    assert suspicion.under_trial == []
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdef"), unique=True, max_size=4), max_size=8), st.randoms())
@@ -87,8 +87,8 @@ def test_nobody_is_convicted_who_was_not_under_suspicion(deaths: list[list[str]]
         cleared = [one for one in suspects if rng.random() < 0.5]
         suspicion.clear(cleared)
         suspects -= set(cleared)
-        again, convicted = suspicion.died(running)
+        again, convicted = suspicion.died(running, "engine 0")
         assert set(again) | set(convicted) == set(running) and not set(again) & set(convicted)
         assert set(convicted) <= suspects and len(convicted) <= 1
         suspects = (suspects | set(again)) - set(convicted)
-        assert suspicion.is_over == (not suspects)
+        assert bool(suspicion.under_trial) == bool(suspects)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.request import FinishReason, Request, RequestStatus, TokenArray
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.transfers import TransferSettings
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.gates import Gate
 from tokenmill.engine.observer import Observer, Watchdog
 from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.scheduler.config import SchedulerConfig
 from tokenmill.speculation.config import SpeculationSettings
+from tokenmill.transfer.desk import TransferDesk, TransferExecutor
 
 
 @dataclass
@@ -44,6 +47,8 @@ class Settings:
     log: Path | None = None
     watchdog: Path | None = None
     gates: tuple[Gate, ...] = ()
+    transfers: TransferSettings | None = None
+    connect: Callable[[Harness], TransferDesk] | None = None
 
 
 @dataclass
@@ -102,6 +107,7 @@ class Harness:
             eos_token_ids=sorted(s.eos),
             depth=s.depth,
             speculation=s.speculation,
+            transfers=s.transfers,
         )
         drafter = HalfRightDrafter(s.drafts) if s.drafts else None
         self.scheduler = self.header.make_scheduler(drafter=drafter)
@@ -109,7 +115,9 @@ class Harness:
         self.runner = PagedMemoryRunner(s.max_num_seqs, s.num_pages, s.page_size, s.max_model_len)
         limits = ModelLimits(s.max_model_len, VOCAB_SIZE, s.eos)
         observer = Observer(StepLog(s.log, self.header), Watchdog(s.watchdog))
-        self.engine = Engine(self.scheduler, self.runner, limits, s.depth, observer, s.gates)
+        self.desk = None if s.connect is None else s.connect(self)
+        executor = self.runner if self.desk is None else TransferExecutor(self.runner, self.desk)
+        self.engine = Engine(self.scheduler, executor, limits, s.depth, observer, s.gates, self.desk)
         self.records: dict[str, Record] = {}
         self.page_tables: dict[tuple[str, int], list[int]] = {}
         self.sessions: dict[str, list[Record]] = {}
@@ -131,6 +139,7 @@ class Harness:
         """Send a request; its id is its number. `params`: of sampling, and `is_background`."""
         is_background = bool(params.pop("is_background", False))
         request_id = str(len(self.records))
+        kv_transfer_params = params.pop("kv_transfer_params", None)
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.settings.eos)
         self.records[request_id] = Record(prompt, sampling, stop_ids, pooling=pooling)
@@ -144,6 +153,7 @@ class Harness:
             is_resumable=is_resumable,
             pooling=pooling,
             is_background=is_background,
+            kv_transfer_params=kv_transfer_params,  # type: ignore[arg-type]
         )
         self.collect(self.engine.add(message, status))
         return request_id
@@ -211,9 +221,13 @@ class Harness:
         stuck = {id: (r.status.value, self.scheduler.explain(id)) for id, r in self.scheduler.requests.items()}
         assert not self.engine.has_work, f"no end after {num_steps} steps: {stuck}"
         self.abort(*[request.id for request in self.scheduler.requests.values() if request.is_paused])
+        self.settle()
         assert self.kv.num_pinned == 0, "pages are still in use"
         assert self.scheduler._state.rows.num_free == self.settings.max_num_seqs, "rows are still in use"
         self.check_outputs()
+
+    def settle(self) -> None:
+        """Let what is outside come to its end."""
 
     def check_outputs(self) -> None:
         """Every request that ended by itself has exactly its expected output; every other one a prefix of it."""

@@ -34,7 +34,11 @@ class SchedulerTrace(RuleBasedStateMachine):
     def start(self, num_pages: int, page_size: int, **overrides: object) -> None:
         self.held: list[str] = []
         max_model_len = min(32, num_pages * page_size)
-        self.harness = Harness(Settings(num_pages, page_size, max_model_len=max_model_len, **overrides))  # type: ignore[arg-type]
+        settings = Settings(num_pages, page_size, max_model_len=max_model_len, **overrides)  # type: ignore[arg-type]
+        self.harness = self.make_harness(settings)
+
+    def make_harness(self, settings: Settings) -> Harness:
+        return Harness(settings)
 
     @rule(
         prompt=prompts,

@@ -1,6 +1,6 @@
 """Parts of a server are killed, crash and hang under load: every stream is whole, and what it is without that.
 
-    python -m tests.server.chaos [--streams 64] [--faults 20] [--engines 2] [--seed 0]
+    python -m tests.server.chaos [--streams 64] [--faults 20] [--engines 2] [--api-servers 1]
 
 Prints what each fault was, and how long the server took to say that it is well again; one line of JSON last.
 """
@@ -39,11 +39,12 @@ FAULTS = {
 }
 
 
-def start(model: Path, engines: int):
+def start(model: Path, engines: int, api_servers: int = 1):
     """A server whose engines crash when asked to; nothing but time limits how often its parts come back."""
     engine = EngineConfig(model=str(model), dtype="bfloat16", num_pages=600, max_num_seqs=16)
     specs = tuple(EngineSpec(index) for index in range(engines))
     how = {"engine_timeout": DEADLINE_SECONDS, "max_restarts": 1000, "tool_call_parser": "hermes"}
+    how |= {"api_server_count": api_servers}
     return start_server(engine, ENGINE, engines=specs, enable_auto_tool_choice=True, **how)
 
 
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--engines", type=int, default=2)
+    parser.add_argument("--api-servers", type=int, default=1)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     options = parser.parse_args()
     print(f"seed {options.seed}", file=sys.stderr)
@@ -122,7 +124,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = make_checkpoint(Path(folder, "tiny"), "qwen3")
         began = time.monotonic()
-        with start(model, options.engines) as server:
+        with start(model, options.engines, options.api_servers) as server:
             start_seconds = time.monotonic() - began
             lasted = check(server, options.streams, faults[: options.faults], rng)
     seconds = {fault: [round(one, 1) for name, one in lasted if name == fault] for fault in FAULTS}

@@ -4,7 +4,7 @@ from tests.checkpoints import make_checkpoint
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.server.running_server import start_server
 from tokenmill.config import EngineConfig
-from tokenmill.server.process.launch import ENGINE_MODULE
+from tokenmill.replicas.starter import ENGINE_MODULE
 
 
 @pytest.fixture(scope="session")

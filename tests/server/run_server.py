@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tokenmill.config import EngineConfig, ServerConfig
+from tokenmill.replicas.starter import ENGINE_MODULE
 from tokenmill.replicas.topology import EngineSpec
-from tokenmill.server.process.launch import ENGINE_MODULE, run
+from tokenmill.server.process.launch import run
 from tokenmill.server.process.screen import StandardError
 
 if TYPE_CHECKING:
-    from tokenmill.core.messages import EngineProgress, EngineReady
+    from tokenmill.core.engine_messages import EngineProgress, EngineReady
 
 
 class Spec(msgspec.Struct):

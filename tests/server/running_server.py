@@ -79,11 +79,15 @@ class RunningServer:
 
     @property
     def api_pid(self) -> int:
-        """The process that serves: a child of the one that was started, unless nothing is ever started again."""
+        """The process that serves, the first if there are several: a child of the one that was started, unless nothing
+        is ever started again."""
+        return min(self.api_pids, default=self.process.pid)
+
+    @property
+    def api_pids(self) -> list[int]:
+        """All children of the process that was started: those that serve."""
         commands = children_of(self.process.pid)
-        return next(
-            (pid for pid, command in commands.items() if "tests.server.run_server" in command), self.process.pid
-        )
+        return [pid for pid, command in commands.items() if "tests.server.run_server" in command]
 
     def children(self) -> dict[str, int]:
         """Process ids of the engines and text workers by module."""

@@ -18,27 +18,23 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from tokenmill.core.engine_messages import Done, EngineProgress, EngineReady, EngineStats, RequestState, RequestStates
+from tokenmill.core.live import LiveReport, LiveRequest, ShowTurns
 from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
-    Done,
-    EngineMessage,
-    EngineProgress,
-    EngineReady,
-    EngineStats,
     ExplainRequests,
-    RequestState,
-    RequestStates,
     SetPaused,
     StepOutputs,
     TokenOutput,
     ToReporter,
 )
-from tokenmill.core.part_messages import LeaveWorker, PartFailed, Ping, Pong, WatchEngine
+from tokenmill.core.part_messages import EngineMessage, LeaveWorker, PartFailed, Ping, Pong, WatchEngine
 from tokenmill.core.plan import Logprob, TokenLogprobs
 from tokenmill.core.request import FinishReason
-from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name
+from tokenmill.ipc.channels import API, LAST_WORD_MILLISECONDS, Inbox, Outbox, engine_name
 from tokenmill.ipc.heartbeat import Heartbeat
+from tokenmill.ipc.interrupts import accept_signals
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
 from tokenmill.replicas.launch_file import LaunchFile
 
@@ -84,6 +80,7 @@ class StubEngine:
         self.send(EngineProgress("loading weights", 1, 2))
         if "fail" in self.stub:
             self.send(PartFailed(self.name, self.stub["fail"], 2))
+            self.api.close(LAST_WORD_MILLISECONDS)
             return 2
         if "crash" in self.stub:
             raise RuntimeError(self.stub["crash"])
@@ -122,6 +119,8 @@ class StubEngine:
             self.send(
                 RequestStates(message.id, [self.state(one) for one in message.request_ids if one in self.running])
             )
+        elif isinstance(message, ShowTurns):
+            self.send(self.report(message))
         elif "is_deaf" not in self.stub:
             self.is_paused = isinstance(message, SetPaused) and message.is_paused
             self.send(Done(message.id, self.stub.get("resets", True)))
@@ -132,6 +131,16 @@ class StubEngine:
             id=request_id, status="running", wait_reason="", priority=0, num_prompt_tokens=len(prompt),
             num_output_tokens=self.running[request_id].num_output, num_computed_tokens=0, num_cached_tokens=0,
             num_preemptions=0,
+        )  # fmt: skip
+
+    def report(self, asked: ShowTurns) -> LiveReport:
+        requests = [
+            LiveRequest(one, "running", row, "", 1, running.num_output, 1, 0, 0)
+            for row, (one, running) in enumerate(self.running.items())
+        ]
+        return LiveReport(
+            id=asked.id, now=time.perf_counter(), num_turns=0, turns=[], requests=requests, num_requests=len(requests),
+            tree=[],
         )  # fmt: skip
 
     def step(self) -> None:
@@ -204,6 +213,7 @@ def end_with_parent() -> None:
 
 
 if __name__ == "__main__":
+    accept_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
     folder, (index, rank, life) = Path(sys.argv[1]), map(int, sys.argv[2:])

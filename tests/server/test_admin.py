@@ -9,7 +9,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.server.running_server import start_server
 from tokenmill.config import EngineConfig
-from tokenmill.server.process.launch import ENGINE_MODULE
+from tokenmill.replicas.starter import ENGINE_MODULE
 
 LONG = {"model": "tiny", "prompt": "the quick brown fox", "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
 SHORT = LONG | {"max_tokens": 8}
@@ -66,7 +66,7 @@ def test_a_request_shows_its_state_and_why_it_waits(server):
         reason = "needs a row, all 2 are in use"  # once the scheduler has looked at it
         report = await state_of(client, "w", lambda states: states[0]["wait_reason"] == reason)
         assert [state["status"] for state in report["requests"]] == ["waiting", "waiting"]
-        while not server.metric("num_requests_waiting_by_reason", reason="capacity"):
+        while server.metric("num_requests_waiting_by_reason", reason="capacity") < 2:
             await asyncio.sleep(0.05)
         by_reason = {one: server.metric("num_requests_waiting_by_reason", reason=one) for one in
                      ("capacity", "same_prompt", "grammar")}  # fmt: skip

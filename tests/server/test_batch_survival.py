@@ -16,7 +16,7 @@ from tests.server.running_server import is_alive, spawn
 from tests.server.test_batches_api import answers, wait_for_end
 from tokenmill.batches.lines import line_seed
 from tokenmill.config import EngineConfig
-from tokenmill.server.process.launch import ENGINE_MODULE
+from tokenmill.replicas.starter import ENGINE_MODULE
 
 NUM_LINES = int(os.environ.get("TOKENMILL_CHAOS_LINES", "150"))
 NUM_KILLS = int(os.environ.get("TOKENMILL_CHAOS_KILLS", "1"))

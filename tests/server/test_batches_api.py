@@ -12,7 +12,7 @@ from tests.server.running_server import start_server
 from tests.threats.raw_http import connect, status
 from tokenmill.batches.lines import line_seed
 from tokenmill.config import EngineConfig
-from tokenmill.server.process.launch import ENGINE_MODULE
+from tokenmill.replicas.starter import ENGINE_MODULE
 
 CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 KEYS = ("key-of-one", "key-of-another")

@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.server.running_server import start_server
 from tokenmill.config import EngineConfig
-from tokenmill.server.process.launch import ENGINE_MODULE
+from tokenmill.replicas.starter import ENGINE_MODULE
 
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
 NUM_PAGES = 64

@@ -8,7 +8,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.server.running_server import START_SECONDS, start_server
 from tokenmill.config import EngineConfig
-from tokenmill.server.process.launch import ENGINE_MODULE
+from tokenmill.replicas.starter import ENGINE_MODULE
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 120, "temperature": 1.0, "seed": 3, "ignore_eos": True}
 

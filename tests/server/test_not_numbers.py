@@ -8,7 +8,7 @@ from tests.checkpoints import make_checkpoint
 from tests.runner.test_not_numbers import POISON, poisoned
 from tests.server.running_server import start_server
 from tokenmill.config import EngineConfig
-from tokenmill.server.process.launch import ENGINE_MODULE
+from tokenmill.replicas.starter import ENGINE_MODULE
 
 ILL = [12, 50, POISON, 90]
 

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.observe.test_metrics import DASHBOARD, collector  # noqa: F401 - a fixture
 from tests.server.running_server import start_server
 from tokenmill.config import EngineConfig
-from tokenmill.server.process.launch import ENGINE_MODULE
+from tokenmill.replicas.starter import ENGINE_MODULE
 
 TRACE = "00-" + "12" * 16 + "-" + "34" * 8 + "-01"
 CHAT = {

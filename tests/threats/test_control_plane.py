@@ -9,8 +9,9 @@ from urllib.parse import unquote
 import pytest
 
 from tests.threats.raw_http import ask, status
+from tokenmill.server.http.page import page_routes
 
-OPEN = {"/health", "/ping", "/version"}
+OPEN = {"/health", "/ping", "/version"} | set(page_routes())
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT")
 TCP_LISTEN = "0A"
 

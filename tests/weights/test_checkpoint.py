@@ -62,7 +62,7 @@ def layer_parameters(layer: Layer) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def linear_parameters(prefix: str, linear: Linear) -> Iterator[tuple[str, torch.Tensor]]:
-    sizes = list(linear.parts.values())
+    sizes = [part.count for part in linear.parts.values()]
     names = ["o_proj" if part == "output" else f"{part}_proj" for part in linear.parts]
     for name, weight in zip(names, linear.weight.weight.split(sizes), strict=True):
         yield f"{prefix}{name}.weight", weight

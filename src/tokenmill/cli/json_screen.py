@@ -11,7 +11,7 @@ import msgspec
 
 from tokenmill.cli.startup_report import base_url, open_to_all
 from tokenmill.config import ServerConfig
-from tokenmill.core.messages import EngineProgress, EngineReady
+from tokenmill.core.engine_messages import EngineProgress, EngineReady
 from tokenmill.observe.event_log import EventLog
 
 

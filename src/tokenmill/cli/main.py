@@ -16,6 +16,7 @@ VERBS = {
     "complete": "complete one prompt",
     "generate": "run a JSONL file of prompts offline",
     "bench": "measure throughput, latency, or a server under load",
+    "proxy": "let one server compute prompts and another go on from there",
     "top": "watch a running server: requests, pages, tokens per second",
     "estimate": "what a model would take on this machine, before it is loaded",
     "doctor": "what this machine has, what will be used of it, and what to mend",

@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from importlib.metadata import entry_points
 from typing import Any
 
-from tokenmill.config import Flag
+from tokenmill.config_fields import Flag
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.names import did_you_mean
 

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 from tokenmill.cli.json_screen import JsonScreen
 from tokenmill.cli.startup_report import bytes_text, chat_command, curl_command, facts, model_name
 from tokenmill.config import ServerConfig
-from tokenmill.core.messages import EngineProgress, EngineReady
+from tokenmill.core.engine_messages import EngineProgress, EngineReady
 from tokenmill.server.process.screen import Screen
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tokenmill.config import DEFAULT_PORT, ServerConfig
-from tokenmill.core.messages import EngineReady
+from tokenmill.core.engine_messages import EngineReady
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

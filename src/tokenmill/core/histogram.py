@@ -33,3 +33,8 @@ class Histogram(msgspec.Struct):
         """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def merge(self, other: Histogram) -> None:
+        """Count what another one with the same bounds has counted."""
+        self.counts = [own + its for own, its in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total

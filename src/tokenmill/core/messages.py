@@ -8,7 +8,9 @@
     engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded, Cleared)--> API
     engine --(EngineProgress, EngineReady, EngineStats)--> API --(EngineReady)--> text workers
     API --(SetPaused, ResetPrefixCache, ExplainRequests)--> engine --(Done, RequestStates)--> API
+    API --(ShowTurns)--> engine --(LiveReport)--> API, while somebody watches
     API --(Ping)--> engine, text workers --(Beat, Pong, PartFailed)--> API
+    first API process <--(`api_messages.py`)--> its siblings, where there are any
 
 A text worker chooses the engine of a request. An abort takes the same way as its request, so it can never overtake it.
 Ids are random and internal: a client's own id is a label that stays in the API process.
@@ -23,7 +25,9 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.answer import AnswerPiece
-from tokenmill.core.histogram import Histogram
+from tokenmill.core.api_messages import ForSibling, FromSibling
+from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineReply, EngineStats
+from tokenmill.core.live import ShowTurns
 from tokenmill.core.part_messages import EngineNews, EngineReport, FromPart, LeaveWorker, Message, Ping, WatchEngine
 from tokenmill.core.plan import TokenLogprobs
 from tokenmill.core.request import FinishReason
@@ -54,6 +58,7 @@ class GenerateText(Message, kw_only=True):
         engine: the one that must have the requests; None: the text worker chooses.
         session: calls of one session go to one engine while it lives; empty: none.
         is_background: it runs beside requests that somebody waits for, never before one.
+        kv_transfer_params: what the client says to the sources of KV.
         resumed: the text worker that had the call has died. The tokens of each delta that the client has been sent, by
             the ids of the requests that are still open.
     """
@@ -76,6 +81,7 @@ class GenerateText(Message, kw_only=True):
     engine: int | None = None
     session: str = ""
     is_background: bool = False
+    kv_transfer_params: dict[str, Any] | None = None
     resumed: dict[str, list[list[int]]] | None = None
 
 
@@ -113,6 +119,7 @@ class AddRequest(Message, kw_only=True):
         output_token_ids: what it has brought already, on an engine that died; it goes on behind them.
         worker: the inbox of the text worker that its outputs go to.
         num_missing_tokens: those whose KV the engine did not have when it was chosen, as far as was known; 0: all.
+        kv_transfer_params: what the client says to the sources of KV; their own business.
     """
 
     id: str
@@ -129,6 +136,7 @@ class AddRequest(Message, kw_only=True):
     session: str = ""
     num_missing_tokens: int = 0
     is_background: bool = False
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 # --- API -> engine ------------------------------------------------------------------------------------------------
@@ -176,6 +184,7 @@ class TokenOutput(msgspec.Struct, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
     scheduled_at: float = 0.0
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class StepOutputs(Message):
@@ -224,6 +233,7 @@ class TextOutput(msgspec.Struct, array_like=True):
     scheduled_at: float = 0.0
     answer: list[AnswerPiece] | None = None
     num_reasoning_tokens: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class TextOutputs(Message):
@@ -258,133 +268,11 @@ class Decoded(Message):
     text: str
 
 
-# --- engine -> API, and signs of life of engines and text workers (`part`: the name of an inbox) --------------------
-
-
-class EngineMessage(Message, kw_only=True):
-    """Base of what an engine says to the API process. `engine` is its index, which its process fills in."""
-
-    engine: int = 0
-
-
-class EngineProgress(EngineMessage):
-    """A start-up phase moved on: `done` of `total` units; `total` 0 where it is not known."""
-
-    phase: str
-    done: int
-    total: int
-
-
-class EngineReady(EngineMessage, kw_only=True):
-    """The engine serves. Everything the start-up screen and the text workers need to know of it.
-
-    `fingerprint`: of the model whose KV it is; see `CacheKey`.
-    """
-
-    model: str
-    architecture: str
-    num_parameters: int
-    dtype: str
-    device: str
-    kernels: str
-    kernels_reason: str
-    attention_backend: str
-    attention_reason: str
-    max_model_len: int
-    vocab_size: int
-    page_size: int
-    num_pages: int
-    kv_bytes: int
-    weight_bytes: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    num_threads: int
-    threads_reason: str
-    seconds: dict[str, float]
-    speculation: str = ""
-    weights_source: str = ""
-    fingerprint: str = ""
-
-
-class EngineStats(EngineMessage, kw_only=True):
-    """Counters since start and the state now, sent a few times a second and whenever the engine becomes idle.
-
-    Attributes:
-        num_corrupted: requests that ended since the model gave no finite numbers for them.
-        num_queued: those of the waiting requests that only rows, pages or budget keep from running, but
-            for those in the background.
-        is_stuck: some of them could run, and nothing does: a bug that /health must show.
-        waiting_by_reason: `num_waiting`, by what they wait for.
-        step_tokens, step_seconds: sizes of the steps, and their seconds by part.
-        num_drafts, num_draft_tokens, num_accepted_tokens: what speculation proposed and what was kept of it.
-        num_accepted_per_position: how often the first token of a draft was kept, the first two, and so on.
-    """
-
-    step: int
-    num_running: int
-    num_waiting: int
-    num_rows_used: int
-    num_pages: int
-    num_pages_pinned: int
-    num_pages_evictable: int
-    num_preemptions: int
-    prefix_queries: int
-    prefix_hits: int
-    prompt_tokens: int
-    generation_tokens: int
-    num_corrupted: int = 0
-    num_queued: int = 0
-    is_stuck: bool = False
-    waiting_by_reason: dict[str, int] = {}
-    step_tokens: Histogram | None = None
-    step_seconds: dict[str, Histogram] = {}
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_per_position: list[int] = []
-
-
-class Done(EngineMessage):
-    """Reply to `SetPaused` and `ResetPrefixCache`: whether it was done."""
-
-    id: str
-    is_done: bool
-
-
-class RequestState(msgspec.Struct, kw_only=True):
-    """How one request is doing; see `Request` for the words.
-
-    Attributes:
-        wait_reason: why it was not part of the last step; empty while it runs.
-        engine: the index of the one that has it; None: none yet.
-    """
-
-    id: str
-    engine: int | None = None
-    status: str
-    wait_reason: str
-    priority: int
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_computed_tokens: int
-    num_cached_tokens: int
-    num_preemptions: int
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-
-
-class RequestStates(EngineMessage):
-    """Reply to `ExplainRequests`: those that are alive."""
-
-    id: str
-    states: list[RequestState]
-
-
 TextMessage = GenerateText | AbortRequests | EncodeText | DecodeTokens | StepOutputs | EngineReady | EngineNews
 ToWorker = TextMessage | EngineReport | Ping
-EngineControl = SetPaused | ResetPrefixCache | ExplainRequests
+EngineControl = SetPaused | ResetPrefixCache | ExplainRequests | ShowTurns
 ToEngine = AddRequest | AbortRequests | LeaveWorker | EngineControl | Ping
 ToReporter = ToEngine | WatchEngine
-EngineReply = Done | RequestStates
 FromWorker = TextOutputs | RequestRejected | Encoded | Decoded
-ToApi = FromWorker | FromPart | EngineReply | EngineProgress | EngineReady | EngineStats
+ToApi = FromWorker | FromPart | EngineReply | EngineProgress | EngineReady | EngineStats | FromSibling
+ToSibling = FromWorker | EngineReady | EngineStats | EngineNews | ForSibling

@@ -12,6 +12,12 @@ class Message(msgspec.Struct, tag=True, omit_defaults=True):
     """Base of all messages; the class name is the tag."""
 
 
+class EngineMessage(Message, kw_only=True):
+    """Base of what an engine says to the API process. `engine` is its index, which its process fills in."""
+
+    engine: int = 0
+
+
 class Ping(Message):
     """Asks a loop whether it still takes messages; answered with `Pong` when its turn comes."""
 

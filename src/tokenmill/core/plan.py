@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tokenmill.core.request import Proposal, TokenArray
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.transfers import PlanTransfers
 
 IntArray = npt.NDArray[np.int32]
 
@@ -60,6 +61,7 @@ class StepPlan:
             `page_table[page_rows[i], page_numbers[i]] = page_ids[i]`.
         draft_ids: [D] int32, the draft tokens of all requests in batch order, `num_samples - 1` of each that samples;
             None: there are none.
+        transfers: pages to be loaded and saved beside the step, which may have no requests then; None: there are none.
     """
 
     step: int
@@ -73,6 +75,7 @@ class StepPlan:
     page_numbers: IntArray
     page_ids: IntArray
     draft_ids: IntArray | None = None
+    transfers: PlanTransfers | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -127,6 +130,11 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
     proposals: dict[int, Proposal] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, step: int) -> Self:
+        """The outcome of a step without requests."""
+        return cls(step, np.zeros(0, np.int32), np.zeros(1, np.int32))
 
 
 class StepOutcome:

@@ -53,13 +53,13 @@ WAITING_FOR_EVENT = frozenset({_S.WAITING_FOR_GRAMMAR, _S.WAITING_FOR_REMOTE_KV}
 # Where a request may begin.
 ARRIVING = WAITING_FOR_EVENT | {_S.WAITING}
 _LEGAL: dict[RequestStatus, frozenset[RequestStatus]] = {
-    _S.WAITING: frozenset({_S.RUNNING, _S.FINISHED}),
+    _S.WAITING: frozenset({_S.RUNNING, _S.WAITING_FOR_REMOTE_KV, _S.FINISHED}),
     # One that waits for several things waits for one after the other.
     **dict.fromkeys(WAITING_FOR_EVENT, ARRIVING | {_S.FINISHED}),
     _S.WAITING_FOR_INPUT: frozenset({_S.WAITING, _S.FINISHED}),
     _S.RUNNING: frozenset({_S.PREEMPTED, _S.WAITING_FOR_INPUT, _S.FINISHED}),
     # To WAITING_FOR_INPUT: the last step it was part of ended its turn, and it keeps the row it was about to lose.
-    _S.PREEMPTED: frozenset({_S.RUNNING, _S.WAITING_FOR_INPUT, _S.FINISHED}),
+    _S.PREEMPTED: frozenset({_S.RUNNING, _S.WAITING_FOR_REMOTE_KV, _S.WAITING_FOR_INPUT, _S.FINISHED}),
     _S.FINISHED: frozenset(),
 }
 
@@ -261,6 +261,11 @@ class Request:
     def is_running(self) -> bool:
         """True while it owns a row and makes progress."""
         return self.status is RequestStatus.RUNNING
+
+    @property
+    def awaits_kv(self) -> bool:
+        """True while others are asked for KV of its prompt, or that is being loaded."""
+        return self.status is RequestStatus.WAITING_FOR_REMOTE_KV
 
     @property
     def awaits_step(self) -> bool:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tokenmill.core.messages import (
-    Done,
-    EngineControl,
-    EngineReply,
-    ExplainRequests,
-    RequestState,
-    RequestStates,
-    ResetPrefixCache,
-    SetPaused,
-    TokenOutput,
-)
+from tokenmill.core.engine_messages import Done, EngineReply, RequestState, RequestStates
+from tokenmill.core.live import ShowTurns
+from tokenmill.core.messages import EngineControl, ExplainRequests, ResetPrefixCache, SetPaused, TokenOutput
 from tokenmill.core.request import Request
 from tokenmill.engine.engine import Engine
+from tokenmill.live.report import live_report
 
 
 def answer(engine: Engine, message: EngineControl, publish: Callable[[list[TokenOutput]], None]) -> EngineReply:
@@ -38,6 +31,8 @@ def answer(engine: Engine, message: EngineControl, publish: Callable[[list[Token
             alive = engine.scheduler.requests
             requests = [alive[request_id] for request_id in message.request_ids if request_id in alive]
             return RequestStates(message.id, [_state(engine, request) for request in requests])
+        case ShowTurns():
+            return live_report(message, engine.turns(), engine.scheduler)
 
 
 def _drain(engine: Engine, publish: Callable[[list[TokenOutput]], None]) -> None:

@@ -12,18 +12,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from tokenmill.core.engine_messages import EngineStats
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.messages import AddRequest, EngineStats, TokenOutput
+from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TurnInput
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.transfers import KVNews
 from tokenmill.engine.gates import Gate, Gates
 from tokenmill.engine.observer import Observer
-from tokenmill.engine.step_log import Aborted, Added, CacheReset, Extended, Paused, Woken
+from tokenmill.engine.step_log import Aborted, Added, CacheReset, Extended, Paused, Turn, Woken
 from tokenmill.kv.events import KVEvent
 from tokenmill.runner.executor import Executor
 from tokenmill.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from tokenmill.transfer.desk import TransferDesk
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +71,13 @@ class Engine:
         depth: int = 1,
         observer: Observer | None = None,
         gates: Sequence[Gate] = (),
+        desk: TransferDesk | None = None,
     ) -> None:
         """
         Args:
             depth: steps that may be launched before the first of them is committed.
             gates: what requests may have to wait for besides their turn. A replay has none: what came is recorded.
+            desk: the sources of KV, where there are any; a replay has none either.
         """
         self.scheduler = scheduler
         self.executor = executor
@@ -79,12 +87,13 @@ class Engine:
         self._depth = depth
         self._observer = observer or Observer()
         self._gates = Gates(gates)
+        self._desk = desk
         self.num_arrived = 0
 
     @property
     def has_work(self) -> bool:
-        """True while `step` has something to do."""
-        return self.scheduler.has_work
+        """True while `step` has something to do, if only to hear that what is outside has ended."""
+        return self.scheduler.has_work or (self._desk is not None and self._desk.has_waiting)
 
     def add(self, message: AddRequest, status: RequestStatus = RequestStatus.WAITING) -> list[TokenOutput]:
         """Take in a request.
@@ -106,6 +115,8 @@ class Engine:
         params = message.params
         try:
             status = self._gates.admit(message) or status
+            if self._desk is not None:
+                self._desk.arrived(message)
             request = self._request(message, min(room, params.max_tokens or room), status)
             request.resume(message.output_token_ids)
             self.scheduler.add(request)
@@ -154,6 +165,9 @@ class Engine:
     def abort(self, ids: Iterable[str]) -> list[TokenOutput]:
         """End requests at once; unknown ids are ignored."""
         ids = list(ids)
+        if self._desk is not None:
+            # No source may write to pages that are about to be somebody else's.
+            self.take_news(self._desk.cancel_loads(ids))
         self._observer.record(Aborted(ids))
         outputs = self.scheduler.abort(ids)
         self._release(ids)
@@ -167,8 +181,19 @@ class Engine:
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
         """Forget cached prefixes; see `Scheduler.reset_prefix_cache`."""
+        if self._desk is not None:
+            self.take_news(self._desk.reset(everything=preempt_running))
         self._observer.record(CacheReset(preempt_running))
-        return self.scheduler.reset_prefix_cache(preempt_running)
+        is_reset = self.scheduler.reset_prefix_cache(preempt_running)
+        if is_reset and self._desk is not None:
+            self._desk.forget_stored()
+        return is_reset
+
+    def take_news(self, news: Iterable[KVNews]) -> None:
+        """Take in what sources of KV have said."""
+        for one in news:
+            self._observer.record(one)
+            self.scheduler.take_news(one)
 
     def set_paused(self, is_paused: bool) -> None:
         """Launch no further step, or go on. Requests keep what they have, and may be added and aborted meanwhile."""
@@ -183,21 +208,44 @@ class Engine:
         Raises:
             EngineFailed: it took the device with it.
         """
-        outputs = self._pass_gates() + self.scheduler.begin_turns()
+        outputs = self._pass_gates() + self._hear_sources() + self.scheduler.begin_turns()
+        self._ask_sources()
         self._observer.begin()
         plan = None if self.is_paused else self.scheduler.schedule()
-        self._observer.scheduled(plan)
+        self._observer.scheduled(plan, self.scheduler.take_preempted())
         result, error = self._launch_and_wait(plan)
         self._observer.ran(result, error)
         brought = self.scheduler.fail_in_flight(error) if error else self.scheduler.commit(result) if result else []
         self.is_idle = plan is None and result is None and error is None
         self._observer.committed(brought, self.scheduler.first_wait_reason, self._is_stuck)
         outputs += brought
+        if self._desk is not None:
+            self._desk.ended(brought)
         self._release([output.id for output in outputs if output.finish_reason is not None])
         if self.is_idle and self._gates.has_waiting:
             outputs += self._pass_gates(GATE_WAIT)
             self.is_idle = False
+        if self.is_idle and self._desk is not None and self._desk.has_waiting and self.scheduler.has_work:
+            self._desk.wait(GATE_WAIT)
+            self.is_idle = False
         return outputs
+
+    def _hear_sources(self) -> list[TokenOutput]:
+        """Take in what sources of KV have done; the terminal outputs of those whose KV failed to come."""
+        if self._desk is None:
+            return []
+        self.take_news(self._desk.collect())
+        outputs = []
+        for request_id, why in self._desk.take_failed():
+            if self.abort([request_id]):
+                outputs.append(TokenOutput(request_id, [], FinishReason.ERROR, error=why))
+        return outputs
+
+    def _ask_sources(self) -> None:
+        """What others have of the prompts whose turn may come; in a replay the answers are there already."""
+        queries = self.scheduler.take_queries()
+        if self._desk is not None:
+            self.take_news(self._desk.ask(queries))
 
     def _pass_gates(self, timeout: float = 0.0) -> list[TokenOutput]:
         """Let requests go on whose gates have opened; the terminal outputs of those that are refused."""
@@ -213,6 +261,9 @@ class Engine:
         return outputs
 
     def _release(self, ended: Iterable[str]) -> None:
+        ended = list(ended)
+        if self._desk is not None:
+            self._desk.forget(ended)
         self._gates.release(ended, self.scheduler.requests)
 
     @property
@@ -240,9 +291,13 @@ class Engine:
         events = self.scheduler.kv.cache.events
         return [] if events is None else events.take()
 
+    def turns(self) -> list[Turn]:
+        """See `Observer.turns`."""
+        return self._observer.turns()
+
     def stats(self) -> EngineStats:
         """Counters since start, and the state now."""
-        kv, drafts = self.scheduler.kv, self.scheduler.draft_counts
+        kv, drafts, transfers = self.scheduler.kv, self.scheduler.draft_counts, self.scheduler.transfers
         return EngineStats(
             step=self.scheduler.step,
             num_running=self.scheduler.num_running,
@@ -266,11 +321,15 @@ class Engine:
             num_draft_tokens=drafts.num_draft_tokens,
             num_accepted_tokens=sum(drafts.accepted_per_position),
             num_accepted_per_position=list(drafts.accepted_per_position),
+            num_loaded_tokens=0 if transfers is None else transfers.num_loaded_tokens,
+            num_stored_tokens=0 if transfers is None else transfers.num_stored_tokens,
         )
 
     def close(self) -> None:
         """Wait for launched steps, let the executor go and finish the log."""
         self.executor.close()
+        if self._desk is not None:
+            self._desk.close()
         self._gates.close()
         self._observer.close()
 

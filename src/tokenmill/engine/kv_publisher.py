@@ -15,7 +15,7 @@ from collections import deque
 import msgspec
 import zmq
 
-from tokenmill.config import KVEventsConfig
+from tokenmill.config_fields import KVEventsConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.kv.events import CacheCleared, KVEvent, PagesRemoved, PagesStored
 

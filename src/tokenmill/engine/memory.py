@@ -20,6 +20,7 @@ from tokenmill.sampling.state import SamplingState
 
 if TYPE_CHECKING:
     from tokenmill.speculation.draft_loading import LoadedDraft
+    from tokenmill.transfer.connect import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,21 @@ def allocate(
     sampling = SamplingState(config.max_num_seqs, architecture.vocab_size)
     behind = None if draft is None else draft.attention.make(size.num_allocated + draft.num_scratch_pages)
     return StepMemory(size, tables, sampling, attention.make(size.num_allocated), behind)
+
+
+def connect_sources(
+    config: EngineConfig, platform: Platform, memory: StepMemory, layout: str, fingerprint: str
+) -> Connection | None:
+    """Where KV may come from and go besides this memory; None: nowhere, and nothing of that room is imported.
+
+    Raises:
+        InvalidConfig: see `connect`.
+    """
+    if not (config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config):
+        return None
+    from tokenmill.transfer.connect import connect
+
+    return connect(config, platform, memory, layout, fingerprint)
 
 
 def take_memory(config: EngineConfig, platform: Platform, memory: StepMemory) -> Iterator[None]:

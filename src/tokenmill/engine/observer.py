@@ -13,7 +13,7 @@ import msgspec
 from tokenmill.core.histogram import SECONDS, TOKENS, Histogram
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
-from tokenmill.engine.step_log import Added, Extended, RecordedInput, StepLog, StepRecord
+from tokenmill.engine.step_log import Added, Extended, News, RecordedInput, StepLog, StepRecord, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,14 @@ class Observer:
         self._result: StepResult | None = None
         self._error: str | None = None
         self._laps: list[float] = []
+        self._news = News()
 
     def record(self, arrived: RecordedInput) -> None:
         """Something came from outside and was taken in."""
         self._log.record(arrived)
         match arrived:
             case Added():
+                self._news.arrived.append((arrived.message.id, len(arrived.message.prompt_token_ids)))
                 self.stats.prompt_tokens += len(arrived.message.prompt_token_ids)
             case Extended():
                 self.stats.prompt_tokens += len(arrived.token_ids)
@@ -43,10 +45,11 @@ class Observer:
         """The loop turns."""
         self._laps = [time.perf_counter()]
 
-    def scheduled(self, plan: StepPlan | None) -> None:
-        """A plan was made, unless nothing can run; it is about to be launched."""
+    def scheduled(self, plan: StepPlan | None, preempted: list[str]) -> None:
+        """A plan was made, unless nothing can run; it is about to be launched. For it, some were `preempted`."""
+        self._news.preempted += preempted
         self._plan = plan
-        if plan is not None:
+        if plan is not None and plan.request_ids:
             self.stats.observe_plan(plan)
         self._laps.append(time.perf_counter())
 
@@ -65,17 +68,30 @@ class Observer:
         started, scheduled, ran = self._laps
         seconds = (scheduled - started, ran - scheduled, time.perf_counter() - ran)
         record = StepRecord(error=self._error, waiting=waiting, seconds=seconds)
-        self._log.add(self._plan, self._result, record)
+        self.ended([output for output in outputs if output.finish_reason is not None])
+        self._news.at = started
+        self._log.add(self._plan, self._result, record, self._take_news())
         if is_stuck:
             self._watchdog.report(self._log)
         if self._plan is not None or self._result is not None or self._error is not None:
             self.stats.observe(seconds)
         self.stats.generation_tokens += sum(len(output.token_ids) for output in outputs)
-        self.ended([output for output in outputs if output.finish_reason is not None])
 
-    def ended(self, outputs: Iterable[TokenOutput]) -> None:
+    def ended(self, outputs: Sequence[TokenOutput]) -> None:
         """These are the last outputs of their requests, or of a session's turn."""
         self.stats.stamp(outputs)
+        self._news.ended += [(output.id, output.finish_reason or "") for output in outputs]
+
+    def turns(self) -> list[Turn]:
+        """The last thousand turns, oldest first; what came since the last of them makes one more."""
+        if self._news:
+            self._news.at = time.perf_counter()
+            self._log.add(None, None, StepRecord(), self._take_news())
+        return self._log.turns()
+
+    def _take_news(self) -> News:
+        news, self._news = self._news, News()
+        return news
 
     def close(self) -> None:
         """Finish the log."""

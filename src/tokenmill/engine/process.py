@@ -16,15 +16,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
+from tokenmill.core.engine_messages import EngineProgress
 from tokenmill.core.errors import TokenMillError
-from tokenmill.core.messages import AbortRequests, AddRequest, EngineProgress, StepOutputs, ToEngine, TokenOutput
+from tokenmill.core.live import ShowTurns
+from tokenmill.core.messages import AbortRequests, AddRequest, StepOutputs, ToEngine, TokenOutput
 from tokenmill.core.part_messages import LeaveWorker, PartFailed, Ping, Pong
 from tokenmill.engine.control import answer
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.kv_publisher import KVPublisher
-from tokenmill.ipc.channels import engine_name
+from tokenmill.ipc.channels import LAST_WORD_MILLISECONDS, LINGER_MILLISECONDS, engine_name
 from tokenmill.ipc.engine_sockets import EngineSockets
 from tokenmill.ipc.heartbeat import Heartbeat
+from tokenmill.ipc.interrupts import accept_signals
 from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, LineHandler
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
 from tokenmill.kv.events import KVEventLog, changes_of
@@ -113,6 +116,9 @@ class EngineLoop:
         if isinstance(message, LeaveWorker):
             self._leave(message.worker)
             return []
+        if isinstance(message, ShowTurns):
+            self._sockets.send_to_api(answer(self._engine, message, self._publish))
+            return []
         if not isinstance(message, AddRequest):
             self._sockets.send_to_api(answer(self._engine, message, self._publish))
             self._send_stats(now=True)
@@ -150,10 +156,13 @@ class EngineLoop:
 def serve(folder: Path, index: int, life: int = 0) -> int:
     """Build the engine of this index that FOLDER/launch.json describes and serve; returns the exit code."""
     sockets = EngineSockets(folder, index, life)
+    linger = LAST_WORD_MILLISECONDS
     try:
         launch = LaunchFile.read(folder)
         with sockets.heartbeat(launch.server.engine_timeout) as heartbeat:
-            _serve(launch.engine_config(index, life), launch.topology, index, sockets, heartbeat)
+            config = launch.engine_config(index, life, folder=folder)
+            _serve(config, launch.topology, index, sockets, heartbeat)
+        linger = LINGER_MILLISECONDS
     except TokenMillError as error:
         sockets.send_to_api(PartFailed(sockets.name, str(error), error.exit_code))
         return error.exit_code
@@ -162,7 +171,7 @@ def serve(folder: Path, index: int, life: int = 0) -> int:
         sockets.send_to_api(PartFailed(sockets.name, f"the engine failed: {type(error).__name__}: {error}", 1))
         return 1
     finally:
-        sockets.close()
+        sockets.close(linger)
     return 0
 
 
@@ -211,13 +220,17 @@ def end_with_parent() -> None:
 
 def main() -> int:
     """Entry point of the process."""
+    accept_signals()
     logging.basicConfig(level=logging.WARNING, handlers=[LineHandler(FORMAT_WITH_TIME)])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     end_with_parent()
     folder, (index, rank, life) = Path(sys.argv[1]), map(int, sys.argv[2:])
-    assert rank == 0, "this process runs a whole model"
-    offer_stacks(stack_file(folder, engine_name(index, life=life)))
-    return serve(folder, index, life)
+    offer_stacks(stack_file(folder, engine_name(index, rank, life)))
+    if rank == 0:
+        return serve(folder, index, life)
+    from tokenmill.parallel.process import serve_rank
+
+    return serve_rank(folder, index, rank, life)
 
 
 if __name__ == "__main__":

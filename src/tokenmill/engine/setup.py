@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.attention.protocol import AttentionBackend
-from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
+from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
-from tokenmill.core.messages import EngineReady
-from tokenmill.engine.drafting import describe_speculation, find_draft, speculation_of, with_speculation
+from tokenmill.engine.drafting import describe_speculation, speculation_of, with_speculation
 from tokenmill.engine.engine import Engine, ModelLimits
-from tokenmill.engine.memory import StepMemory, allocate, take_memory
+from tokenmill.engine.loading import LoadedModel, Progress, StartupTimer, load, size_kv
+from tokenmill.engine.memory import StepMemory, allocate, connect_sources, take_memory
 from tokenmill.engine.observer import Observer
-from tokenmill.engine.step_log import LogHeader, StepLog, check_writable
+from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.engine.warm_up import warm_up
-from tokenmill.kernels.protocol import Kernels
 from tokenmill.kv.events import KVEventLog
-from tokenmill.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
-from tokenmill.machine.fit import check_fit, check_parameters
-from tokenmill.machine.kv_size import MIB, KVSize, decide_kv_size, wanted_context
+from tokenmill.machine.kv_size import MIB, KVSize, wanted_context
 from tokenmill.model_files import eos_token_ids
-from tokenmill.models.architecture import Architecture, MoeSpec
-from tokenmill.models.decoder import Decoder
+from tokenmill.models.architecture import MoeSpec
 from tokenmill.models.native_decoder import in_one_call, native_pass_obstacle
+from tokenmill.parallel.group import Group, config_of_rank, start_group
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
-from tokenmill.runner.executor import InlineExecutor, ThreadExecutor
+from tokenmill.runner.executor import Executor, InlineExecutor, ThreadExecutor
 from tokenmill.runner.model_runner import ModelRunner
 from tokenmill.runner.row_state import RowState
 from tokenmill.runner.staging import Staging
@@ -44,44 +39,16 @@ from tokenmill.scheduler.config import SchedulerConfig, find_policies
 from tokenmill.structured.cache import GrammarCache
 from tokenmill.structured.compiler import GrammarTokenizer
 from tokenmill.structured.sandbox import Limits
-from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.fingerprint import fingerprint
-from tokenmill.weights.hub import fetch
-from tokenmill.weights.loader import plan_model
-from tokenmill.weights.sharing import LoadedWeights, load_weights
 
 if TYPE_CHECKING:
-    from tokenmill.speculation.draft_loading import LoadedDraft
+    pass
 
 logger = logging.getLogger(__name__)
 
 # Decodes beside prompts run in a graph of their own where the weights, which the step then reads twice, are no larger:
 # what eager decodes cost, a launch or two in each layer, is half a millisecond (estimated, not measured).
 TWICE_READ_BYTES = 2 << 30
-
-Progress = Callable[[str, int, int], None]
-
-
-class StartupTimer:
-    """Seconds of each start-up phase, and the way to tell how far one is.
-
-    Attributes:
-        current: the phase that began last.
-    """
-
-    def __init__(self, report: Progress) -> None:
-        self.seconds: dict[str, float] = {}
-        self.current = "starting"
-        self._report = report
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[Callable[[int, int], None]]:
-        """Time a phase; yields the function that reports `done, total` within it."""
-        start = time.perf_counter()
-        self.current = name
-        self._report(name, 0, 0)
-        yield lambda done, total: self._report(name, done, total)
-        self.seconds[name] = time.perf_counter() - start
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +63,6 @@ class BuiltEngine:
     ready: EngineReady
     idle_work: Iterator[None]
     model: LoadedModel
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model with its weights in memory, and what was chosen for it, each with the reason."""
-
-    folder: Path
-    architecture: Architecture
-    weights: LoadedWeights
-    kernels: Kernels
-    kernels_reason: str
-    attention: AttentionChoice
-    weight_bytes: int
-    num_threads: int
-    threads_reason: str
-    draft: LoadedDraft | None = None
-
-    @property
-    def decoder(self) -> Decoder:
-        """What it computes."""
-        return self.weights.decoder
 
 
 def build_engine(
@@ -140,9 +86,13 @@ def build_engine(
     platform = platform or select_platform(config.device)
     config = dataclasses.replace(config, device=platform.device).resolve()
     find_policies(config.scheduling_policy, config.batch_policy, config.admission)  # before the weights are read
+    config = config_of_rank(config)
+    group = start_group(config)
     try:
-        return _build(config, platform, timer, model)
-    except Exception as error:
+        return _build(config, platform, timer, model, group)
+    except BaseException as error:
+        if group is not None:
+            group.abandon(error)
         if isinstance(error, OutOfMemory) or not platform.is_out_of_memory(error):
             raise
         free = platform.available_bytes() >> 20
@@ -152,8 +102,10 @@ def build_engine(
         ) from error
 
 
-def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model: LoadedModel | None) -> BuiltEngine:
-    model = model or load(config, platform, timer)
+def _build(
+    config: EngineConfig, platform: Platform, timer: StartupTimer, model: LoadedModel | None, group: Group | None
+) -> BuiltEngine:
+    model = model or load(config, platform, timer, group)
     limits = ModelLimits(
         wanted_context(config, model.architecture.max_position),
         model.architecture.vocab_size,
@@ -161,30 +113,36 @@ def _build(config: EngineConfig, platform: Platform, timer: StartupTimer, model:
         fingerprint(model.folder, config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size)),
     )
     grammars = grammar_cache(config, model.folder, limits)
-    available = max(0, platform.available_bytes() - model.weights.file_bytes)
+    available = None
     if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
         with timer.phase("measuring a step"):
             available = room_for_kv(config, platform, model, limits, grammars)
     with timer.phase("allocating KV"):
-        page_bytes = model.attention.bytes_per_page
-        if model.draft is not None:
-            page_bytes, available = page_bytes + model.draft.page_bytes, max(0, available - model.draft.scratch_bytes)
-        size = decide_kv_size(config, model.architecture.max_position, page_bytes, available)
+        size = size_kv(config, platform, model, available)
         memory = allocate(config, platform, model.architecture, model.attention, size, model.draft)
     limits = dataclasses.replace(limits, max_model_len=size.max_model_len)
     runner = make_runner(config, platform, model, memory, grammars)
     graphs = _capture(platform, runner, timer)
     on_thread = config.async_scheduling and not platform.is_accelerator
-    executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
+    executor: Executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
+    if model.group is not None:
+        executor = model.group.executor(executor)
     header = log_header(config, size, limits)
     with timer.phase("warming up"):
         warm_up(Engine(header.make_scheduler(), executor, limits), platform)
         header = with_speculation(config, platform, header, executor, limits)
+    # Kernels of another level round in another way.
+    whose = f"{limits.fingerprint}/{model.kernels.name}/{model.kernels_reason}"
+    connection = connect_sources(config, platform, memory, model.attention.name, whose)
+    header = header if connection is None else connection.with_settings(header)
     events = KVEventLog() if config.kv_events() is not None else None
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
-    engine = Engine(header.make_scheduler(events), executor, limits, header.depth, Observer(log), [grammars])
+    scheduler = header.make_scheduler(events)
+    executor, desk = (executor, None) if connection is None else connection.join(scheduler, executor)
+    engine = Engine(scheduler, executor, limits, header.depth, Observer(log), [grammars], desk)
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
     ready.fingerprint = limits.fingerprint
+    ready.takes_transfer_params = connection is not None and connection.takes_params
     ready.speculation = describe_speculation(header.speculation, model.draft)
     return BuiltEngine(engine, ready, take_memory(config, platform, memory), model)
 
@@ -210,43 +168,6 @@ def room_for_kv(
         return platform.untouched_bytes() + memory.attention.kv.num_bytes
     finally:
         engine.close()
-
-
-def load(config: EngineConfig, platform: Platform, timer: StartupTimer) -> LoadedModel:
-    """Find a model, choose kernels and threads for it, and read its weights into their forms.
-
-    What can be refused is refused before that.
-    """
-    if config.step_log:
-        check_writable(Path(config.step_log))
-    with timer.phase("finding the model") as progress:
-        folder = fetch(config.model, config.revision, config.download_dir, progress)
-        architecture = read_architecture(folder)
-    wanted_context(config, architecture.max_position)
-    dtype = DTYPES[config.dtype]
-    check_parameters(config, platform, architecture)
-    num_threads, threads_reason = choose_threads(config, platform, architecture.num_parameters() * dtype.itemsize)
-    check(config, platform, dtype)
-    kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
-    plan = plan_model(folder, architecture, kernels, config.load_format)
-    attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
-    draft = find_draft(config, platform, folder, num_threads, timer.phase)
-    page_bytes = attention.bytes_per_page + (0 if draft is None else draft.page_bytes)
-    check_fit(config, platform, folder, plan, page_bytes, num_threads)
-    with timer.phase("loading weights") as progress:
-        weights = load_weights(plan, folder, config, progress)
-    return LoadedModel(
-        folder,
-        architecture,
-        weights,
-        kernels,
-        kernels_reason,
-        attention,
-        plan.weight_bytes,
-        num_threads,
-        threads_reason,
-        draft,
-    )
 
 
 def describe(
@@ -278,10 +199,16 @@ def describe(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.step_budget,
         num_threads=model.num_threads,
-        threads_reason=model.threads_reason,
+        threads_reason=_ranks_reason(config) + model.threads_reason,
         seconds=seconds,
         weights_source=model.weights.source,
     )
+
+
+def _ranks_reason(config: EngineConfig) -> str:
+    """How many processes share the model, to be put before a sentence on one of them."""
+    size = config.tensor_parallel_size
+    return "" if size == 1 else f"of each of {size} ranks, as weights and KV: "
 
 
 def _pass_reason(model: LoadedModel, memory: StepMemory) -> str:
@@ -302,7 +229,8 @@ def make_runner(
     rows, attention = RowState(memory.tables, memory.sampling, masks), memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)
-    in_calls = in_one_call(model.decoder, attention)
+    own = in_one_call(model.decoder, attention)
+    in_calls = own if model.group is None else model.group.model(own)
     sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None))
     runner = ModelRunner(in_calls, attention, rows, sampler, HostTransport())
     if model.draft is not None and memory.draft is not None:

@@ -12,6 +12,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from io import RawIOBase
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +24,7 @@ from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import RowFailure, StepPlan, StepResult
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.transfers import KVNews, TransferSettings
 from tokenmill.kv.events import KVEventLog
 from tokenmill.kv.kv_manager import KVManager
 from tokenmill.kv.page_pool import RESERVED_PAGES, PagePool
@@ -85,7 +87,7 @@ class Paused(_Input):
     is_paused: bool
 
 
-RecordedInput = Added | Extended | Woken | Aborted | CacheReset | Paused
+RecordedInput = Added | Extended | Woken | Aborted | CacheReset | Paused | KVNews
 
 
 class LogHeader(msgspec.Struct, kw_only=True):
@@ -101,6 +103,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
     eos_token_ids: list[int]
     depth: int
     speculation: SpeculationSettings | None = None
+    transfers: TransferSettings | None = None
 
     def make_scheduler(self, events: KVEventLog | None = None, drafter: Drafter | None = None) -> Scheduler:
         """A scheduler over `num_pages` usable pages; the reserved page 0 comes on top.
@@ -112,9 +115,12 @@ class LogHeader(msgspec.Struct, kw_only=True):
         if drafter is None and self.speculation is not None:
             drafter = Speculation(self.speculation)
         cache = RadixTree(self.page_size, events) if self.enable_prefix_caching else NullCache(self.page_size)
-        return Scheduler(
-            self.scheduler, KVManager(PagePool(self.num_pages + RESERVED_PAGES), cache, self.page_size), drafter
-        )
+        kv = KVManager(PagePool(self.num_pages + RESERVED_PAGES), cache, self.page_size)
+        if self.transfers is None:
+            return Scheduler(self.scheduler, kv, drafter)
+        from tokenmill.transfer.state import TransferState
+
+        return Scheduler(self.scheduler, kv, drafter, TransferState(kv, self.transfers))
 
 
 class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -144,6 +150,35 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
+@dataclass(slots=True)
+class News:
+    """What a turn of the loop meant for requests, as far as plan and result do not say it. Ids and small numbers only.
+
+    Attributes:
+        at: when the turn began, in seconds of the machine's monotonic clock.
+        arrived: ids, and the tokens of their prompts.
+        ended: ids, and why.
+    """
+
+    at: float = 0.0
+    arrived: list[tuple[str, int]] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    ended: list[tuple[str, str]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.arrived or self.preempted or self.ended)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn as memory keeps it. `number` counts all that were kept, from 1."""
+
+    number: int
+    plan: StepPlan | None
+    record: StepRecord
+    news: News
+
+
 def check_writable(path: Path) -> None:
     """See that a log can be written; what is there is left as it is.
 
@@ -163,7 +198,8 @@ class StepLog:
     def __init__(self, path: Path | None = None, header: LogHeader | None = None) -> None:
         """Open `path` for appending, if there is one; its header is written at once."""
         self._inputs: list[RecordedInput] = []
-        self._recent: deque[tuple[StepPlan | None, StepRecord]] = deque(maxlen=RECORDS_KEPT)
+        self._recent: deque[Turn] = deque(maxlen=RECORDS_KEPT)
+        self.num_turns = 0
         self._file: RawIOBase | None = None
         if path is not None:
             assert header is not None, "a log file begins with its header"
@@ -178,10 +214,10 @@ class StepLog:
         if self._file is not None:
             self._inputs.append(arrived)
 
-    def add(self, plan: StepPlan | None, result: StepResult | None, record: StepRecord) -> None:
-        """A turn of the loop is over; `record` holds what is not in its plan and its result."""
+    def add(self, plan: StepPlan | None, result: StepResult | None, record: StepRecord, news: News) -> None:
+        """A turn of the loop is over; `record` and `news` hold what is not in its plan and its result."""
         inputs, self._inputs = self._inputs, []
-        if plan is None and result is None and not inputs and record.error is None:
+        if plan is None and result is None and not inputs and not news and record.error is None:
             return  # an idle turn
         if result is not None:
             record = msgspec.structs.replace(
@@ -192,13 +228,18 @@ class StepLog:
                 failures=result.failures,
                 proposals={index: (ids.tolist(), is_forced) for index, (ids, is_forced) in result.proposals.items()},
             )
-        self._recent.append((plan, record))
+        self.num_turns += 1
+        self._recent.append(Turn(self.num_turns, plan, record, news))
         if self._file is not None:
             self._write(_with_plan(plan, msgspec.structs.replace(record, inputs=inputs)))
 
     def recent(self) -> Iterator[StepRecord]:
         """The last thousand records, oldest first."""
-        return (_with_plan(plan, record) for plan, record in self._recent)
+        return (_with_plan(turn.plan, turn.record) for turn in self._recent)
+
+    def turns(self) -> list[Turn]:
+        """The last thousand turns, oldest first."""
+        return list(self._recent)
 
     def close(self) -> None:
         """Finish the file."""

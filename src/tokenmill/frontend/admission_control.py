@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tokenmill.config import ServerConfig
 from tokenmill.core.errors import QueueFull
 from tokenmill.core.messages import GenerateText
 
@@ -24,6 +25,13 @@ class AdmissionLimits:
 
     max_requests: int | None = None
     max_tokens: int | None = None
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> AdmissionLimits:
+        """What the flags say. The requests that wait are counted by the engines, for all API processes alike; of the
+        tokens each process counts its own, so each has its share."""
+        tokens = config.max_num_queued_tokens
+        return cls(config.max_num_queued_reqs, None if tokens is None else tokens // config.api_server_count)
 
 
 class AdmissionControl:

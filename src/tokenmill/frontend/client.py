@@ -14,6 +14,8 @@ from hashlib import blake2b
 
 import msgspec
 
+from tokenmill.core.api_messages import FinishedRequest
+from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidRequest, TokenMillError
 from tokenmill.core.messages import (
     AbortRequests,
@@ -21,7 +23,6 @@ from tokenmill.core.messages import (
     DecodeTokens,
     Encoded,
     EncodeText,
-    EngineReady,
     GenerateText,
     RequestRejected,
     TextOutput,
@@ -32,8 +33,9 @@ from tokenmill.core.part_messages import EngineNews
 from tokenmill.core.request import FinishReason
 from tokenmill.frontend.admission_control import AdmissionControl, AdmissionLimits
 from tokenmill.frontend.generation import Generation
-from tokenmill.frontend.open_request import Call, FinishedRequest, OpenRequest, RequestObserver
+from tokenmill.frontend.open_request import Call, OpenRequest, RequestObserver
 from tokenmill.frontend.worker_turns import WorkerTurns
+from tokenmill.replicas.topology import request_mark
 
 Send = Callable[[ToWorker], None]
 
@@ -58,12 +60,18 @@ class EngineClient:
         observer: RequestObserver | None = None,
         limits: AdmissionLimits | None = None,
         seed: int = 0,
+        first_worker: int = 0,
     ) -> None:
-        """`seed`: keys the draws of prompts that bring no seed, together with their number."""
+        """
+        Args:
+            seed: keys the draws of prompts that bring no seed, together with their number.
+            first_worker: the index of the first of these text workers among all of the server.
+        """
         self._workers = list(workers)
         self._retired: set[str] = set()
         self._ready: EngineReady | None = None
-        self._seed = seed
+        self._seed = f"{first_worker}/{seed}" if first_worker else str(seed)
+        self._first_worker = first_worker
         self._num_prompts = 0
         self._admission = AdmissionControl(limits or AdmissionLimits())
         self._turns = WorkerTurns(len(self._workers))
@@ -76,6 +84,11 @@ class EngineClient:
     def num_open(self) -> int:
         """Requests without a terminal output."""
         return len(self._open)
+
+    @property
+    def open_ids(self) -> list[str]:
+        """Those requests."""
+        return list(self._open)
 
     @property
     def failure(self) -> Exception | None:
@@ -98,6 +111,11 @@ class EngineClient:
     def num_workers(self) -> int:
         """Text workers."""
         return len(self._workers)
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that can run at once, on all engines together."""
+        return self._admission.num_rows
 
     def avoid(self, worker: int, is_avoided: bool) -> None:
         """Start no call through this text worker while others are there; see `WorkerTurns.avoid`."""
@@ -133,7 +151,8 @@ class EngineClient:
         arrived = time.monotonic()
         worker = self._turns.next(prompts[0].session) if worker is None else worker
         tenant = tenant or _new_id()
-        prompts = [self._accepted(prompt, tenant, is_background) for prompt in prompts]
+        mark = request_mark(self._first_worker + worker)
+        prompts = [self._accepted(prompt, mark, tenant, is_background) for prompt in prompts]
         ids = [request_id for prompt in prompts for request_id in prompt.ids]
         generation = Generation(ids, lambda generation: self._leave(generation, worker), label, trace)
         try:
@@ -149,9 +168,9 @@ class EngineClient:
                 self._open[request_id] = OpenRequest(generation, prompt, worker, arrived, arrived)
         return generation
 
-    def _accepted(self, prompt: GenerateText, tenant: str, is_background: bool) -> GenerateText:
+    def _accepted(self, prompt: GenerateText, mark: str, tenant: str, is_background: bool) -> GenerateText:
         """A prompt with ids, and with a seed that is fixed from now on: all engines that go on with it draw alike."""
-        ids, params = [_new_id() for _ in range(prompt.params.n)], prompt.params
+        ids, params = [mark + _new_id() for _ in range(prompt.params.n)], prompt.params
         if params.seed is None:
             digest = blake2b(f"{self._seed}/{self._num_prompts}".encode(), digest_size=8).digest()
             params = msgspec.structs.replace(params, seed=int.from_bytes(digest, "little", signed=True))
@@ -169,10 +188,6 @@ class EngineClient:
         for generation in {request.generation for request in self._open.values()}:
             generation.remark()
 
-    def still_open(self, ids: list[str]) -> list[str]:
-        """Those of these requests that have not ended."""
-        return [request_id for request_id in ids if request_id in self._open]
-
     def find(self, name: str) -> list[list[str]]:
         """The open requests of each call of this label, or the request of this id: whole names, never parts of them.
 
@@ -185,19 +200,15 @@ class EngineClient:
         return list(calls.values())
 
     def abort(self, ids: Sequence[str]) -> None:
-        """End open requests; their readers get a last delta that says so."""
+        """End requests, those of them that are open; their readers get a last delta that says so."""
         for request_id in ids:
-            request = self._open[request_id]
+            request = self._open.get(request_id)
+            if request is None:
+                continue
             num_prompt_tokens = request.num_prompt_tokens
             self._forget(request_id, FinishReason.ABORT)
             self._workers[request.worker](AbortRequests([request_id]))
             request.generation.deliver(TextOutput(request_id, "", [], num_prompt_tokens, 0, FinishReason.ABORT))
-
-    def abort_all(self) -> int:
-        """End every open request; returns how many there were."""
-        ids = list(self._open)
-        self.abort(ids)
-        return len(ids)
 
     async def encode(self, message: EncodeText) -> Encoded:
         """Tokenize without generating.
@@ -254,10 +265,10 @@ class EngineClient:
             retired: the dead one's inbox; what it has left on its way is dropped.
             news: how the engines are.
         """
-        assert self._ready is not None, "the server runs"
         send = self._workers[worker]
         self._retired.add(retired)
-        send(self._ready)
+        if self._ready is not None:
+            send(self._ready)
         for one in news:
             send(one)
         resumed: dict[int, tuple[GenerateText, dict[str, list[list[int]]]]] = {}

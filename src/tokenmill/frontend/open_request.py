@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tokenmill.core.api_messages import FinishedRequest
 from tokenmill.core.messages import Decoded, DecodeTokens, Encoded, EncodeText, GenerateText
-from tokenmill.core.request import FinishReason
 from tokenmill.frontend.generation import Generation
 
 
@@ -40,29 +40,6 @@ class Call:
     worker: int
     message: EncodeText | DecodeTokens
     reply: asyncio.Future[Encoded | Decoded]
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedRequest:
-    """One request from its arrival to its end. Times are seconds of the machine's monotonic clock; 0: it never was.
-
-    Attributes:
-        label: what its client knows its call by.
-        trace: the `traceparent` that its client sent; empty: none.
-        scheduled: when it was first part of a step.
-    """
-
-    label: str
-    trace: str
-    reason: FinishReason
-    arrived: float
-    scheduled: float
-    first_output: float
-    last_output: float
-    ended: float
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
 
 
 class RequestObserver(Protocol):

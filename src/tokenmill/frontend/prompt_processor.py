@@ -11,17 +11,9 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.messages import (
-    CallRules,
-    Decoded,
-    DecodeTokens,
-    Encoded,
-    EncodeText,
-    EngineReady,
-    GenerateText,
-    RequestRejected,
-)
+from tokenmill.core.messages import CallRules, Decoded, DecodeTokens, Encoded, EncodeText, GenerateText, RequestRejected
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.frontend.chat_template import ChatTemplate

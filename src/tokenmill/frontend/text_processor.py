@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 
 from tokenmill.config import EngineConfig
+from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
     DecodeTokens,
     EncodeText,
-    EngineReady,
     GenerateText,
     PromptReport,
     RequestRejected,
@@ -180,6 +180,7 @@ class TextProcessor:
                     engine=message.engine,
                     session=message.session,
                     is_background=message.is_background,
+                    kv_transfer_params=message.kv_transfer_params,
                 )
             )
         return requests
@@ -256,6 +257,7 @@ class TextProcessor:
             scheduled_at=output.scheduled_at,
             answer=answer,
             num_reasoning_tokens=0 if request.parser is None else request.parser.num_reasoning_tokens,
+            kv_transfer_params=output.kv_transfer_params,
         )
 
     def _new_text(self, request: _OpenRequest, output: TokenOutput) -> tuple[str, str | None]:

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import zmq
 
+from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
     DecodeTokens,
     EncodeText,
-    EngineReady,
     GenerateText,
     StepOutputs,
     TextMessage,
@@ -46,12 +46,14 @@ from tokenmill.core.request import FinishReason
 from tokenmill.frontend.prepare_thread import PrepareThread
 from tokenmill.frontend.prompt_processor import Prepared, Question
 from tokenmill.frontend.text_processor import Routed, TextProcessor, load_text_processor
-from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name, worker_name
+from tokenmill.ipc.channels import API, LAST_WORD_MILLISECONDS, Inbox, Outbox, api_name, engine_name, worker_name
 from tokenmill.ipc.heartbeat import Heartbeat
+from tokenmill.ipc.interrupts import accept_signals
 from tokenmill.ipc.log_lines import LineHandler
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
 from tokenmill.replicas.dispatcher import Dispatcher
 from tokenmill.replicas.launch_file import LaunchFile
+from tokenmill.replicas.topology import request_mark
 from tokenmill.routing.policies import policy_of
 from tokenmill.routing.router import Router
 
@@ -64,8 +66,8 @@ START_PATIENCE = 20.0
 PREPARE_PATIENCE = 4.0
 KILLS_ENGINES = "the engine died twice while it ran this request; it is not tried again"
 
-Sockets = tuple[Inbox[ToWorker], Outbox, Dispatcher]
-"""The inbox, and the ways to the API process and to the engines."""
+Sockets = tuple[Inbox[ToWorker], Outbox, Outbox, Dispatcher]
+"""The inbox, and the ways to the supervisor, to the API process whose requests it has, and to the engines."""
 
 
 def run_worker(folder: Path, index: int, alive_fd: int, life: int = 0) -> int:
@@ -77,28 +79,31 @@ def run_worker(folder: Path, index: int, alive_fd: int, life: int = 0) -> int:
     launch = LaunchFile.read(folder)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox: Inbox[ToWorker] = Inbox(context, folder, worker_name(index, life), ToWorker)
-    api = Outbox(context, folder, API)
+    supervisor = Outbox(context, folder, API)
+    api = Outbox(context, folder, api_name(launch.topology.api_of(index)))
     inboxes = {spec.index: engine_name(spec.index) for spec in launch.topology.engines}
     policy = launch.server.routing_policy if launch.topology.has_replicas else "fewest"
     router = Router(list(inboxes), policy_of(policy, last=index - 1))
     predecessor = worker_name(index, life - 1) if life else ""
-    engines = Dispatcher(inboxes, lambda name: Outbox(context, folder, name), router, predecessor)
+    engines = Dispatcher(inboxes, lambda name: Outbox(context, folder, name), router, predecessor, request_mark(index))
     try:
         with Heartbeat(context, folder, inbox, launch.server.engine_timeout) as heartbeat:
-            _serve(launch, index, (inbox, api, engines), alive_fd, heartbeat)
+            _serve(launch, index, (inbox, supervisor, api, engines), alive_fd, heartbeat)
         return 0
     except TokenMillError as error:
-        api.send(PartFailed(inbox.name, str(error), error.exit_code))
+        supervisor.send(PartFailed(inbox.name, str(error), error.exit_code))
+        supervisor.close(LAST_WORD_MILLISECONDS)
         return error.exit_code
     finally:
         inbox.close()
+        supervisor.close()
         api.close()
         engines.close()
         context.term()
 
 
 def _serve(launch: LaunchFile, index: int, sockets: Sockets, alive_fd: int, heartbeat: Heartbeat) -> None:
-    inbox, api, engines = sockets
+    inbox, supervisor, api, engines = sockets
     poller = zmq.Poller()
     poller.register(inbox.socket, zmq.POLLIN)
     poller.register(alive_fd, zmq.POLLIN)
@@ -112,16 +117,19 @@ def _serve(launch: LaunchFile, index: int, sockets: Sockets, alive_fd: int, hear
             while (message := inbox.receive()) is not None:
                 heartbeat.begin(f"a message ({type(message).__name__})")
                 if isinstance(message, Ping):
-                    api.send(Pong(inbox.name))
+                    supervisor.send(Pong(inbox.name))
                     continue
                 if isinstance(message, EngineReady):
                     heartbeat.begin("loading the tokenizer", START_PATIENCE)
                     loaded = early.get(message.model) or _load(launch, message.model, inbox.name)
-                    loop = WorkerLoop(inbox.name, loaded.result(), api, engines, heartbeat)
+                    loop = WorkerLoop(inbox.name, loaded.result(), (supervisor, api, engines), heartbeat)
                     caches = launch.engine.enable_prefix_caching
                     engines.begin(inbox.name, message.page_size if caches else 0, message.fingerprint)
                     for fd in loop.fds:
                         poller.register(fd, zmq.POLLIN)
+                if loop is None and isinstance(message, EngineLost | EngineBack | EngineDraining):
+                    engines.hear(message)
+                    continue
                 if loop is None:
                     inbox.drop("it came before EngineReady")
                     continue
@@ -147,15 +155,13 @@ class WorkerLoop:
         self,
         name: str,
         processor: TextProcessor,
-        api: Outbox,
-        engines: Dispatcher,
+        ways: tuple[Outbox, Outbox, Dispatcher],
         heartbeat: Heartbeat,
     ) -> None:
-        """`name`: of the inbox."""
+        """`name`: of the inbox; `ways`: as in `Sockets`."""
         self._name = name
         self._processor = processor
-        self._api = api
-        self._engines = engines
+        self._supervisor, self._api, self._engines = ways
         self._long = PrepareThread(_watched(processor.prepare, heartbeat, "a long text"))
         self._huge = PrepareThread(_watched(processor.prepare, heartbeat, "a huge text"))
         self._threads = (self._long, self._huge)
@@ -179,9 +185,9 @@ class WorkerLoop:
         elif not isinstance(message, StepOutputs) or self._engines.take(message):
             self._send(self._processor.process(message))
         if cleared := self._engines.cleared():
-            self._api.send(Cleared(cleared))
+            self._supervisor.send(Cleared(cleared))
         for engine in self._engines.idle():
-            self._api.send(EngineIdle(engine, self._name))
+            self._supervisor.send(EngineIdle(engine, self._name))
 
     def hand_on_finished(self) -> None:
         """Send on what the threads have prepared."""
@@ -246,6 +252,7 @@ def _parent_is_gone(alive_fd: int, events: dict[object, int]) -> bool:
 
 def main() -> int:
     """Entry point of the process."""
+    accept_signals()
     # Ctrl-C in a terminal reaches the whole group; the parent decides when its children end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, handlers=[LineHandler()])

@@ -1,6 +1,7 @@
 """The unix sockets between the processes of a server: one inbox each, in a private folder.
 
     api.ipc       read by the API process     <- text workers, engines
+    api-1.ipc     read by its sibling, if any <- text workers of its own, the API process
     engine-0.ipc  read by engine 0            <- text workers, API process
     worker-0.ipc  read by text worker 0       <- API process, engines
 
@@ -21,10 +22,17 @@ from tokenmill.core.part_messages import Message
 
 API = "api"
 LINGER_MILLISECONDS = 200
+# Why a part cannot start is told to a process that may itself be starting.
+LAST_WORD_MILLISECONDS = 10_000
 
 _logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+def api_name(index: int) -> str:
+    """Name of the inbox of an API process; the successor of one that has died takes it over."""
+    return f"{API}-{index}" if index else API
 
 
 def engine_name(index: int, rank: int = 0, life: int = 0) -> str:
@@ -107,6 +115,11 @@ class Outbox:
 def socket_path(folder: Path, name: str) -> Path:
     """Where the socket of an inbox lies."""
     return folder / f"{name}.ipc"
+
+
+def http_path(folder: Path) -> Path:
+    """Where the first API process serves its siblings by HTTP."""
+    return folder / "http.sock"
 
 
 def _address(folder: Path, name: str) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import zmq
 
-from tokenmill.core.messages import EngineMessage, StepOutputs, ToApi, ToEngine, ToReporter
-from tokenmill.core.part_messages import EngineReport, WatchEngine
+from tokenmill.core.messages import StepOutputs, ToApi, ToEngine, ToReporter
+from tokenmill.core.part_messages import EngineMessage, EngineReport, WatchEngine
 from tokenmill.ipc.channels import API, LINGER_MILLISECONDS, Inbox, Outbox, engine_name
 from tokenmill.ipc.heartbeat import Heartbeat
 
@@ -68,6 +68,6 @@ class EngineSockets:
         """The engine's, to be entered."""
         return Heartbeat(self._context, self.folder, self._inbox, timeout)
 
-    def close(self) -> None:
-        """Deliver what is on its way, a moment long, and let go."""
-        self._context.destroy(linger=LINGER_MILLISECONDS)
+    def close(self, linger: int = LINGER_MILLISECONDS) -> None:
+        """Deliver what is on its way, for so many milliseconds at most, and let go."""
+        self._context.destroy(linger=linger)

@@ -1,4 +1,5 @@
-"""Ctrl-C between steps, never inside one: an engine interrupted halfway through its books could not go on."""
+"""Signals when they can be obeyed: Ctrl-C between steps, never inside one, since an engine interrupted halfway through
+its books could not go on."""
 
 from __future__ import annotations
 
@@ -6,6 +7,11 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+
+def accept_signals() -> None:
+    """In a process whose parent held signals back when it started it: let them come, from now on."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD})
 
 
 @contextmanager

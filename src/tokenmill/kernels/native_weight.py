@@ -128,8 +128,15 @@ class PackedWeight:
         """See `LinearWeight.argmax`; the logits are not kept."""
         x = self._checked(x)
         ids = torch.empty(x.shape[0], dtype=torch.int64)
-        self._kernels.argmax(self.packed, x.data_ptr(), x.shape[0], x.stride(0), ids.data_ptr())
+        self._kernels.argmax(self.packed, x.data_ptr(), x.shape[0], x.stride(0), ids.data_ptr(), 0)
         return ids
+
+    def best(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `LinearWeight.best`; the logits are not kept."""
+        x = self._checked(x)
+        ids, values = torch.empty(x.shape[0], dtype=torch.int64), torch.empty(x.shape[0])
+        self._kernels.argmax(self.packed, x.data_ptr(), x.shape[0], x.stride(0), ids.data_ptr(), values.data_ptr())
+        return ids, values
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         """See `LinearWeight.lookup`; the ids are not checked."""

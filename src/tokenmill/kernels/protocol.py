@@ -55,6 +55,12 @@ class LinearWeight(Protocol):
         -1 where one of these is NaN or +inf, or all are -inf.
         """
 
+    def best(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, in_size] -> [T] int64, [T] float32: the largest of `logits(x)`, and its row, the lowest of equals.
+
+        The row counts where the value is finite; NaN is taken for larger than any number.
+        """
+
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows by number: [T] int64 -> [T, in_size] in the model's dtype."""
 

@@ -41,6 +41,12 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     return ids.where(logits.gather(1, ids).isfinite(), -1).squeeze(1)
 
 
+def best(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T, V] -> [T] int64, [T] float32: the largest of each row, and its value; see `LinearWeight.best`."""
+    ids = logits.argmax(-1, keepdim=True)
+    return ids.squeeze(1), logits.gather(1, ids).squeeze(1).float()
+
+
 class TorchWeight:
     """A row-major weight; see `LinearWeight`.
 
@@ -74,6 +80,10 @@ class TorchWeight:
     def argmax(self, x: torch.Tensor) -> torch.Tensor:
         """See `LinearWeight.argmax`."""
         return argmax(self.multiply(x))
+
+    def best(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `LinearWeight.best`."""
+        return best(self.multiply(x))
 
     def lookup(self, ids: torch.Tensor) -> torch.Tensor:
         """See `LinearWeight.lookup`."""

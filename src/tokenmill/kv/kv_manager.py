@@ -12,15 +12,15 @@ Does not know why a request wants or loses pages; that is the scheduler's busine
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from tokenmill.core.request import Request
+from tokenmill.core.request import Request, TokenArray
 from tokenmill.kv.page_pool import PagePool
 from tokenmill.kv.prefix_cache import PrefixCache
-from tokenmill.kv.radix_node import RadixNode
+from tokenmill.kv.radix_node import PageArray, RadixNode
 from tokenmill.kv.radix_tree import PrefixMatch
 
 # A page that does not exist yet: the node that it will stand below, and its tokens.
@@ -49,7 +49,11 @@ class RequestPages:
 
 
 class KVManager:
-    """Bookkeeping of all KV pages. Invariant: free + evictable + pinned == usable; a failed call changes nothing."""
+    """Bookkeeping of all KV pages. Invariant: free + evictable + pinned == usable; a failed call changes nothing.
+
+    Attributes:
+        on_cached: told of pages of a request that the prefix cache has taken over.
+    """
 
     def __init__(self, pool: PagePool, cache: PrefixCache, page_size: int) -> None:
         self.pool = pool
@@ -57,6 +61,7 @@ class KVManager:
         self.page_size = page_size
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
+        self.on_cached: Callable[[Request, PageArray], None] | None = None
         self._held: dict[str, RequestPages] = {}
         self._writers: dict[Hashable, Request] = {}
 
@@ -81,8 +86,12 @@ class KVManager:
 
     def match(self, request: Request, step: int) -> PrefixMatch:
         """The cached prefix of a waiting request. Never the whole of it: the last token is always run."""
+        return self.cache.match(request.cache_key, self.matchable(request), step)
+
+    def matchable(self, request: Request) -> TokenArray:
+        """The tokens of a waiting request that need not be run: whole pages, without its last token."""
         usable = 0 if request.needs_whole_prompt else (request.num_tokens - 1) // self.page_size * self.page_size
-        return self.cache.match(request.cache_key, request.token_ids[:usable], step)
+        return request.token_ids[:usable]
 
     def missing_page(self, request: Request, match: PrefixMatch) -> PageKey | None:
         """The page that would lengthen a match; None if it could not be matched anyway."""
@@ -92,12 +101,12 @@ class KVManager:
         return match.node, request.token_ids[match.num_tokens : end].tobytes()
 
     def writer_of(self, page: Hashable) -> Request | None:
-        """The running request that is about to compute that page and to offer it to the cache."""
+        """The request that is about to compute or load that page and to offer it to the cache."""
         writer = self._writers.get(page)
-        return writer if writer is not None and writer.is_running else None
+        return writer if writer is not None and (writer.is_running or writer.awaits_kv) else None
 
     def announce(self, request: Request) -> None:
-        """Note which page a running request will offer to the cache next, so that others may wait for it."""
+        """Note which page a request will offer to the cache next, so that others may wait for it."""
         held = self._held[request.id]
         self._withdraw(request, held)
         end = (held.num_tree_pages + 1) * self.page_size
@@ -128,10 +137,13 @@ class KVManager:
             return False
         matched = match.pages.tolist()
         self._held[request.id] = RequestPages(matched + fresh, len(matched), match.node)
+        return True
+
+    def count_match(self, request: Request, match: PrefixMatch) -> None:
+        """A request begins with what was matched of it."""
         if self.shares_prefixes and not request.needs_whole_prompt:
             self.num_queried_tokens += request.num_tokens
             self.num_hit_tokens += match.num_tokens
-        return True
 
     def allocate(self, request: Request, num_tokens: int, spare: int) -> list[int] | None:
         """Lengthen a request's pages to hold `num_tokens` tokens.
@@ -168,6 +180,10 @@ class KVManager:
         """The page table of a request; the caller must not change it."""
         return self._held[request.id].pages
 
+    def node(self, request: Request) -> RadixNode:
+        """The deepest node of the tree that a request has locked."""
+        return self._held[request.id].node
+
     def num_returned_by(self, request: Request) -> int:
         """Pages that could be taken if this request alone released what it holds."""
         held = self._held[request.id]
@@ -193,6 +209,8 @@ class KVManager:
         held.duplicates.extend(duplicates.tolist())
         held.num_tree_pages = num_full
         self.announce(request)
+        if self.on_cached is not None:
+            self.on_cached(request, pages[len(duplicates) :])
 
     def release(self, request: Request, step: int) -> None:
         """Take back all that a request holds. Cached pages stay matchable; its own go back tail first."""
@@ -203,8 +221,8 @@ class KVManager:
         self.cache.unlock(held.node, step)
 
     def clear_cache(self) -> bool:
-        """Forget every cached prefix. Refused (False) while requests hold pages."""
-        if self._held:
+        """Forget every cached prefix. Refused (False) while requests hold pages, or somebody outside reads some."""
+        if self._held or self.cache.num_pinned:
             return False
         self.pool.free(self.cache.evict(self.cache.num_evictable))
         if self.cache.events is not None:
@@ -231,16 +249,7 @@ class KVManager:
         assert self.pool.num_free + self.cache.num_evictable + pinned == self.pool.num_usable, "page counts are off"
         for held in self._held.values():
             shared = set(held.pages[: held.num_tree_pages]) - set(held.duplicates)
-            assert shared <= set(_path_pages(held.node)), "a request uses tree pages outside its locked path"
+            assert shared <= set(held.node.path_pages().tolist()), "a request uses tree pages outside its locked path"
+            assert held.node.locks > 0, "a request's path is not locked"
         for page, writer in self._writers.items():
             assert self._held[writer.id].next_page == page, "a page is announced by one who will not write it"
-
-
-def _path_pages(node: RadixNode) -> list[int]:
-    pages: list[int] = []
-    walk: RadixNode | None = node
-    while walk is not None:
-        assert walk.locks > 0, "a request's path is not locked"
-        pages.extend(walk.pages.tolist())
-        walk = walk.parent
-    return pages

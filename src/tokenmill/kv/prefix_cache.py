@@ -25,6 +25,9 @@ class PrefixCache(Protocol):
     def match(self, key: CacheKey, tokens: TokenArray, step: int) -> PrefixMatch:
         """Find the longest cached prefix."""
 
+    def peek(self, key: CacheKey, tokens: TokenArray) -> int:
+        """How many tokens would be found."""
+
     def has_page(self, node: RadixNode, tokens: TokenArray) -> bool:
         """True if the first page of `tokens` stands below a node."""
 
@@ -43,8 +46,8 @@ class PrefixCache(Protocol):
     def evict(self, count: int) -> list[int]:
         """Give up pages."""
 
-    def nodes(self) -> list[RadixNode]:
-        """All nodes that hold pages."""
+    def nodes(self, most: int | None = None) -> list[RadixNode]:
+        """All nodes that hold pages, or about as many of them."""
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the bookkeeping is off."""
@@ -63,6 +66,10 @@ class NullCache:
     def match(self, key: CacheKey, tokens: TokenArray, step: int) -> PrefixMatch:
         """No prefix is ever cached."""
         return PrefixMatch(self._root, _NOTHING, 0)
+
+    def peek(self, key: CacheKey, tokens: TokenArray) -> int:
+        """Nothing."""
+        return 0
 
     def has_page(self, node: RadixNode, tokens: TokenArray) -> bool:
         """No page stands anywhere."""
@@ -89,7 +96,7 @@ class NullCache:
         assert count == 0, "evicting from an empty cache"
         return []
 
-    def nodes(self) -> list[RadixNode]:
+    def nodes(self, most: int | None = None) -> list[RadixNode]:
         """No node holds pages."""
         return []
 

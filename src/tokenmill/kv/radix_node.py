@@ -69,6 +69,17 @@ class RadixNode:
         """True if no other edge hangs below."""
         return not self.children
 
+    def path(self) -> list[RadixNode]:
+        """The nodes from the root to this one."""
+        nodes = [self]
+        while nodes[-1].parent is not None:
+            nodes.append(nodes[-1].parent)
+        return nodes[::-1]
+
+    def path_pages(self) -> PageArray:
+        """The pages of all edges from the root to here, in order."""
+        return np.concatenate([node.pages for node in self.path()])
+
     def append(self, tokens: TokenArray, pages: PageArray) -> None:
         """Lengthen the edge; amortized O(pages added), whatever its length."""
         total = self.num_pages + len(pages)

@@ -61,6 +61,17 @@ class RadixTree:
             node = child
         return PrefixMatch(node, np.concatenate(found) if found else _NOTHING, depth)
 
+    def peek(self, key: CacheKey, tokens: TokenArray) -> int:
+        """How many tokens `match` would find; leaves no trace, not even in the order of eviction."""
+        node, depth = self._root(key), 0
+        while (child := self._child(node, tokens[depth:])) is not None:
+            common = child.num_common_pages(tokens[depth:])
+            depth += common * self.page_size
+            if common < child.num_pages:
+                break
+            node = child
+        return depth
+
     def has_page(self, node: RadixNode, tokens: TokenArray) -> bool:
         """True if the first page of `tokens` stands below `node`."""
         return self._child(node, tokens) is not None
@@ -209,10 +220,12 @@ class RadixTree:
         if node.cache_key is not None and not node.locks and not node.children:
             self._roots.pop(node.cache_key, None)
 
-    def nodes(self) -> list[RadixNode]:
-        """All nodes that hold pages, parents before children."""
+    def nodes(self, most: int | None = None) -> list[RadixNode]:
+        """All nodes that hold pages, parents before children; where there are more than `most`, about so many."""
         found = list(self._roots.values())
         for node in found:
+            if most is not None and len(found) > most:
+                break
             found.extend(node.children.values())
         return [node for node in found if node.parent is not None]
 

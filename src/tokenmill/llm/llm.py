@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
+from tokenmill.core.engine_messages import EngineReady, EngineStats
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
-from tokenmill.core.messages import EngineReady, EngineStats, TextOutput
+from tokenmill.core.messages import TextOutput
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.frontend.chat_template import load_chat_template
 from tokenmill.llm import arguments

@@ -15,7 +15,8 @@ from tokenmill.core.errors import InvalidRequest, TokenMillError
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.setup import BuiltEngine, LoadedModel, build_engine
+from tokenmill.engine.loading import LoadedModel
+from tokenmill.engine.setup import BuiltEngine, build_engine
 from tokenmill.frontend.text_processor import Routed, load_text_processor
 from tokenmill.ipc.interrupts import interrupts_deferred
 from tokenmill.llm.outputs import RequestOutput
@@ -135,6 +136,8 @@ class LocalEngine:
             raise InvalidRequest(f"level must be 1 or 2, got {level}", "level")
         if self._config.step_log is not None:
             raise InvalidRequest("an engine with a step_log cannot sleep: its log would begin anew")
+        if self._config.tensor_parallel_size > 1:
+            raise InvalidRequest("an engine of several ranks cannot sleep: close it, and make another one")
         if self._built is not None:
             if count := len(self.engine.scheduler.requests):
                 raise InvalidRequest(f"{count} requests or sessions are open: let them end before sleep()")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tokenmill.core.messages import EngineReady, EngineStats
+from tokenmill.core.engine_messages import EngineReady, EngineStats
 from tokenmill.observe.engine_metrics import engine_metrics
 from tokenmill.replicas.engine_handle import EngineHandle
 

@@ -1,7 +1,7 @@
 """`Session`: a conversation with the engine whose KV stays in memory from one turn to the next.
 
 Each `send` appends to all that was said before; nothing of it is computed again, not even looked up. Between turns the
-session keeps its row and pages, unless others would have to wait for ever.
+session keeps its row and pages, unless others would have to wait for ever. With a disk tier it finds them again there.
 """
 
 from __future__ import annotations

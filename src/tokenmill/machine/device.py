@@ -58,6 +58,8 @@ def _cpu_obstacles(config: EngineConfig) -> Iterator[str]:
 def _gpu_obstacles(config: EngineConfig, platform: Platform, dtype: torch.dtype) -> Iterator[str]:
     if importlib.util.find_spec("triton") is None:
         yield f"--device {platform.device} needs triton, which CUDA builds of torch bring along"
+    if config.tensor_parallel_size > 1:
+        yield "--tensor-parallel-size: ranks share a model on CPUs; over GPUs (NCCL) there is none yet"
     if config.kernels == "native":
         yield f"--kernels native does not run on {platform.device}; use auto"
     if config.quantization in ("int8", "int4"):
@@ -147,8 +149,9 @@ def choose_threads(config: EngineConfig, platform: Platform, weight_bytes: int) 
         index, count = config.replica
         wanted, reason = max(1, platform.num_threads() // count), platform.threads_reason()
         if count > 1:
-            near = f", on nodes of its own: engine {index}" if keep_to_nodes(index, count) else ""
-            reason = f"a share of {reason}, for {count} engines{near}"
+            what = "engine" if config.tensor_parallel_size == 1 else "rank"
+            near = f", on nodes of its own: {what} {index}" if keep_to_nodes(index, count) else ""
+            reason = f"a share of {reason}, for {count} {what}s{near}"
     threads = platform.set_num_threads(wanted)
     return threads, reason if platform.is_accelerator else f"{reason}; not bound to cores; {huge_pages()}"
 

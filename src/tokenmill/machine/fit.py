@@ -42,18 +42,21 @@ def check_fit(
     """Refuse a model whose weights and least KV cache exceed the memory that is free.
 
     Args:
-        page_bytes: of a page of the KV cache.
+        plan, page_bytes: of the model and of a page of the KV cache, or of a rank's part of them.
 
     Raises:
         OutOfMemory: one sentence with the numbers and what would fit.
     """
     architecture = plan.shapes.architecture
     free = free_bytes(config, platform, architecture)
-    fit = _Fit(config, architecture, free, plan.spare_bytes, page_bytes)
-    if fit.total(plan.weight_bytes) <= free:
+    # Its ranks load at the same time, each as much as the others.
+    size = config.tensor_parallel_size
+    all_weights = size * plan.weight_bytes
+    fit = _Fit(config, architecture, free, size * plan.spare_bytes, size * page_bytes)
+    if fit.total(all_weights) <= free:
         return
     choices = forms(config, platform, folder, architecture, num_threads)
-    needed, weights = size_text(fit.total(plan.weight_bytes)), size_text(plan.weight_bytes)
+    needed, weights = size_text(fit.total(all_weights)), size_text(all_weights)
     advice = ", or ".join(_advice(fit, choices))
     raise OutOfMemory(
         f"the model needs {needed} of memory and {size_text(free)} are free: its weights take {weights}, its "

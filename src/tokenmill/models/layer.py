@@ -16,6 +16,7 @@ from tokenmill.models.moe import MoE
 from tokenmill.models.norm import RMSNorm
 from tokenmill.models.self_attention import SelfAttention
 from tokenmill.models.targets import Target, TargetScope
+from tokenmill.parallel.collective import Collective
 
 
 class ResidualStream:
@@ -55,15 +56,16 @@ class Layer:
         hidden_size: int,
         rotary: Mapping[RopeSpec, RotaryTables],
         kernels: Kernels,
+        collective: Collective,
     ) -> None:
         self.spec = spec
         self.attention_norm = RMSNorm(hidden_size, spec.norm_eps, kernels)
-        self.attention = SelfAttention(spec.attention, index, hidden_size, rotary, kernels)
+        self.attention = SelfAttention(spec.attention, index, hidden_size, rotary, kernels, collective)
         self.mlp_norm = RMSNorm(hidden_size, spec.norm_eps, kernels)
         if isinstance(spec.mlp, MoeSpec):
-            self.mlp: MLP | MoE = MoE(spec.mlp, hidden_size, kernels)
+            self.mlp: MLP | MoE = MoE(spec.mlp, hidden_size, kernels, collective)
         else:
-            self.mlp = MLP(spec.mlp, hidden_size, kernels)
+            self.mlp = MLP(spec.mlp, hidden_size, kernels, collective)
 
     def forward(
         self, stream: ResidualStream, attention: AttentionBackend, plan: Any, only: torch.Tensor | None = None

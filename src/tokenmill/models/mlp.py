@@ -10,6 +10,7 @@ from tokenmill.kernels.protocol import Kernels, WeightRole
 from tokenmill.models.architecture import MlpSpec
 from tokenmill.models.linear import Linear
 from tokenmill.models.targets import Target, TargetScope
+from tokenmill.parallel.collective import Collective
 
 
 class MLP:
@@ -17,10 +18,11 @@ class MLP:
 
     __slots__ = ("down", "gate_up")
 
-    def __init__(self, spec: MlpSpec, hidden_size: int, kernels: Kernels) -> None:
-        pair = {"gate": spec.size, "up": spec.size}
-        self.gate_up = Linear(hidden_size, pair, spec.bias, kernels, WeightRole.GATE_UP)
-        self.down = Linear(spec.size, {"down": hidden_size}, spec.bias, kernels)
+    def __init__(self, spec: MlpSpec, hidden_size: int, kernels: Kernels, collective: Collective) -> None:
+        inner, hidden = map(collective.shard.part, (spec.size, hidden_size))
+        pair = {"gate": inner, "up": inner}
+        self.gate_up = Linear(hidden_size, pair, spec.bias, kernels, WeightRole.GATE_UP, collective)
+        self.down = Linear(spec.size, {"down": hidden}, spec.bias, kernels, collective=collective)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""

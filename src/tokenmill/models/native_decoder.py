@@ -27,6 +27,8 @@ from tokenmill.platform.memory import Scratch
 if TYPE_CHECKING:
     from tokenmill import _native
 
+BF16_BYTES = 2
+
 
 class NativeDecoder:
     """A filled decoder bound to the KV memory of one attention. Its outputs have the bits of `Decoder.forward`'s.
@@ -34,27 +36,37 @@ class NativeDecoder:
     It holds addresses: the weights and the memory stay where they are.
     """
 
-    __slots__ = ("_attention", "_decoder", "_native", "_scratch", "argmax", "logits")
+    __slots__ = ("_attention", "_decoder", "_native", "_room", "_scratch", "argmax", "best", "logits")
 
     def __init__(self, decoder: Decoder, attention: NativeAttention) -> None:
         self._decoder = decoder
         self._attention = attention
         self._scratch = Scratch(torch.bfloat16, "cpu")
         self._native = _bind(decoder, attention)
+        self._room = decoder.collective.native
+        if self._room is not None:
+            column = decoder.layers[0].attention.heads.start * attention.spec.head_dim
+            self._native.gather(self._room.ranks, self._room.address, decoder.tokens.start, column)
         self.logits = decoder.logits
         self.argmax = decoder.argmax
+        self.best = decoder.best
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
-        """See `Decoder.forward`; the attention is the one that it is bound to."""
+        """See `Decoder.forward`; the attention is the one that it is bound to. Of several ranks only the first one has
+        outputs: the others are told what the head is to be multiplied by."""
         assert attention is self._attention, "the pass is bound to the memory of one attention"
         token_ids, wanted = batch.token_ids, batch.output_indices
         assert token_ids.is_contiguous() and wanted.is_contiguous(), "ids and indices lie in one piece"
         step = self._attention.plan(batch).step
         tokens, outputs = len(token_ids), len(wanted)
+        if self._room is not None:
+            assert self._native.shared_numbers(tokens) * BF16_BYTES <= self._room.num_bytes, "a larger step"
         scratch = self._scratch.take(self._native.scratch_numbers(tokens))
+        is_first = self._decoder.collective.shard.rank == 0
         out = torch.empty(outputs, self._decoder.architecture.hidden_size, dtype=torch.bfloat16)
-        addresses = (scratch.data_ptr(), out.data_ptr())
-        self._native.forward(step, token_ids.data_ptr(), tokens, wanted.data_ptr(), outputs, *addresses)
+        addresses = (scratch.data_ptr(), out.data_ptr() if is_first else 0)
+        if not self._native.forward(step, token_ids.data_ptr(), tokens, wanted.data_ptr(), outputs, *addresses):
+            raise self._decoder.collective.failure()
         return out
 
 
@@ -99,18 +111,19 @@ def _bind_layer(native: Any, layer: Layer, attention: NativeAttention) -> _nativ
         attention_norm=layer.attention_norm.weight.data_ptr(),
         qkv=_projection(native, own.qkv),
         attention=attention.bound(own.layer),
-        output=_projection(native, own.output),
+        output=_projection(native, own.output, own.output.columns.start),
         mlp_norm=layer.mlp_norm.weight.data_ptr(),
-        gate_up=_projection(native, mlp.gate_up),
-        down=_projection(native, mlp.down),
+        gate_up=_projection(native, mlp.gate_up, mlp.gate_up.columns.start),
+        down=_projection(native, mlp.down, mlp.down.columns.start),
         residual_multiplier=layer.spec.residual_multiplier,
     )
     return bound
 
 
-def _projection(native: Any, linear: Linear) -> _native.Projection:
+def _projection(native: Any, linear: Linear, column: int = 0) -> _native.Projection:
+    """`column`: where its outputs begin among those of all ranks."""
     assert isinstance(linear.weight, PackedWeight), "its matrices are packed"
     projection: _native.Projection = native.Projection(
-        linear.weight.packed, 0 if linear.bias is None else linear.bias.data_ptr()
+        linear.weight.packed, 0 if linear.bias is None else linear.bias.data_ptr(), column
     )
     return projection

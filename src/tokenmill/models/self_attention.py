@@ -13,6 +13,7 @@ from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.architecture import RopeSpec, SelfAttentionSpec
 from tokenmill.models.linear import Linear
 from tokenmill.models.targets import Target, TargetScope
+from tokenmill.parallel.collective import Collective
 
 
 class SelfAttention:
@@ -23,10 +24,11 @@ class SelfAttention:
         rotary: the tables of every kind of rope in the model.
 
     Attributes:
+        spec: of the heads that are this rank's. heads: which of all query heads these are.
         layer: what the backend is told of this layer.
     """
 
-    __slots__ = ("layer", "output", "qkv")
+    __slots__ = ("_collective", "heads", "layer", "output", "qkv", "spec")
 
     def __init__(
         self,
@@ -35,10 +37,15 @@ class SelfAttention:
         hidden_size: int,
         rotary: Mapping[RopeSpec, RotaryTables],
         kernels: Kernels,
+        collective: Collective,
     ) -> None:
-        parts = {"q": spec.q_size, "k": spec.kv_size, "v": spec.kv_size}
-        self.qkv = Linear(hidden_size, parts, spec.qkv_bias, kernels)
-        self.output = Linear(spec.q_size, {"output": hidden_size}, spec.output_bias, kernels)
+        shard, self._collective = collective.shard, collective
+        self.spec = shard.attention(spec)
+        self.heads, kv_heads = shard.heads(spec)
+        q, kv = self.heads.times(spec.head_dim), kv_heads.times(spec.head_dim)
+        self.qkv = Linear(hidden_size, {"q": q, "k": kv, "v": kv}, spec.qkv_bias, kernels)
+        hidden = shard.part(hidden_size)
+        self.output = Linear(spec.q_size, {"output": hidden}, spec.output_bias, kernels, collective=collective)
         norms = None
         if spec.head_norm_eps is not None:
             norms = HeadNorms(kernels.vector(spec.head_dim), kernels.vector(spec.head_dim), spec.head_norm_eps)
@@ -47,7 +54,8 @@ class SelfAttention:
 
     def attend(self, x: torch.Tensor, attention: AttentionBackend, plan: Any) -> torch.Tensor:
         """[T, hidden] -> [T, q_size], before the output projection; writes the tokens' k and v into the cache."""
-        return attention.forward(self.qkv.forward(x), self.layer, plan)
+        own = attention.forward(self.qkv.forward(x), self.layer, plan)
+        return self._collective.columns(own, self.heads.times(self.spec.head_dim))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this block."""

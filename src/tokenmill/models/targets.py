@@ -10,6 +10,7 @@ import torch
 
 from tokenmill.kernels.protocol import LinearWeight
 from tokenmill.models.weight_names import WeightKey
+from tokenmill.parallel.shard import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +19,15 @@ class Target:
 
     Attributes:
         name: what the family's checkpoints call it.
-        fill: takes the values, [*shape]: floats of any dtype, and for a matrix also `QuantizedRows`.
+        shape: of all of it.
+        part: which of its rows are wanted; none where it is another rank's.
+        fill: takes the values of these: floats of any dtype, and for a matrix also `QuantizedRows`.
     """
 
     key: WeightKey
     name: str
     shape: tuple[int, ...]
+    part: Part
     fill: Callable[[Any], object]
 
     @property
@@ -40,16 +44,20 @@ class TargetScope:
     layer: int | None = None
     expert: int | None = None
 
-    def vector(self, role: str, vector: torch.Tensor, kind: str = "weight") -> Target:
-        """A bias or norm weight (or a view of a part of one)."""
-        return self._target(role, kind, tuple(vector.shape), vector.copy_)
+    def vector(self, role: str, vector: torch.Tensor, kind: str = "weight", part: Part | None = None) -> Target:
+        """A bias or norm weight (or a view of a part of one). `part`: which part of the stored one it is; None: all."""
+        return self._target(role, kind, (), part or Part.whole(len(vector)), vector.copy_)
 
-    def matrix(self, role: str, matrix: LinearWeight, start: int = 0, num_rows: int | None = None) -> Target:
-        """Rows [start, start + num_rows) of a matrix; without a number, all from `start` on."""
+    def matrix(self, role: str, matrix: LinearWeight, start: int = 0, part: Part | None = None) -> Target:
+        """The rows of a matrix from `start` on. `part`: which of the stored rows these are; None: all."""
         out_size, in_size = matrix.shape
-        shape = (out_size - start if num_rows is None else num_rows, in_size)
-        return self._target(role, "weight", shape, lambda values: matrix.load_rows(start, values))
+        part = part or Part.whole(out_size - start)
+        return self._target(role, "weight", (in_size,), part, lambda values: matrix.load_rows(start, values))
 
-    def _target(self, role: str, kind: str, shape: tuple[int, ...], fill: Callable[[Any], object]) -> Target:
+    def elsewhere(self, role: str, shape: tuple[int, int]) -> Target:
+        """A matrix of which this rank has nothing."""
+        return self._target(role, "weight", shape[1:], Part(0, 0, shape[0]), lambda values: None)
+
+    def _target(self, role: str, kind: str, row: tuple[int, ...], part: Part, fill: Callable[[Any], object]) -> Target:
         key = WeightKey(role, self.layer, self.expert, kind)
-        return Target(key, key.name(self.names), shape, fill)
+        return Target(key, key.name(self.names), (part.total, *row), part, fill)

@@ -13,8 +13,8 @@ from prometheus_client.core import (
     Metric,
 )
 
+from tokenmill.core.engine_messages import EngineStats
 from tokenmill.core.histogram import Histogram
-from tokenmill.core.messages import EngineStats
 from tokenmill.replicas.engine_handle import EngineHandle
 
 _Family = GaugeMetricFamily | CounterMetricFamily
@@ -82,6 +82,8 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", stats.prefix_queries
     yield "prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_hits
     yield "num_preemptions", "Requests preempted", stats.num_preemptions
+    yield "external_prefix_cache_hits", "Prompt tokens whose KV came from elsewhere", stats.num_loaded_tokens
+    yield "kv_stored_tokens", "Tokens whose KV was stored elsewhere", stats.num_stored_tokens
     yield "corrupted_requests", "Requests ended by NaN or infinite logits", stats.num_corrupted
     yield "prompt_tokens", "Prompt tokens processed", stats.prompt_tokens
     yield "generation_tokens", "Tokens generated", stats.generation_tokens

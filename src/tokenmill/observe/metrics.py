@@ -13,16 +13,16 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tokenmill.core.api_messages import FinishedRequest
 from tokenmill.core.histogram import Histogram
 from tokenmill.core.request import FinishReason
-from tokenmill.frontend.open_request import FinishedRequest
 from tokenmill.observe.engine_metrics import engine_metrics, histogram
 from tokenmill.observe.traces import TraceExporter
 from tokenmill.replicas.engine_handle import EngineHandle
 from tokenmill.replicas.restarts import PartCounts
 
 PREFIX = "tokenmill"
-_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
 _TOKENS = tuple(float(2**i) for i in range(21))
 
 
@@ -48,7 +48,7 @@ class Metrics:
         self._traces = traces
         self._registry = CollectorRegistry()
         # Once for every delta of every stream: Prometheus' own histogram costs twenty times as much.
-        self._between_tokens = Histogram.of(_SECONDS)
+        self._between_tokens = Histogram.of(SECONDS)
         self._registry.register(_Collector(engines, parts, self._between_tokens))
         self._alias = _Alias(self._registry, prefix, model_name) if prefix != PREFIX else None
         self._success = Counter(
@@ -74,6 +74,10 @@ class Metrics:
     def next_tokens(self, num_tokens: int, seconds: float) -> None:
         """See `RequestObserver`."""
         self._between_tokens.add(seconds / num_tokens)
+
+    def between_tokens(self, seconds: Histogram) -> None:
+        """See `ClientObserver`."""
+        self._between_tokens.merge(seconds)
 
     def finished(self, request: FinishedRequest) -> None:
         """See `RequestObserver`."""
@@ -106,7 +110,7 @@ class Metrics:
         own = generate_latest(self._registry)
         return own if self._alias is None else own + generate_latest(self._alias)
 
-    def _histogram(self, name: str, help: str, buckets: tuple[float, ...] = _SECONDS) -> prometheus_client.Histogram:
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...] = SECONDS) -> prometheus_client.Histogram:
         return prometheus_client.Histogram(f"{PREFIX}:{name}", help, buckets=buckets, registry=self._registry)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenmill.core.messages import EngineStats
+from tokenmill.core.engine_messages import EngineStats
 
 
 class ThroughputLog:

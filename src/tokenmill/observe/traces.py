@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import tokenmill
+from tokenmill.core.api_messages import FinishedRequest
 from tokenmill.core.request import FinishReason
-from tokenmill.frontend.open_request import FinishedRequest
 
 if TYPE_CHECKING:
     import httpx

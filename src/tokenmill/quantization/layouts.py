@@ -24,6 +24,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Their shapes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Along which axis of a tensor the outputs of its weight lie, and how many of them a number holds."""
+
+    axis: int = 0
+    per_number: int = 1
+
+
 class WeightLayout(Protocol):
     """One way of storing a weight."""
 
@@ -34,6 +42,12 @@ class WeightLayout(Protocol):
     @property
     def optional(self) -> tuple[str, ...]:
         """Suffixes that may be missing."""
+
+    def outputs(self, suffix: str) -> Outputs | None:
+        """Where the outputs lie in a tensor, so that a part of them can be read; None: it is of all outputs together.
+
+        `read` takes such parts as well as whole tensors.
+        """
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         """(out_size, in_size), from the shapes of the tensors."""
@@ -47,6 +61,10 @@ class Dense:
 
     suffixes = ("weight",)
     optional = ()
+
+    def outputs(self, suffix: str) -> Outputs:
+        """See `WeightLayout.outputs`."""
+        return Outputs()
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         """See `WeightLayout.shape`."""
@@ -64,6 +82,12 @@ class CompressedPacked:
     bits: int
     suffixes: tuple[str, ...] = ("weight_packed", "weight_scale")
     optional: tuple[str, ...] = ("weight_zero_point", "weight_shape")
+
+    def outputs(self, suffix: str) -> Outputs | None:
+        """See `WeightLayout.outputs`."""
+        if suffix == "weight_shape":
+            return None
+        return Outputs(per_number=32 // self.bits if suffix == "weight_zero_point" else 1)
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         """See `WeightLayout.shape`."""
@@ -84,6 +108,10 @@ class CompressedInts:
 
     suffixes = ("weight", "weight_scale")
     optional = ()
+
+    def outputs(self, suffix: str) -> Outputs:
+        """See `WeightLayout.outputs`."""
+        return Outputs()
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         """See `WeightLayout.shape`."""
@@ -107,6 +135,12 @@ class Gptq:
     suffixes: tuple[str, ...] = ("qweight", "qzeros", "scales")
     optional: tuple[str, ...] = ("g_idx",)
 
+    def outputs(self, suffix: str) -> Outputs | None:
+        """See `WeightLayout.outputs`."""
+        if suffix == "g_idx":
+            return None
+        return Outputs(1, 32 // self.bits if suffix == "qzeros" else 1)
+
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         """See `WeightLayout.shape`."""
         words, rows = shapes["qweight"]
@@ -128,6 +162,10 @@ class Awq:
 
     suffixes = ("qweight", "qzeros", "scales")
     optional = ()
+
+    def outputs(self, suffix: str) -> Outputs:
+        """See `WeightLayout.outputs`."""
+        return Outputs(1, 1 if suffix == "scales" else 8)
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         """See `WeightLayout.shape`."""

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 
-from tokenmill.core.errors import EngineDead
-from tokenmill.core.messages import EngineReady
+from tokenmill.core.engine_messages import EngineReady
+from tokenmill.core.errors import EngineDead, InvalidConfig
 from tokenmill.replicas.launch_file import LaunchFile
+from tokenmill.replicas.starter import ENGINE_MODULE, Starter
 from tokenmill.server.http.descriptors import raise_limit
 from tokenmill.server.http.errors import ServerStopping
-from tokenmill.server.process.api_process import ApiProcess, cancel
-from tokenmill.server.process.launch import ENGINE_MODULE
+from tokenmill.server.process.api_process import cancel
+from tokenmill.server.process.first_process import FirstProcess
 from tokenmill.server.process.screen import StandardError
 from tokenmill.server.process.start_checks import check_sockets, check_start
 
 
-class EmbeddedServer(ApiProcess):
+class EmbeddedServer(FirstProcess):
     """The parts of one server in the current event loop, without a listener and without signals."""
 
     def __init__(self, launch: LaunchFile, engine_module: str = ENGINE_MODULE) -> None:
@@ -31,14 +31,15 @@ class EmbeddedServer(ApiProcess):
         Raises:
             InvalidConfig, InvalidCheckpoint: see `check_start`.
         """
+        if launch.topology.siblings:
+            raise InvalidConfig("--api-server-count: whoever runs this server serves its app, in this one process")
         raise_limit()
         check_start(launch.server, launch.topology)
         self._private = Path(tempfile.mkdtemp(prefix="tokenmill-"))
         try:
             check_sockets(self._private, launch.topology)
-            # The children have no use for the keys.
-            LaunchFile(launch.engine, replace(launch.server, api_key=()), launch.topology).write(self._private)
-            super().__init__(self._private, launch, None, StandardError(), lambda: None, engine_module)
+            launch.write(self._private)
+            super().__init__(self._private, launch, None, StandardError(), lambda: None, Starter(engine_module))
         except BaseException:
             shutil.rmtree(self._private)
             raise
@@ -66,13 +67,11 @@ class EmbeddedServer(ApiProcess):
         """End what is open with an error, then all parts. Whoever serves the app waits for open replies before."""
         self._client.fail(ServerStopping("the server is stopping"))
         await cancel(self._tasks)
-        await self._parts.stop()
-        if self._batches is not None:
-            await self._batches.close()
+        await self._let_go()
         shutil.rmtree(self._private, ignore_errors=True)
 
-    async def _listen(self, ready: EngineReady, num_rows: int) -> None:
-        self._app.set_result(self._build_app(ready, num_rows, on_loopback=False))
+    async def _listen(self, ready: EngineReady) -> None:
+        self._app.set_result(self._build_app(ready, on_loopback=False))
 
     @property
     def failure(self) -> str | None:

@@ -7,9 +7,9 @@ import collections
 import contextlib
 import os
 import signal
-import sys
+import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -36,6 +36,9 @@ class Child(Protocol):
         """End it, by force if need be."""
         ...
 
+    def kill(self) -> None:
+        """End it at once, if that is possible."""
+
     async def stacks(self) -> str:
         """What its threads are doing, or why that cannot be told."""
         ...
@@ -50,40 +53,26 @@ class ChildProcess:
     """
 
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process, on_line: Callable[[str], None], stacks: Path
+        self, name: str, process: subprocess.Popen[bytes], on_line: Callable[[str], None], stacks: Path
     ) -> None:
-        """`stacks`: see `stack_file`."""
+        """
+        Args:
+            process: with pipes for all its output and its standard input; see `Starter`.
+            stacks: see `stack_file`.
+        """
         self.name = name
         self.process = process
         self._stacks = stacks
         self._on_line = on_line
         self._last_lines: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
+        self._loop = asyncio.get_running_loop()
+        self._code: asyncio.Future[int] = self._loop.create_future()
+        threading.Thread(target=self._wait, name=f"wait-for-{name}", daemon=True).start()
         self._reader = asyncio.ensure_future(self._read_lines())
-
-    @classmethod
-    async def start(
-        cls, name: str, module: str, arguments: Sequence[str], on_line: Callable[[str], None], stacks: Path
-    ) -> ChildProcess:
-        """Start `python -m module arguments`, in a session of its own so that Ctrl-C reaches only this process."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # a torch.py in the current folder must not be what `import torch` finds
-            "-m",
-            module,
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            # The engine shares the cores with the other processes. Threads that spin while they wait for the next
-            # matrix product take those away: on 2 busy cores a step was 27 times slower.
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
-            start_new_session=True,
-        )
-        return cls(name, process, on_line, stacks)
 
     async def ended(self) -> str:
         """See `Child`."""
-        code = await self.process.wait()
+        code = await asyncio.shield(self._code)
         with contextlib.suppress(TimeoutError):  # a grandchild may hold the pipe open
             await asyncio.wait_for(asyncio.shield(self._reader), timeout=0.5)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -94,28 +83,44 @@ class ChildProcess:
 
     async def stop(self) -> None:
         """See `Child`."""
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.terminate()
+        if not self._code.done():
+            self.process.terminate()
             try:
-                await asyncio.wait_for(self.process.wait(), timeout=_TERMINATE_SECONDS)
+                await asyncio.wait_for(asyncio.shield(self._code), timeout=_TERMINATE_SECONDS)
             except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    self.process.kill()
-                await self.process.wait()
+                self.kill()
+                await self._code
         self._reader.cancel()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def kill(self) -> None:
+        """See `Child`."""
+        self.process.kill()
 
     async def stacks(self) -> str:
         """See `Child`."""
         return await ask_for_stacks(self._stacks, self.process.pid)
 
+    def _wait(self) -> None:
+        # A thread tells of an end on every system, and before the loop has begun to watch.
+        code = self.process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+            self._loop.call_soon_threadsafe(self._code.set_result, code)
+
     async def _read_lines(self) -> None:
-        assert self.process.stdout is not None
-        while raw := await _read_line(self.process.stdout):
-            line = raw.decode("utf-8", "replace").rstrip()
-            if line:
-                self._last_lines.append(escaped(line))
-                self._on_line(f"[{self.name}] {escaped(line)}")
+        stream = asyncio.StreamReader()
+        transport, _ = await self._loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), self.process.stdout
+        )
+        try:
+            while raw := await _read_line(stream):
+                line = raw.decode("utf-8", "replace").rstrip()
+                if line:
+                    self._last_lines.append(escaped(line))
+                    self._on_line(f"[{self.name}] {escaped(line)}")
+        finally:
+            transport.close()
 
 
 async def _read_line(stream: asyncio.StreamReader) -> bytes:
@@ -149,6 +154,9 @@ class WorkerThread:
             os.close(self._alive_writer)
             self._alive_writer = -1
             await asyncio.to_thread(self._thread.join, 1.0)
+
+    def kill(self) -> None:
+        """A thread cannot be ended."""
 
     async def stacks(self) -> str:
         """See `Child`."""

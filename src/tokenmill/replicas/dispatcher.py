@@ -31,16 +31,23 @@ class Dispatcher:
     """Owns the outboxes to the engines, the router and the journal of one text worker."""
 
     def __init__(
-        self, engines: Mapping[int, str], connect: Callable[[str], Outbox], router: Router, predecessor: str = ""
+        self,
+        engines: Mapping[int, str],
+        connect: Callable[[str], Outbox],
+        router: Router,
+        predecessor: str = "",
+        mark: str = "",
     ) -> None:
         """
         Args:
             engines: the inboxes of the engines, by their index.
             connect: an outbox to an inbox.
             predecessor: the inbox of the text worker whose death made room for this one.
+            mark: what the ids of its requests begin with, and no others; empty: it is the only one.
         """
         self._connect_to = connect
         self._predecessor = predecessor
+        self._mark = mark
         self._watcher = ""
         self._inboxes = dict(engines)
         self._outboxes = {engine: self._connect(inbox) for engine, inbox in engines.items()}
@@ -124,6 +131,8 @@ class Dispatcher:
                     self._remove(news.engine)
                 own = {request.id for request in self._journal}
                 self._suspects |= dict.fromkeys(own.intersection(news.suspects), HARMLESS_OUTPUTS)
+                # These have ended since.
+                self._cleared += [one for one in news.suspects if one.startswith(self._mark) and one not in own]
                 if self._trial is not None and self._trial not in self._router:
                     self._trial = None
         return [request for request in self._journal if request.id not in self._router and self._place(request)]

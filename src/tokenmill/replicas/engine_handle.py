@@ -9,19 +9,10 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.core.engine_messages import Done, EngineReady, EngineReply, EngineStats, RequestState, RequestStates
 from tokenmill.core.errors import EngineDead
-from tokenmill.core.messages import (
-    Done,
-    EngineControl,
-    EngineReady,
-    EngineReply,
-    EngineStats,
-    ExplainRequests,
-    RequestState,
-    RequestStates,
-    ResetPrefixCache,
-    SetPaused,
-)
+from tokenmill.core.live import LiveReport, ShowTurns
+from tokenmill.core.messages import EngineControl, ExplainRequests, ResetPrefixCache, SetPaused
 from tokenmill.replicas.health import PartHealth, trouble_of
 
 # Counts of things.
@@ -154,6 +145,12 @@ class EngineHandle:
         reply = await self._call(ExplainRequests(_new_id(), request_ids))
         assert isinstance(reply, RequestStates)
         return [msgspec.structs.replace(state, engine=self.index) for state in reply.states]
+
+    async def show_turns(self, since: int, shows_requests: bool, shows_tree: bool) -> LiveReport:
+        """What it has done since a turn; see `ShowTurns`."""
+        reply = await self._call(ShowTurns(_new_id(), since, shows_requests, shows_tree))
+        assert isinstance(reply, LiveReport)
+        return reply
 
     async def _call(self, message: EngineControl) -> EngineReply:
         if self.ready is None:

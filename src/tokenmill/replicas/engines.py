@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from itertools import count
 
-from tokenmill.core.messages import EngineReady, EngineStats, RequestState
+from tokenmill.core.engine_messages import EngineReady, EngineStats, RequestState
 from tokenmill.replicas.engine_handle import COUNTS, EngineHandle
 
 

@@ -14,8 +14,8 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
+from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import Conflict, EngineDead, InvalidRequest, NotFound
-from tokenmill.core.messages import EngineReady
 from tokenmill.replicas.supervisor import Supervisor
 
 

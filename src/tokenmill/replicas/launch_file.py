@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from tokenmill.config import EngineConfig, KVEventsConfig, ServerConfig
+from tokenmill.config import EngineConfig, ServerConfig
+from tokenmill.config_fields import KVEventsConfig
+from tokenmill.ipc.channels import engine_name
 from tokenmill.replicas.topology import Topology
 
 
@@ -19,21 +21,26 @@ class LaunchFile(msgspec.Struct):
     topology: Topology = Topology()
 
     def write(self, folder: Path) -> None:
-        """Write it for the children to read."""
-        (folder / "launch.json").write_bytes(msgspec.json.encode(self))
+        """Write it for the children to read, who have no use for the keys."""
+        shown = msgspec.structs.replace(self, server=dataclasses.replace(self.server, api_key=()))
+        (folder / "launch.json").write_bytes(msgspec.json.encode(shown))
 
     @classmethod
     def read(cls, folder: Path) -> LaunchFile:
         """Read what the parent wrote."""
         return msgspec.json.decode((folder / "launch.json").read_bytes(), type=cls)
 
-    def engine_config(self, index: int, life: int = 0) -> EngineConfig:
-        """The config of one engine: no two write the same file, publish at the same address or draw the same seeds.
+    def engine_config(self, index: int, life: int = 0, rank: int = 0, folder: Path = Path()) -> EngineConfig:
+        """The config of one engine, or of a rank of it: no two engines write the same file, publish at the same address
+        or draw the same seeds.
 
-        `life`: how often it has been started again; what it has written before is kept.
+        `life`: how often it has been started again; what it has written before is kept. `folder`: the private one.
         """
         (spec,) = (spec for spec in self.topology.engines if spec.index == index)
         config = dataclasses.replace(self.engine, model=spec.model or self.engine.model)
+        if spec.num_ranks > 1:
+            meeting = str(folder / f"{engine_name(index, life=life)}.ranks")
+            config = dataclasses.replace(config, rank=rank, rendezvous=meeting, rank_timeout=self.server.engine_timeout)
         if config.step_log and life:
             config = dataclasses.replace(config, step_log=f"{config.step_log}.life-{life}")
         if self.topology.has_replicas:

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tokenmill.core.messages import EngineProgress, FromWorker
+from tokenmill.core.api_messages import AbortCalls, FindCalls, FromSibling
+from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineStats
+from tokenmill.core.messages import FromWorker
 from tokenmill.core.part_messages import EngineNews
 from tokenmill.ipc.channels import Outbox
 from tokenmill.replicas.children import Child
-from tokenmill.replicas.health import PartHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +21,21 @@ class Owner:
     Attributes:
         ended: a part has ended for good or cannot go on, so that the server should: the exit code, and a sentence.
         died: a part has died and is started again: what to call it in a field, and a sentence.
-        are_open: those of these requests that have not ended.
         replaced: a text worker is there again: its index, the inbox of the dead one, and how the engines are.
         hung: a part hangs or goes on: what to call it in a field, and a sentence with its stacks.
-        answered: what a text worker says of requests.
-        counted: an engine has sent its numbers.
-        ticked: how a text worker does, several times a second.
+        answered: what a text worker says of requests, or another API process.
+        told: an engine has sent its numbers, is ready once more, or there is other news of it.
+        ticked: how a text worker does, several times a second: it takes no messages now, or nobody should wait for it.
         line: what children write to standard error.
     """
 
     ended: Callable[[int, str], None]
     died: Callable[[str, str], None]
-    are_open: Callable[[list[str]], list[str]]
     replaced: Callable[[int, str, Sequence[EngineNews]], None]
     hung: Callable[[str, str], None]
-    answered: Callable[[FromWorker], None]
-    counted: Callable[[], None]
-    ticked: Callable[[int, PartHealth], None]
+    answered: Callable[[FromWorker | FromSibling | FindCalls | AbortCalls], None]
+    told: Callable[[EngineReady | EngineStats | EngineNews], None]
+    ticked: Callable[[int, bool, bool], None]
     progress: Callable[[EngineProgress], None]
     line: Callable[[str], None]
 
@@ -62,3 +61,17 @@ class Part:
     life: int = 0
     child: Child | None = None
     watcher: asyncio.Task[None] | None = None
+
+    def ignore(self) -> None:
+        """Its end is no news any more."""
+        if self.watcher is not None and self.watcher is not asyncio.current_task():
+            self.watcher.cancel()
+
+    async def end(self) -> None:
+        """End what is left of it, unnoticed; what is on its way to it is dropped."""
+        self.ignore()
+        if self.child is not None:
+            await self.child.stop()
+        if self.outbox is not None:
+            self.outbox.close(linger=0)
+        self.child, self.outbox = None, None

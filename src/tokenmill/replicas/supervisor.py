@@ -7,24 +7,15 @@ text workers, which are told; whose calls a dead text worker had is known to the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import zmq
 
+from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineStats
 from tokenmill.core.errors import EngineDead
-from tokenmill.core.messages import (
-    EngineMessage,
-    EngineProgress,
-    EngineReady,
-    EngineStats,
-    SetPaused,
-    ToApi,
-    ToWorker,
-)
+from tokenmill.core.messages import SetPaused, ToApi, ToWorker
 from tokenmill.core.part_messages import (
     Beat,
     Cleared,
@@ -32,6 +23,7 @@ from tokenmill.core.part_messages import (
     EngineDraining,
     EngineIdle,
     EngineLost,
+    EngineMessage,
     EngineNews,
     Message,
     PartFailed,
@@ -50,10 +42,9 @@ from tokenmill.replicas.health import PartHealth
 from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.part import Owner, Part
 from tokenmill.replicas.restarts import PartCounts, Restarts
+from tokenmill.replicas.starter import WORKER_MODULE, Starter
 from tokenmill.replicas.suspects import Suspicion, page_path, running_at_death
 from tokenmill.replicas.topology import EngineSpec
-
-WORKER_MODULE = "tokenmill.frontend.worker"
 
 
 class Supervisor:
@@ -66,19 +57,17 @@ class Supervisor:
         topology: which parts there are, those that start among them.
     """
 
-    def __init__(
-        self, folder: Path, launch: LaunchFile, engine_module: str, run_worker: RunWorker, owner: Owner
-    ) -> None:
+    def __init__(self, folder: Path, launch: LaunchFile, starter: Starter, run_worker: RunWorker, owner: Owner) -> None:
         """
         Args:
             folder: holds the launch file; the sockets come beside it.
-            engine_module: runs as the process of an engine.
+            starter: starts the processes.
             run_worker: the loop of a text worker, for the one that is a thread.
         """
         self._folder = folder
         self._launch = launch
         self.topology = topology = launch.topology
-        self._engine_module = engine_module
+        self._starter = starter
         self._run_worker = run_worker
         self._owner = owner
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -90,12 +79,7 @@ class Supervisor:
         self._part_at: dict[str, str] = {}
         self._lives: dict[str, int] = {}  # of engines that were removed
         self._restarts: dict[str, Restarts] = {}
-        self._hangs = HangWatch(
-            ping=lambda name: self._send(name, Ping()),
-            stacks=self._stacks,
-            say=self._say,
-            on_tick=self._ticked,
-        )
+        self._hangs = HangWatch(lambda name: self._send(name, Ping()), self._stacks, self._say, self._ticked)
         self._max_restarts = launch.server.max_restarts
         self.engines = Engines(self._engine(spec) for spec in topology.engines)
         for name, index in self._worker_of.items():
@@ -105,7 +89,6 @@ class Supervisor:
         self._is_started = False
         self._returns: set[asyncio.Task[None]] = set()
         self._suspicion = Suspicion()
-        self._suspected = ""
 
     @property
     def trouble(self) -> str | None:
@@ -119,12 +102,11 @@ class Supervisor:
         return bool(self._recovering())
 
     def _recovering(self) -> list[str]:
-        """The parts that have died and are not what they were yet."""
         engines = [engine for engine in self.engines if self._is_started and engine.ready is None]
         starting = [name for name in self._worker_of if self._is_started and self._hangs.parts[name].is_starting]
         again = [self._parts[name].called for name in starting]
         again += [self._parts[engine_name(engine.index)].called for engine in engines]
-        return again or ([] if self._suspicion.is_over else [self._suspected])
+        return again or self._suspicion.under_trial
 
     async def start(self) -> list[EngineReady]:
         """Start all parts; return what the engines say of themselves when they are ready."""
@@ -152,6 +134,14 @@ class Supervisor:
         self._reader.stop()
         self._context.destroy(linger=0)
 
+    def inbox_of_worker(self, index: int) -> str:
+        """The name of the inbox of a text worker in the life that it is in."""
+        return self._parts[worker_name(index)].inbox
+
+    def restart_worker(self, index: int) -> None:
+        """End a text worker at once. It comes back as after any other death."""
+        self._kill(worker_name(index))
+
     # --- engines that come and go -----------------------------------------------------------------------------------
 
     async def add_engine(self, model: str = "", share: tuple[int, int] | None = None) -> EngineReady:
@@ -163,7 +153,8 @@ class Supervisor:
         Raises:
             EngineDead: it cannot be started; it has been told why.
         """
-        spec = EngineSpec(self.engines.unused_index(), model=model, share=share)
+        num_ranks = self.topology.engines[0].num_ranks
+        spec = EngineSpec(self.engines.unused_index(), num_ranks, model, share)
         self._set_topology([*self.topology.engines, spec])
         handle = self._engine(spec)
         self.engines.add(handle)
@@ -198,7 +189,7 @@ class Supervisor:
     def _set_topology(self, engines: Sequence[EngineSpec]) -> None:
         """Which engines there are from now on, for the processes that are started from now on."""
         self.topology = self.topology.with_engines(engines)
-        LaunchFile(self._launch.engine, replace(self._launch.server, api_key=()), self.topology).write(self._folder)
+        LaunchFile(self._launch.engine, self._launch.server, self.topology).write(self._folder)
 
     # --- life and death of a part -----------------------------------------------------------------------------------
 
@@ -213,10 +204,9 @@ class Supervisor:
         return health
 
     def _engine(self, spec: EngineSpec) -> EngineHandle:
-        """The handle of an engine, whose parts can be started."""
         health = []
         for rank, name in enumerate(spec.parts):
-            health.append(self._add_part(name, self._engine_module, str(spec.index), str(rank)))
+            health.append(self._add_part(name, self._starter.engine_module, str(spec.index), str(rank)))
             self._engine_of[name] = spec.index
         return EngineHandle(spec.index, self._to(engine_name(spec.index)), health)
 
@@ -234,9 +224,8 @@ class Supervisor:
         if name in self._worker_of and self.topology.tokenizer_workers == 0:
             part.child = WorkerThread(self._folder, self._run_worker)
         else:
-            arguments = (str(self._folder), *part.arguments, str(part.life))
-            stacks = stack_file(self._folder, part.inbox)
-            part.child = await ChildProcess.start(part.called, part.module, arguments, self._owner.line, stacks)
+            process = self._starter.start(name, part.module, self._folder, part.arguments, part.life)
+            part.child = ChildProcess(part.called, process, self._owner.line, stack_file(self._folder, part.inbox))
         part.watcher = asyncio.ensure_future(self._end_with(name, part.child))
 
     async def _end_with(self, name: str, child: Child) -> None:
@@ -254,24 +243,27 @@ class Supervisor:
             self._owner.ended(1, how + (too_often if self._can_return(child) else ""))
             return
         self._owner.died(self._parts[name].label, f"{how}; it is started again")
+        for own in self._with_ranks(name):
+            self._parts[own].ignore()
         task = asyncio.ensure_future(self._return(name, pause))
         self._returns.add(task)
         task.add_done_callback(self._returns.discard)
 
     def _can_return(self, child: Child) -> bool:
-        """A thread cannot be ended, so another one must not take its place; who never began would not the next time."""
+        """A thread cannot be ended, so none may take its place; who never began would not the next time."""
         return self._is_started and isinstance(child, ChildProcess)
 
     async def _return(self, name: str, pause: float) -> None:
         """Start a part again: a text worker, or an engine with all its ranks."""
         engine = self._engine_of.get(name)
-        page = page_path(self._folder, self._parts[name].inbox)
-        names = [name] if engine is None else [own for own, its in self._engine_of.items() if its == engine]
+        first = name if engine is None else engine_name(engine)
+        page, names = page_path(self._folder, self._parts[first].inbox), self._with_ranks(name)
         for own in names:
             await self._bury(own)
         if engine is not None:
             self.engines[engine].lose()
-            self._tell_workers(self._lost(engine, page))
+            called = self._parts[engine_name(engine)].called
+            self._tell_workers(EngineLost(engine, *self._suspicion.died(running_at_death(page), called)))
         await asyncio.sleep(pause)
         for own in names:
             part = self._parts[own]
@@ -281,31 +273,25 @@ class Supervisor:
         if engine is None:
             self._suspicion.clear()
             index = self._worker_of[name]
-            self._owner.replaced(index, worker_name(index, self._parts[name].life - 1), self._news())
+            self._owner.replaced(index, worker_name(index, self._parts[name].life - 1), self.news())
 
-    def _lost(self, engine: int, page: Path) -> EngineLost:
-        """What the text workers are told of an engine's death."""
-        suspects, convicted = self._suspicion.died(self._owner.are_open(running_at_death(page)))
-        self._suspected = self._parts[engine_name(engine)].called
-        return EngineLost(engine, suspects, convicted)
+    def _with_ranks(self, name: str) -> list[str]:
+        """The parts that live and die together with this one."""
+        engine = self._engine_of.get(name)
+        return [name] if engine is None else [own for own, its in self._engine_of.items() if its == engine]
 
     async def _bury(self, name: str) -> None:
         """End what is left of a part, and take no more notice of it. The next life has another inbox."""
         part = self._parts[name]
-        if part.watcher is not None and part.watcher is not asyncio.current_task():
-            part.watcher.cancel()
-        if part.child is not None:
-            await part.child.stop()
+        await part.end()
         self._part_at.pop(part.inbox, None)
-        if part.outbox is not None:
-            part.outbox.close(linger=0)
-        part.child, part.outbox, part.life = None, None, part.life + 1
+        part.life += 1
         part.inbox = f"{name}-life-{part.life}"
         self._part_at[part.inbox] = name
         self._hangs.parts[name].begin()
 
-    def _news(self) -> list[EngineNews]:
-        """How the engines are, for a text worker that knows nothing yet."""
+    def news(self) -> list[EngineNews]:
+        """How the engines are, for whoever knows nothing yet."""
         lives: list[EngineNews] = [
             EngineLost(engine.index) if engine.ready is None else EngineBack(engine.index, self._inbox_of(engine.index))
             for engine in self.engines
@@ -316,6 +302,7 @@ class Supervisor:
         return self._parts[engine_name(engine)].inbox
 
     def _tell_workers(self, news: EngineNews) -> None:
+        self._owner.told(news)
         for name in self._worker_of:
             self._send(name, news)
 
@@ -336,8 +323,8 @@ class Supervisor:
                     self._owner.progress(message)
             case EngineMessage() if message.engine in self.engines:
                 self.engines[message.engine].take(message)
-                if isinstance(message, EngineStats):
-                    self._owner.counted()
+                if isinstance(message, EngineReady | EngineStats):
+                    self._owner.told(message)
                 if isinstance(message, EngineReady) and self._is_started:
                     self._engine_is_back(message.engine)
             case PartFailed():
@@ -387,14 +374,18 @@ class Supervisor:
         child = self._parts[name].child
         return "it is being started" if child is None else await child.stacks()
 
+    def _kill(self, name: str) -> None:
+        """End the process of a part, if it is one and lives."""
+        child = self._parts[name].child
+        if child is not None:
+            child.kill()
+
     def _say(self, name: str, text: str) -> None:
         self._owner.hung(self._parts[name].label, text)
 
     def _ticked(self, name: str, health: PartHealth) -> None:
-        part = self._parts[name]
         is_hopeless = self._is_started and health.is_overdue and self._hangs.has_reported(name)
-        if is_hopeless and self._max_restarts and isinstance(part.child, ChildProcess):
-            with contextlib.suppress(ProcessLookupError):
-                part.child.process.kill()
+        if is_hopeless and self._max_restarts:
+            self._kill(name)
         if name in self._worker_of:
-            self._owner.ticked(self._worker_of[name], health)
+            self._owner.ticked(self._worker_of[name], health.is_deaf, health.is_lost)

@@ -99,22 +99,24 @@ class Suspicion:
 
     def __init__(self) -> None:
         self._suspects: set[str] = set()
+        self._engine = ""
 
     @property
-    def is_over(self) -> bool:
-        """Nobody is under suspicion."""
-        return not self._suspects
+    def under_trial(self) -> list[str]:
+        """What sentences call the engine whose suspects are tried; empty: nobody is under suspicion."""
+        return [self._engine] if self._suspects else []
 
     def clear(self, ids: Iterable[str] | None = None) -> None:
         """These have run alone without harm, or have ended; None: all."""
         self._suspects.difference_update(list(self._suspects) if ids is None else ids)
 
-    def died(self, ids: Iterable[str]) -> tuple[list[str], list[str]]:
-        """An engine has died while these ran.
+    def died(self, ids: Iterable[str], engine: str) -> tuple[list[str], list[str]]:
+        """An engine has died while these ran. Some may have ended since; whoever had them clears them.
 
         Returns:
             Who is to be tried alone, and who is convicted: the only one that was there at two deaths.
         """
+        self._engine = engine
         running = list(ids)
         twice = [request_id for request_id in running if request_id in self._suspects]
         convicted = twice if len(twice) == 1 else []

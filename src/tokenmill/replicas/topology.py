@@ -29,15 +29,17 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """The parts of a server besides the API process.
+    """The parts of a server.
 
     Attributes:
         engines: all with the same model, but while another takes its place.
-        tokenizer_workers: text workers that are processes; 0: one that is a thread of the API process.
+        tokenizer_workers: text workers of each API process; 0: one that is a thread of it.
+        api_servers: API processes. The first starts the other parts but its siblings, which the keeper starts.
     """
 
     engines: tuple[EngineSpec, ...] = (EngineSpec(0),)
     tokenizer_workers: int = 1
+    api_servers: int = 1
 
     def with_engines(self, engines: Iterable[EngineSpec]) -> Topology:
         """The same with other engines."""
@@ -45,8 +47,22 @@ class Topology(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> range:
-        """The indices of the text workers."""
-        return range(max(1, self.tokenizer_workers))
+        """The indices of all text workers."""
+        return range(self.api_servers * max(1, self.tokenizer_workers))
+
+    def workers_of(self, api: int) -> range:
+        """The indices of the text workers of one API process."""
+        each = max(1, self.tokenizer_workers)
+        return range(api * each, (api + 1) * each)
+
+    def api_of(self, worker: int) -> int:
+        """Whose text worker it is."""
+        return worker // max(1, self.tokenizer_workers)
+
+    @property
+    def siblings(self) -> range:
+        """The indices of the API processes beside the first."""
+        return range(1, self.api_servers)
 
     @property
     def has_replicas(self) -> bool:
@@ -55,8 +71,9 @@ class Topology(msgspec.Struct, frozen=True):
 
     @property
     def num_processes(self) -> int:
-        """Processes that the API process starts."""
-        return sum(engine.num_ranks for engine in self.engines) + self.tokenizer_workers
+        """Processes beside the first API process."""
+        num_ranks = sum(engine.num_ranks for engine in self.engines)
+        return num_ranks + self.api_servers * (self.tokenizer_workers + 1) - 1
 
     @property
     def parts(self) -> dict[str, str]:
@@ -70,3 +87,8 @@ class Topology(msgspec.Struct, frozen=True):
     def label(self, part: str) -> str:
         """What metrics and the fields of a log line call a part: one word."""
         return self.parts[part].removeprefix("text ").replace(" ", "-")
+
+
+def request_mark(worker: int) -> str:
+    """What the ids of those requests begin with that go through this text worker."""
+    return f"{worker}-"

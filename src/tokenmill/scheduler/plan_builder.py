@@ -8,6 +8,7 @@ import numpy as np
 
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.request import Request, TokenArray
+from tokenmill.core.transfers import PlanTransfers
 
 
 class PlanBuilder:
@@ -86,7 +87,7 @@ class PlanBuilder:
             self._page_numbers.append(number)
             self._page_ids.append(page)
 
-    def build(self) -> StepPlan:
+    def build(self, transfers: PlanTransfers | None = None) -> StepPlan:
         """Freeze. All arrays are int32; see `StepPlan` for their shapes."""
         return StepPlan(
             step=self.step,
@@ -100,6 +101,7 @@ class PlanBuilder:
             page_numbers=np.array(self._page_numbers, dtype=np.int32),
             page_ids=np.array(self._page_ids, dtype=np.int32),
             draft_ids=np.concatenate(self._draft_ids) if self._draft_ids else None,
+            transfers=transfers,
         )
 
 

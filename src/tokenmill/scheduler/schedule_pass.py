@@ -184,7 +184,7 @@ class SchedulePass:
                 self._position += 1
                 continue
             request.wait_reason = self._resume(request) if request.row is not None else self._admit(request)
-            if request.awaited_page is not None:
+            if request.awaited_page is not None or request.awaits_kv:
                 continue  # it is passed over from now on
             if not request.wait_reason:
                 limit = None if limit is None else limit - 1
@@ -199,6 +199,8 @@ class SchedulePass:
         Last of all the one that wants to start: it may hold pages of its own that the cache has too.
         """
         state = self._state
+        if state.num_saving_pages:
+            return False  # what has yielded before comes back when it is saved
         return not state.running and (state.preempt_idle(but=request) or state.preempt_idle())
 
     def add_drafts(self) -> None:
@@ -279,7 +281,8 @@ class SchedulePass:
 
     def _is_passed_over(self, request: Request) -> bool:
         if not is_ready(request):
-            request.wait_reason = f"is {request.status.value.replace('_', ' ')}"
+            if not (request.awaits_kv and request.wait_reason):  # which says for what, and from whom
+                request.wait_reason = f"is {request.status.value.replace('_', ' ')}"
         elif request.awaited_page is not None and self._kv.writer_of(request.awaited_page):
             request.wait_reason = _SAME_PROMPT
         else:
@@ -303,8 +306,8 @@ class SchedulePass:
         if reason := self._admission.reason_to_wait(request, self._state):
             return reason
         match = self._kv.match(request, self.builder.step)
-        if self._awaits_page(request, match):
-            return _SAME_PROMPT
+        if reason := self._reason_to_wait(request, match):
+            return reason
         remaining = request.num_tokens - match.num_tokens
         num_tokens = self._chunk(remaining)
         if num_tokens < remaining and not self._config.enable_chunked_prefill:
@@ -316,6 +319,7 @@ class SchedulePass:
             needed = self._kv.num_pages_for(hold) - len(match.pages)
             return self._short_of(_pages(needed))
         self._state.start(request)
+        self._kv.count_match(request, match)
         request.num_computed_tokens = match.num_tokens
         request.num_charged_tokens = max(request.num_charged_tokens, match.num_tokens)
         if not request.num_preemptions:
@@ -323,6 +327,15 @@ class SchedulePass:
             request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
         self._launch_row(request, num_tokens, 0, self._kv.pages(request))
         return ""
+
+    def _reason_to_wait(self, request: Request, match: PrefixMatch) -> str:
+        """Why a request whose turn has come should not compute yet what was not matched; or ""."""
+        if self._awaits_page(request, match):
+            return _SAME_PROMPT
+        if self._state.transfers is None:
+            return ""
+        num_free_rows = self._state.num_free_rows
+        return self._state.transfers.fetch(request, match, self.builder.step, self._num_reserved, num_free_rows)
 
     def _resume(self, request: Request) -> str:
         """Let one that kept its row go on: a session with new input, or one that a launched step still pins."""

@@ -7,23 +7,24 @@ same calls give the same plans, so a schedule can be recorded and replayed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.messages import TokenOutput
-from tokenmill.core.plan import RowFailure, StepPlan, StepResult, TokenLogprobs
+from tokenmill.core.plan import RowFailure, StepPlan, StepResult
 from tokenmill.core.request import ARRIVING, WAITING_FOR_EVENT, FinishReason, Request, RequestStatus, TurnInput
+from tokenmill.core.transfers import Found, KVNews, KVQuery
 from tokenmill.kv.kv_manager import KVManager
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
 from tokenmill.scheduler.drafter import DraftCounts, Drafter
+from tokenmill.scheduler.outputs import add_extras, prompt_report
 from tokenmill.scheduler.queue import RequestQueue
+from tokenmill.scheduler.reasons import count_reasons
 from tokenmill.scheduler.schedule_pass import SchedulePass
 from tokenmill.scheduler.state import InFlightStep, SchedulerState, is_ready
-
-# What a waiting request may wait for besides rows, pages and budget; what its status does not say is the same prompt.
-WAIT_REASON_OF = {RequestStatus.WAITING_FOR_GRAMMAR: "grammar", RequestStatus.WAITING_FOR_REMOTE_KV: "remote_kv"}
-WAIT_REASONS = ("capacity", "same_prompt", "grammar")
+from tokenmill.scheduler.transfers import Transfers
 
 # Inputs of a session that may wait for the end of its turn.
 MAX_QUEUED_INPUTS = 16
@@ -34,9 +35,12 @@ class Scheduler:
 
     Attributes:
         draft_counts: what speculation has brought since the start.
+        transfers: what is found elsewhere, loaded and saved; None: nothing is.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, kv: KVManager, drafter: Drafter | None = None, transfers: Transfers | None = None
+    ) -> None:
         """
         Args:
             drafter: proposes tokens that decodes may run ahead; None: one token a step.
@@ -52,9 +56,9 @@ class Scheduler:
         self.kv = kv
         self._drafter = drafter
         self.draft_counts = DraftCounts()
-        self._state = SchedulerState(
-            config.max_num_seqs, self._policies.queue, kv, None if drafter is None else drafter.forget
-        )
+        forget = None if drafter is None else drafter.forget
+        self._state = SchedulerState(config.max_num_seqs, self._policies.queue, kv, forget, transfers)
+        self.transfers = transfers
         self._due: list[Request] = []  # sessions that may be paused and have further input
 
     @property
@@ -76,6 +80,10 @@ class Scheduler:
     def num_preemptions(self) -> int:
         """How often a request has lost what it held, since the start."""
         return self._state.num_preemptions
+
+    def take_preempted(self) -> list[str]:
+        """Ids of requests that were preempted since the last call, in order."""
+        return self._state.take_preempted()
 
     @property
     def num_corrupted(self) -> int:
@@ -109,17 +117,14 @@ class Scheduler:
         `capacity`: rows, pages or budget; `same_prompt`: another request that computes what they would. Reasons that
         few engines know stand there only while somebody waits for them.
         """
-        counts = dict.fromkeys(WAIT_REASONS, 0)
-        for request in self._state.waiting:
-            reason = WAIT_REASON_OF.get(request.status, "capacity")
-            reason = reason if request.awaited_page is None else "same_prompt"
-            counts[reason] = counts.get(reason, 0) + 1
-        return counts
+        return count_reasons(self._state.waiting)
 
     @property
     def has_work(self) -> bool:
         """True while a request waits or runs, or a launched step is not committed. Paused sessions are no work."""
-        return bool(self._state.waiting or self._state.running or self._state.in_flight or self._due)
+        state = self._state
+        has_orders = self.transfers is not None and self.transfers.has_orders
+        return has_orders or bool(state.waiting or state.running or state.in_flight or self._due)
 
     @property
     def first_wait_reason(self) -> str:
@@ -132,7 +137,7 @@ class Scheduler:
 
         Meaningful after a `schedule()` that returned None. It would be a bug: liveness is an invariant.
         """
-        if self._state.in_flight:
+        if self._state.in_flight or (self.transfers is not None and self.transfers.is_busy):
             return False
         return bool(self._state.running) or any(is_ready(request) for request in self._state.waiting)
 
@@ -159,6 +164,21 @@ class Scheduler:
         if request is not None and request.status in WAITING_FOR_EVENT:
             request.move_to(RequestStatus.WAITING)
 
+    def take_queries(self) -> list[KVQuery]:
+        """What the sources of KV are to be asked before the next step: of those that may begin in it, and no more."""
+        if self.transfers is None:
+            return []
+        ready = (r for r in self._state.waiting if is_ready(r) and r.row is None and r.awaited_page is None)
+        self.transfers.ask(islice(ready, self._state.num_free_rows + 1))
+        return self.transfers.take_queries()
+
+    def take_news(self, news: KVNews) -> None:
+        """Sources of KV have something to say."""
+        assert self.transfers is not None, "news of KV from elsewhere, and no source"
+        if not isinstance(news, Found) or news.request_id in self._state.requests:
+            self._state.num_changes += 1
+            self.transfers.apply(news, self._state.step)
+
     def extend(self, request_id: str, turn: TurnInput) -> None:
         """Continue a session with further input: at once if it is paused, else when its turn ends.
 
@@ -183,12 +203,8 @@ class Scheduler:
         Returns:
             The terminal outputs of those whose context has no room for it.
         """
-        outputs: list[TokenOutput] = []
         due, self._due = self._due, []
-        for request in due:
-            if request.is_paused:
-                outputs.extend(self._begin_turn(request))
-        return outputs
+        return [output for request in due if request.is_paused for output in self._begin_turn(request)]
 
     def abort(self, ids: Iterable[str]) -> list[TokenOutput]:
         """End requests wherever they are. Unknown and finished ones are ignored: they may have just ended.
@@ -207,9 +223,10 @@ class Scheduler:
         self._policies.batch.fill(step)
         step.add_drafts()
         step.explain_waiting()
-        if step.is_empty:
+        orders = None if self.transfers is None else self.transfers.take_orders()
+        if step.is_empty and orders is None:
             return None
-        plan = step.builder.build()
+        plan = step.builder.build(orders)
         self._state.launch(plan, tuple(step.builder.requests))
         return plan
 
@@ -252,14 +269,14 @@ class Scheduler:
                     self.kv.cache_full_pages(request, min(end, request.num_tokens), plan.step)
                 if has_extras and index in result.prompt_logprobs:
                     report = result.prompt_logprobs[index]
-                    outputs.append(_prompt_report(request, int(plan.num_computed[index]), report))
+                    outputs.append(prompt_report(request, int(plan.num_computed[index]), report))
                 if start < stop:
                     queue = self._state.running if was_running else self._state.waiting
                     output = self._take_tokens(request, token_ids[start:stop], num_rejected, queue)
                     if fills and num_samples > 1:
                         self.kv.cache_full_pages(request, min(end, request.num_tokens - 1), plan.step)
                     if has_extras:
-                        _add_extras(output, index, result)
+                        add_extras(output, index, result)
                         request.proposal = result.proposals.get(index)
                     outputs.append(output)
                 elif index in result.failures:
@@ -380,18 +397,3 @@ class Scheduler:
             if request.inputs:
                 self._due.append(request)
         return TokenOutput(request.id, token_ids, request.finish_reason, request.stop_reason, request.num_cached_tokens)
-
-
-def _add_extras(output: TokenOutput, index: int, result: StepResult) -> None:
-    """What a step says of a request besides its tokens."""
-    if index in result.logprobs:
-        output.logprobs = result.logprobs[index][: len(output.token_ids)]
-    if index in result.embeddings:
-        output.embedding, output.token_ids = result.embeddings[index], []
-
-
-def _prompt_report(request: Request, num_computed: int, logprobs: list[TokenLogprobs]) -> TokenOutput:
-    """Log probabilities of the prompt's tokens from `num_computed + 1` on, less those told before a preemption."""
-    known = request.num_reported_tokens - num_computed
-    request.num_reported_tokens = max(request.num_reported_tokens, num_computed + len(logprobs))
-    return TokenOutput(request.id, [], prompt_logprobs=logprobs[max(0, known) :])

@@ -18,6 +18,7 @@ from tokenmill.kv.kv_manager import KVManager
 from tokenmill.scheduler.fairness import Rounds
 from tokenmill.scheduler.policies import QueuePolicy
 from tokenmill.scheduler.queue import RequestQueue
+from tokenmill.scheduler.transfers import Transfers
 
 _READY = frozenset({RequestStatus.WAITING, RequestStatus.PREEMPTED})
 _LEAVING = frozenset({RequestStatus.PREEMPTED, RequestStatus.FINISHED})
@@ -69,17 +70,24 @@ class SchedulerState:
 
     Attributes:
         num_changes: how often the queues, or the order in them, have changed.
+        preempted: ids of requests that were, since somebody took note of them.
         full_at: `num_changes` when all rows or pages were in use, and nobody would yield any to those who wait.
     """
 
     def __init__(
-        self, num_rows: int, policy: QueuePolicy, kv: KVManager, forget: Callable[[Request], None] | None = None
+        self,
+        num_rows: int,
+        policy: QueuePolicy,
+        kv: KVManager,
+        forget: Callable[[Request], None] | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
         """
         Args:
             forget: told of each request that is gone for good.
         """
         self.kv = kv
+        self.transfers = transfers
         self._forget = forget
         self._policy = policy
         self._rounds = Rounds() if policy.by_tenant else None
@@ -90,6 +98,7 @@ class SchedulerState:
         self.requests: dict[str, Request] = {}
         self.step = 0
         self.num_preemptions = 0
+        self.preempted: list[str] = []
         self.num_corrupted = 0
         self.num_changes = 0
         self.full_at = -1
@@ -114,6 +123,11 @@ class SchedulerState:
         """Tokens of a page."""
         return self.kv.page_size
 
+    @property
+    def num_saving_pages(self) -> int:
+        """Pages that nobody holds any more but those who save them."""
+        return 0 if self.transfers is None else self.transfers.num_saving_pages
+
     def enter(self, request: Request) -> None:
         """A request arrives."""
         self.requests[request.id] = request
@@ -134,7 +148,7 @@ class SchedulerState:
         """A step is launched: it pins its requests, and their tenants have been served."""
         self.step = plan.step
         self.in_flight.append(InFlightStep(plan, requests))
-        if self._rounds is not None:
+        if self._rounds is not None and requests:
             self._set_ranks(self._rounds.charge(requests, plan.num_tokens))
 
     def start(self, request: Request) -> None:
@@ -154,8 +168,14 @@ class SchedulerState:
         victim.num_preemptions += 1
         victim.wait_reason = "was preempted: what it held was needed by a request before it"
         self.num_preemptions += 1
+        self.preempted.append(victim.id)
         self.waiting.add(victim)
         self.retire(victim)
+
+    def take_preempted(self) -> list[str]:
+        """See `Scheduler.take_preempted`."""
+        preempted, self.preempted = self.preempted, []
+        return preempted
 
     def preempt_idle(self, but: Request | None = None) -> bool:
         """Take row and pages from a session between two turns. False if none but `but` has any.
@@ -189,6 +209,8 @@ class SchedulerState:
 
     def retire(self, request: Request) -> None:
         """Take row and pages back from one that ended or was preempted, unless a launched step still uses them."""
+        if self.transfers is not None and request.is_finished:
+            self.transfers.ended(request)
         if request.num_inflight_steps or request.status not in _LEAVING:
             return
         self._release(request)
@@ -204,8 +226,8 @@ class SchedulerState:
         return len(self._leaving())
 
     def num_returning_pages(self) -> int:
-        """Pages of the same requests."""
-        return sum(len(self.kv.pages(request)) for request in self._leaving())
+        """Pages of the same requests, and those that are being saved."""
+        return self.num_saving_pages + sum(len(self.kv.pages(request)) for request in self._leaving())
 
     def _leaving(self) -> Collection[Request]:
         return {r.id: r for step in self.in_flight for r in step.requests if r.status in _LEAVING}.values()
@@ -225,6 +247,8 @@ class SchedulerState:
 
     def _release(self, request: Request) -> None:
         self.num_changes += 1
+        if self.transfers is not None:
+            self.transfers.leaving(request)
         if request.row is not None:
             self.rows.give_back(request.row)
             self.kv.release(request, self.step)
@@ -235,6 +259,8 @@ class SchedulerState:
     def check_invariants(self) -> None:
         """Every owner's books agree; raises AssertionError where they do not. For tests: O(everything)."""
         self.kv.check_invariants()
+        if self.transfers is not None:
+            self.transfers.check_invariants()
         launched = [request for step in self.in_flight for request in step.requests]
         paused = [request for request in self.requests.values() if request.row is not None]
         owners = {r.id: r for r in [*self.running, *paused, *launched]}

@@ -20,10 +20,16 @@ from tokenmill.server.anthropic.messages import MessagesRoutes
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
 from tokenmill.server.http.browser_guard import JSON, MULTIPART, BrowserGuard
-from tokenmill.server.http.docs_page import docs
 from tokenmill.server.http.errors import handle_disconnect, handle_error, handle_http_exception
-from tokenmill.server.http.middleware import ApiKeyMiddleware, RequestIdMiddleware, SurplusMiddleware
+from tokenmill.server.http.middleware import (
+    METRICS_ROUTE,
+    NO_ROUTES,
+    ApiKeyMiddleware,
+    RequestIdMiddleware,
+    SurplusMiddleware,
+)
 from tokenmill.server.http.openapi import body_of, describe, query_of
+from tokenmill.server.http.page import page_routes
 from tokenmill.server.openai.batches import BatchBody, BatchesQuery, BatchesRoutes
 from tokenmill.server.openai.chat import ChatBody, ChatRoute
 from tokenmill.server.openai.completions import TextBody, TextRoute
@@ -36,6 +42,7 @@ from tokenmill.server.openai.upload import UploadForm
 from tokenmill.server.operators.admin import AbortBody, AdminRoutes, PauseQuery, ResetQuery
 from tokenmill.server.operators.engines import EngineRoutes, RemoveQuery, WeightsBody
 from tokenmill.server.operators.info import InfoRoutes
+from tokenmill.server.operators.live import LiveRoutes
 from tokenmill.server.sglang.generate import NativeBody, NativeRoute
 from tokenmill.server.sglang.info import SglangRoutes
 
@@ -64,6 +71,9 @@ def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = 
     )
     app.root_path = config.root_path  # an argument of this name is deprecated; the attribute works in all versions
     _add_routes(app, context)
+    page = page_routes()
+    for path, answer in page.items():
+        app.add_api_route(path, answer, methods=["GET"], response_model=None, include_in_schema=False)
     describe(app, _BODIES, UNSUPPORTED)
     app.add_exception_handler(HTTPException, handle_http_exception)
     app.add_exception_handler(ClientDisconnect, handle_disconnect)
@@ -74,7 +84,7 @@ def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = 
         guard: dict[str, Any] = {
             "api_keys": config.api_key,
             "root_path": config.root_path,
-            "metrics_open": config.metrics_open,
+            "also_open": frozenset(page) | ({METRICS_ROUTE} if config.metrics_open else NO_ROUTES),
         }
         app.add_middleware(ApiKeyMiddleware, **guard)
     else:
@@ -142,6 +152,7 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/ping", info.ping),
         ("/version", info.version),
         ("/engines", engines.list),
+        ("/live", LiveRoutes(context).live),
         ("/load", admin.load),
         ("/server_info", admin.server_info),
         ("/get_server_info", admin.server_info),
@@ -159,4 +170,3 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
     app.add_api_route("/ping", info.ping, methods=["POST"], response_model=None)
     app.add_api_route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"], response_model=None)
     app.add_api_route("/v1/files/{file_id}", files.delete, methods=["DELETE"], response_model=None)
-    app.add_api_route("/docs", docs, methods=["GET"], response_model=None, include_in_schema=False)

@@ -9,15 +9,17 @@ from typing import Any
 
 import tokenmill
 from tokenmill.batches.service import BatchService
+from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidRequest, PromptTooLong
-from tokenmill.core.messages import EngineReady
 from tokenmill.frontend.client import EngineClient
+from tokenmill.frontend.open_calls import OpenCalls
 from tokenmill.observe.event_log import EventLog
 from tokenmill.observe.metrics import Metrics
 from tokenmill.replicas.engines import Engines
 from tokenmill.replicas.fleet import Fleet
 from tokenmill.server.http.body_budget import BodyBudget
 from tokenmill.server.http.errors import ModelNotFound
+from tokenmill.web.live_hub import LiveHub
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class ServerContext:
     """One per server.
 
     Attributes:
+        calls: what is open, in all API processes.
         engines: the way to ask the engines themselves.
         ready: what the engine said of itself when it became ready; of several, the one with the shortest context.
         model_name: the model's id in the API, which replies bear.
@@ -48,9 +51,11 @@ class ServerContext:
         log: where a line about each request goes; None: nowhere.
         bodies: the memory that bodies on their way may take.
         batches: what keeps files and batches; None: nothing does.
+        live: shows what the engines do; None: nothing does.
     """
 
     client: EngineClient
+    calls: OpenCalls
     engines: Engines
     ready: EngineReady
     metrics: Metrics
@@ -68,6 +73,7 @@ class ServerContext:
     bodies: BodyBudget = field(default_factory=BodyBudget)
     batches: BatchService | None = None
     fleet: Fleet | None = None
+    live: LiveHub | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

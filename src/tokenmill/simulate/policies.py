@@ -18,6 +18,7 @@ import numpy as np
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import RowFailure, StepOutcome, StepPlan, StepResult
+from tokenmill.core.transfers import KVNews
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.step_log import Aborted, Added, LogHeader, RecordedInput, StepRecord, read_log
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
@@ -106,6 +107,8 @@ class RecordedTokens:
 def compare(path: Path, others: Sequence[Mapping[str, str]]) -> list[Schedule]:
     """The schedule of a log's own policies, and those of others, all on the same clock.
 
+    What sources of KV brought the recorded engine is computed here: their news answer its orders and no others.
+
     Args:
         others: for each, fields of `SchedulerConfig` that differ.
 
@@ -126,7 +129,7 @@ def _simulate(header: LogHeader, config: SchedulerConfig, records: Sequence[Step
     arrivals, leaves = _arrivals(records)
     cost, executor = StepCost.of(records), RecordedTokens(tokens)
     limits = ModelLimits(header.max_model_len, header.vocab_size, frozenset(header.eos_token_ids))
-    header.scheduler = config
+    header.scheduler, header.transfers = config, None
     engine = Engine(header.make_scheduler(), executor, limits, header.depth)
     schedule, arrived, counts = Schedule(config), dict[str, float](), dict[str, int]()
     clock, place = 0.0, 0
@@ -199,7 +202,7 @@ def _arrivals(records: Sequence[StepRecord]) -> tuple[list[tuple[float, Recorded
             if isinstance(arrival, Aborted):
                 leaves |= {one: counts[one] for one in arrival.ids if one in counts}
                 found.append((clock, Aborted([one for one in arrival.ids if one not in counts])))
-            else:
+            elif not isinstance(arrival, KVNews):
                 found.append((clock, arrival))
         clock += math.fsum(record.seconds)
         plan = plans.get(record.committed)

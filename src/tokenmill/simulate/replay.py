@@ -113,6 +113,8 @@ def apply_input(engine: Engine, arrived: RecordedInput) -> None:
             engine.reset_prefix_cache(preempt_running)
         case Paused(is_paused):
             engine.set_paused(is_paused)
+        case _:
+            engine.take_news([arrived])
 
 
 def _array(values: list[int]) -> IntArray:

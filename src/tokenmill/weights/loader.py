@@ -15,6 +15,7 @@ from tokenmill.kernels.measuring import MeasuringKernels
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
+from tokenmill.parallel.collective import ALONE, Collective
 from tokenmill.platform.memory import Arena
 from tokenmill.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormats, Rows
 from tokenmill.weights.checkpoint import open_checkpoint, stored_scheme
@@ -76,7 +77,7 @@ class ModelPlan:
             arena: zeroed memory for the weights, of kernels that share memory; None: they take their own.
         """
         report = progress or (lambda done, total: None)
-        decoder = Decoder(self.shapes.architecture, self.kernels) if arena is None else self.place(arena)
+        decoder = self._decoder(self.kernels) if arena is None else self.place(arena)
         if self.reads is None:
             return _dummy(decoder, self.kernels.vector(0), report)
         _fill(decoder, self.reads, report)
@@ -86,7 +87,10 @@ class ModelPlan:
         """A decoder whose weights are what lies in an arena."""
         kernels = self.kernels.in_memory(arena)
         assert kernels is not None, "kernels that share memory"
-        return Decoder(self.shapes.architecture, kernels)
+        return self._decoder(kernels)
+
+    def _decoder(self, kernels: Kernels) -> Decoder:
+        return Decoder(self.shapes.architecture, kernels, self.shapes.collective)
 
 
 def choose_formats(folder: Path, quantization: str | None) -> PackedFormats:
@@ -121,10 +125,17 @@ def _is_gguf(folder: Path) -> bool:
     return (folder / LINK_NAME).exists()
 
 
-def plan_model(folder: Path, architecture: Architecture, kernels: Kernels, load_format: str = "auto") -> ModelPlan:
+def plan_model(
+    folder: Path,
+    architecture: Architecture,
+    kernels: Kernels,
+    load_format: str = "auto",
+    collective: Collective = ALONE,
+) -> ModelPlan:
     """Decide how a folder becomes a decoder in the form of the kernels; only headers of files are read.
 
     Args:
+        collective: of the rank that runs it, which reads its part and no more.
         load_format: `auto`, `safetensors` or `gguf`: read the folder; `dummy`: seeded random weights, no weight file
             needed.
 
@@ -132,7 +143,7 @@ def plan_model(folder: Path, architecture: Architecture, kernels: Kernels, load_
         InvalidCheckpoint: anything missing, truncated, misshapen or surplus.
     """
     measuring = MeasuringKernels(kernels)
-    shapes = Decoder(architecture, measuring)
+    shapes = Decoder(architecture, measuring, collective)
     weight_bytes = _num_bytes(shapes, measuring)
     reads = None if load_format == "dummy" else _plan(folder, load_format, shapes)
     unpacking = max((read.spare_bytes for read in reads or ()), default=0)
@@ -195,13 +206,14 @@ def _dummy(decoder: Decoder, like: torch.Tensor, report: Progress) -> Decoder:
     total, done = sum(math.prod(target.shape) for target in targets), 0
     for target in targets:
         report(done, total)
+        # A rank draws what all have, so that its part is what it would be without the others.
         values = like.new_empty(target.shape)
         if target.is_matrix:
             generator = torch.Generator(like.device).manual_seed(DUMMY_SEED + done)
             values.normal_(std=values.shape[-1] ** -0.5, generator=generator)
         else:
             values.fill_(0.0 if target.name.endswith(".bias") else 1.0)
-        target.fill(values)
+        target.fill(values[target.part.start : target.part.stop])
         done += values.numel()
     report(done, total)
     return decoder

@@ -15,10 +15,12 @@ from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.targets import Target
 from tokenmill.models.weight_names import WeightKey
+from tokenmill.parallel.shard import Part
 from tokenmill.quantization.layouts import FLOATS, Dense, WeightLayout
 from tokenmill.quantization.packed import Rows
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.safetensors_header import StoredTensor
+from tokenmill.weights.stored_part import part_bytes, read_part
 
 # Tables that old checkpoints store although they follow from the config.
 DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -29,11 +31,12 @@ UNPACKED_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One target's values: the tensors that hold them, by suffix, and their layout."""
+    """One target's values: the tensors that hold them, by suffix, their layout, and which of its rows are wanted."""
 
     name: str
     layout: WeightLayout
     stored: dict[str, StoredTensor]
+    part: Part
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -42,17 +45,23 @@ class Read:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in the files."""
-        return sum(tensor.num_bytes for tensor in self.stored.values())
+        """Bytes in the files that are wanted."""
+        parts = self.stored.items()
+        return sum(part_bytes(tensor, self.layout.outputs(suffix), self.part) for suffix, tensor in parts)
 
     @property
     def spare_bytes(self) -> int:
         """Memory that `rows` takes for a moment: floats are used where the file is mapped, integers are unpacked."""
-        return 0 if self.layout is DENSE else UNPACKED_BYTES * math.prod(self.shape)
+        if self.layout is DENSE:
+            return 0 if self.part.is_whole else self.num_bytes
+        return UNPACKED_BYTES * math.prod(self.shape) * self.part.count // self.part.total
 
     def rows(self) -> Rows:
-        """The values, floats or quantized."""
-        return self.layout.read({suffix: _tensor(stored) for suffix, stored in self.stored.items()})
+        """The values, floats or quantized. Of a part nothing else is read: no mapping, which reads ahead."""
+        if self.part.is_whole:
+            return self.layout.read({suffix: _tensor(stored) for suffix, stored in self.stored.items()})
+        parts = self.stored.items()
+        return self.layout.read({key: read_part(stored, self.layout.outputs(key), self.part) for key, stored in parts})
 
     @property
     def place(self) -> tuple[Path, int]:
@@ -77,20 +86,20 @@ def plan_reads(checkpoint: Checkpoint, targets: Iterable[Target], architecture: 
         # Left out in silence, a bias or an adapter would make a model that runs and is wrong.
         if name not in known and not DERIVED.fullmatch(name):
             raise InvalidCheckpoint(f"{stored.file}: tensor {name} has no place in the architecture of config.json")
-    return sorted(reads, key=lambda read: read.place)
+    return sorted((read for read in reads if read.part.count), key=lambda read: read.place)
 
 
 def _read(checkpoint: Checkpoint, target: Target) -> Read:
     layout, tensors = checkpoint.scheme.layout, checkpoint.tensors
     module = target.name.rpartition(".")[0]
     if target.is_matrix and layout.suffixes != DENSE.suffixes and f"{module}.{layout.suffixes[-1]}" in tensors:
-        read = Read(target.name, layout, dict(_parts(checkpoint, module, layout)))
+        read = Read(target.name, layout, dict(_parts(checkpoint, module, layout)), target.part)
         _check_shape(read, target)
         return read
     stored = tensors.get(target.name)
     if stored is None:
         raise InvalidCheckpoint(f"{checkpoint.source} has no tensor {target.name}, which config.json calls for")
-    read = Read(target.name, DENSE, {"weight": stored})
+    read = Read(target.name, DENSE, {"weight": stored}, target.part)
     _check_shape(read, target)
     if stored.dtype not in FLOATS:
         raise InvalidCheckpoint(

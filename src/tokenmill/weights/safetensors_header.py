@@ -35,6 +35,7 @@ class StoredTensor:
     Attributes:
         dtype: as safetensors says it, e.g. `BF16`.
         begin, end: bytes within the file's data.
+        data_start: byte of the file where its data begin.
     """
 
     name: str
@@ -43,6 +44,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     begin: int
     end: int
+    data_start: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -74,7 +76,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             raise
         raise InvalidCheckpoint(f"{path} is not a safetensors file: its header is not a JSON object") from error
     header.pop("__metadata__", None)
-    tensors = {name: _tensor(name, entry, path) for name, entry in header.items()}
+    tensors = {name: _tensor(name, entry, path, 8 + length) for name, entry in header.items()}
     _check_extent(path, tensors, size - 8 - length)
     return tensors
 
@@ -85,7 +87,7 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def _tensor(name: str, raw: object, path: Path) -> StoredTensor:
+def _tensor(name: str, raw: object, path: Path, data_start: int) -> StoredTensor:
     try:
         entry = msgspec.convert(raw, _Entry)
     except msgspec.ValidationError as error:
@@ -98,7 +100,7 @@ def _tensor(name: str, raw: object, path: Path) -> StoredTensor:
         raise InvalidCheckpoint(
             f"{path}: tensor {name} of shape {entry.shape} and dtype {entry.dtype} cannot lie at bytes {begin} to {end}"
         )
-    return StoredTensor(name, path, entry.dtype, tuple(entry.shape), begin, end)
+    return StoredTensor(name, path, entry.dtype, tuple(entry.shape), begin, end, data_start)
 
 
 def _check_extent(path: Path, tensors: dict[str, StoredTensor], data_bytes: int) -> None:

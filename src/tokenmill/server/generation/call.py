@@ -10,13 +10,14 @@ import msgspec
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import GenerateText
-from tokenmill.frontend.chat_messages import check_template_kwargs, normalize_messages
+from tokenmill.frontend.chat_messages import check_depth, check_template_kwargs, normalize_messages
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.fields import sampling_params
 from tokenmill.server.generation.tools import NamedTool, call_rules
 
 MAX_PROMPTS = 256
 MAX_CHOICES = 1024
+MAX_TRANSFER_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class GenerationCall:
         is_score: only the prompt is told of: a token is sampled, and left out of the reply.
         pooling: "mean" or "last": wanted is a vector for each prompt.
         timeout: seconds until the call is given up.
+        kv_transfer_params: what the client says to the sources of KV.
     """
 
     params: dict[str, Any]
@@ -56,6 +58,7 @@ class GenerationCall:
     include_usage: bool = False
     continuous_usage: bool = False
     timeout: float | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateText]:
@@ -79,6 +82,7 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
         truncate_prompt_tokens=_checked_truncation(call.truncate_prompt_tokens),
         wants_prompt=call.wants_prompt,
         pooling=call.pooling,
+        kv_transfer_params=_checked_transfer(call, context),
     )
     if call.messages is None:
         return [msgspec.structs.replace(message, **_prompt_field(prompt)) for prompt in _checked(call.prompts, message)]
@@ -142,3 +146,22 @@ def _checked_truncation(count: int | None) -> int | None:
     if count == 0:
         raise InvalidRequest("truncate_prompt_tokens must be -1, or 1 or more", "truncate_prompt_tokens")
     return count
+
+
+def _checked_transfer(call: GenerationCall, context: ServerContext) -> dict[str, Any] | None:
+    """What is said to the sources of KV, within bounds; whether it makes sense they say themselves."""
+    name, params = "kv_transfer_params", call.kv_transfer_params
+    if params is None:
+        return None
+    if not context.ready.takes_transfer_params:
+        raise InvalidRequest(f"{name} needs a server started with --kv-transfer-config", name)
+    if len(call.prompts) > 1:
+        raise InvalidRequest(f"{name} are of one prompt; there are {len(call.prompts)}", name)
+    check_depth(params, name)
+    try:
+        size = len(msgspec.msgpack.encode(params))
+    except OverflowError:
+        raise InvalidRequest(f"{name}: a number exceeds 64 bits", name) from None
+    if size > MAX_TRANSFER_BYTES:
+        raise InvalidRequest(f"{name} take {size} bytes; at most {MAX_TRANSFER_BYTES}", name)
+    return params

@@ -25,6 +25,7 @@ NOTE_SURPLUS = "note_surplus"
 OPEN_ROUTES = frozenset({"/health", "/ping", "/version"})
 # Open where the server was started so.
 METRICS_ROUTE = "/metrics"
+NO_ROUTES: frozenset[str] = frozenset()
 
 
 class RequestIdMiddleware:
@@ -98,16 +99,19 @@ class SurplusMiddleware:
 
 
 class ApiKeyMiddleware:
-    """Lets only holders of a key pass, except on `OPEN_ROUTES`: what is not known to be open is guarded.
+    """Lets only holders of a key pass, except on `OPEN_ROUTES` and others that the application names: what is not known
+    to be open is guarded.
 
     Where there is more than one key, a request's `state` holds which one it brought: see `tenant_of`.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], root_path: str, metrics_open: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, api_keys: Sequence[str], root_path: str, also_open: frozenset[str] = NO_ROUTES
+    ) -> None:
         """Keys are kept and compared as hashes of equal length, in constant time."""
         self._app = app
         self._hashes = [_hash(key) for key in api_keys]
-        self._open = open_paths(root_path, OPEN_ROUTES | {METRICS_ROUTE} if metrics_open else OPEN_ROUTES)
+        self._open = open_paths(root_path, OPEN_ROUTES | also_open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -13,7 +13,11 @@ from tokenmill.server.http.errors import ErrorBody
 
 _REFERENCE = "#/components/schemas/{name}"
 # Routes that answer with something else than JSON, and those that also stream.
-_PLAIN = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/octet-stream"}
+_PLAIN = {
+    "/live": "text/event-stream",
+    "/metrics": "text/plain",
+    "/v1/files/{file_id}/content": "application/octet-stream",
+}
 _EMPTY = ("/health", "/health_generate", "/ping")
 _STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/generate")
 

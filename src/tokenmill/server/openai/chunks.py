@@ -80,10 +80,12 @@ class ChoiceWriter:
         return b"data: " + _ENCODER.encode(error_body(error)) + b"\n\n" + DONE
 
     def _extra_fields(self, output: TextOutput) -> bytes:
-        if self._extras is None or output.prompt is None:
-            return b""
-        fields = _ENCODER.encode(self._extras(output))[1:-1]
-        return b"," + fields if fields else b""
+        fields = []
+        if self._extras is not None and output.prompt is not None:
+            fields.append(_ENCODER.encode(self._extras(output))[1:-1])
+        if output.kv_transfer_params is not None:
+            fields.append(b'"kv_transfer_params":' + _ENCODER.encode(output.kv_transfer_params))
+        return b"".join(b"," + field for field in fields if field)
 
     def _chunk(self, choices: list[Any], usage: UsageCounter | None, extras: bytes = b"") -> bytes:
         end = self._no_usage if usage is None else b',"usage":' + _ENCODER.encode(usage.usage()) + b"}\n\n"

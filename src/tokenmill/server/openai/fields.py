@@ -60,6 +60,7 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsField | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     # Accepted without effect: they concern OpenAI's own bookkeeping, or what models are trained to heed.
     user: str | None = None
@@ -83,7 +84,6 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     guided_grammar: Annotated[Any, Refused()] = None
     guided_json: Annotated[Any, Refused()] = None
     guided_regex: Annotated[Any, Refused()] = None
-    kv_transfer_params: Annotated[Any, Refused(({},))] = None
     length_penalty: Annotated[Any, Refused((1, 1.0))] = None
     mm_processor_kwargs: Annotated[Any, Refused(({},))] = None
     modalities: Annotated[Any, Refused((["text"],))] = None
@@ -143,6 +143,7 @@ def call_of(body: GenerationFields) -> GenerationCall:
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         timeout=body.timeout,
+        kv_transfer_params=body.kv_transfer_params or None,
     )
 
 

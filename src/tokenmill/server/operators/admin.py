@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -13,8 +14,9 @@ from starlette.responses import Response
 
 import tokenmill
 from tokenmill.config import EngineConfig, ServerConfig
+from tokenmill.core.engine_messages import EngineReady, RequestState
 from tokenmill.core.errors import Conflict, EngineDead, InvalidRequest, NotFound
-from tokenmill.core.messages import EngineReady, GenerateText, RequestState
+from tokenmill.core.messages import GenerateText
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.replicas.engine_handle import EngineHandle
 from tokenmill.server.context import ServerContext
@@ -25,10 +27,12 @@ from tokenmill.server.http.json_response import json_response
 HEALTH_SECONDS = 30.0
 MAX_ABORTS = 4096
 
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_SAMPLING_SHOWN = ("temperature", "top_p", "top_k", "min_p", *_PENALTIES)
 # Addresses, keys and places on this machine are nobody's business over HTTP.
 _PRIVATE = frozenset(
     {"api_key", "chat_template", "download_dir", "host", "kv_events_config", "model", "ssl_certfile", "ssl_keyfile"}
-    | {"batch_dir", "otlp_traces_endpoint", "replica", "step_log", "tokenizer", "uds"}
+    | {"batch_dir", "kv_disk", "kv_transfer_config", "otlp_traces_endpoint", "replica", "step_log", "tokenizer", "uds"}
     | {"weight_cache_dir", "weight_memory"}
 )
 
@@ -76,22 +80,22 @@ class AdminRoutes:
     async def abort_requests(self, request: Request) -> Response:
         """End requests; their clients get `finish_reason: abort`."""
         body = await read_body(request, AbortBody, self._context.bodies)
-        client = self._context.client
+        calls = self._context.calls
         if body.abort_all == bool(body.request_ids):
             raise InvalidRequest("give either request_ids or abort_all", "request_ids")
         if body.abort_all:
-            return json_response(Aborted(client.abort_all(), []))
+            return json_response(Aborted(await calls.abort_all(), []))
         if len(body.request_ids or ()) > MAX_ABORTS:
             raise InvalidRequest(f"at most {MAX_ABORTS} request_ids at once", "request_ids")
-        found = {name: self._find(name) for name in body.request_ids or ()}
+        found = await self._find(body.request_ids or ())
         ids = {request_id for request_ids in found.values() for request_id in request_ids}
-        client.abort(sorted(ids))
+        calls.abort(sorted(ids))
         return json_response(Aborted(len(ids), [name for name, request_ids in found.items() if not request_ids]))
 
     async def request(self, request: Request) -> Response:
         """How the requests of a call are doing, and why they wait."""
         name = request.path_params["id"]
-        ids = self._find(name)
+        ids = (await self._find([name]))[name]
         if not ids:
             raise NotFound("no open request has this id", "id")
         states = {state.id: state for state in await self._context.engines.explain(ids)}
@@ -101,7 +105,7 @@ class AdminRoutes:
         """Stop the engines between two steps; new requests wait until /resume."""
         query = read_query(request, PauseQuery)
         if query.mode == "abort":
-            self._context.client.abort_all()
+            await self._context.calls.abort_all()
         await self._context.engines.set_paused(True)
         if query.clear_cache and query.mode == "abort":
             await self._context.engines.reset_prefix_cache(True)
@@ -131,6 +135,7 @@ class AdminRoutes:
             "engine": self._described(ready),
             "engines": engines,
             "settings": self._context.settings,
+            "default_sampling": _sampling_shown(self._context.default_sampling),
         }
         # As SGLang's clients look for them.
         sizes: dict[str, Any] = {"max_total_num_tokens": ready.num_pages * ready.page_size}
@@ -142,7 +147,7 @@ class AdminRoutes:
         stats = self._context.engines.stats
         return json_response(
             {
-                "server_load": self._context.client.num_open,
+                "server_load": self._context.calls.num_open,
                 "num_requests_running": stats.num_running,
                 "num_requests_waiting": stats.num_waiting,
                 "kv_cache_usage_perc": stats.num_pages_pinned / stats.num_pages,
@@ -179,22 +184,29 @@ class AdminRoutes:
     def _described(self, ready: EngineReady) -> dict[str, Any]:
         return msgspec.structs.asdict(ready) | {"model": self._context.model_name}
 
-    def _find(self, name: str) -> list[str]:
-        """The open requests of one call, none if it is over.
+    async def _find(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """By each name, the open requests of the call that bears it, none if it is over.
 
         Raises:
             Conflict: several calls bear this name, which their clients chose.
         """
-        calls = self._context.client.find(name)
-        if len(calls) > 1:
-            raise Conflict(f"{len(calls)} open calls have this id: use the ids of their requests")
-        return calls[0] if calls else []
+        found = await self._context.calls.find(names)
+        for calls in found.values():
+            if len(calls) > 1:
+                raise Conflict(f"{len(calls)} open calls have this id: use the ids of their requests")
+        return {name: calls[0] if calls else [] for name, calls in found.items()}
 
 
 def public_settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:
     """The flags that /server_info shows."""
     fields = dataclasses.asdict(engine) | dataclasses.asdict(server)
     return {name: value for name, value in fields.items() if name not in _PRIVATE}
+
+
+def _sampling_shown(defaults: dict[str, Any]) -> dict[str, Any]:
+    """What a request that says nothing of it is sampled with."""
+    params = SamplingParams(**defaults)
+    return {name: getattr(params, name) for name in _SAMPLING_SHOWN}
 
 
 def _on_its_way(request_id: str) -> RequestState:

@@ -58,7 +58,7 @@ class EngineRoutes:
         body = await read_body(request, WeightsBody, self._context.bodies)
         ready = await self._fleet.replace_weights(body.model_path)
         if body.abort_all_requests:
-            self._context.client.abort_all()
+            await self._context.calls.abort_all()
         message = f"engine {ready.engine} serves {body.model_path}; open requests end with the weights that they have"
         shown = {"success": True, "message": message, "num_paused_requests": 0}
         return json_response(shown | {"system_fingerprint": self._context.fingerprint})

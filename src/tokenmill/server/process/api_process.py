@@ -1,35 +1,33 @@
-"""The API process while it runs: it starts the children, serves HTTP, and ends it all for whichever reason is first."""
+"""What every API process does while it runs: it serves HTTP beside the parts that make answers, and ends it all for
+whichever reason is first."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
+from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import EngineDead, InvalidCheckpoint, InvalidRequest, TokenMillError
-from tokenmill.core.messages import EngineReady
+from tokenmill.core.messages import ToWorker
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.frontend.admission_control import AdmissionLimits
 from tokenmill.frontend.client import EngineClient
+from tokenmill.frontend.open_calls import OpenCalls
 from tokenmill.ipc.log_lines import LineHandler
 from tokenmill.model_files import default_sampling
 from tokenmill.observe.event_log import EventLog
 from tokenmill.observe.metrics import Metrics
-from tokenmill.observe.throughput import ThroughputLog
-from tokenmill.observe.traces import TraceExporter
-from tokenmill.replicas.fleet import Fleet
-from tokenmill.replicas.health import PartHealth
+from tokenmill.replicas.engines import Engines
 from tokenmill.replicas.launch_file import LaunchFile
-from tokenmill.replicas.part import Owner
-from tokenmill.replicas.supervisor import Supervisor
+from tokenmill.replicas.restarts import PartCounts
 from tokenmill.server.context import ServerContext, ToolParsers
 from tokenmill.server.generation.tokens import tokenizer_info
 from tokenmill.server.http.body_budget import BodyBudget
@@ -37,13 +35,12 @@ from tokenmill.server.http.errors import ServerStopping
 from tokenmill.server.http.listener import is_on_loopback
 from tokenmill.server.http.server import HttpServer
 from tokenmill.server.operators.admin import public_settings
-from tokenmill.server.process.screen import OpenScreen, Screen
-from tokenmill.server.process.served_batches import ServedBatches
-from tokenmill.server.process.start_checks import check_sockets, check_start
+from tokenmill.server.process.screen import Screen
 from tokenmill.server.process.stop_signals import handled_by
 
 if TYPE_CHECKING:  # it takes a third of a second
     from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
 try:
     from uvloop import run as run_loop
@@ -53,7 +50,6 @@ except ImportError:  # it has no build for every platform
 _logger = logging.getLogger(__name__)
 
 APP_MODULE = "tokenmill.server.app"
-THROUGHPUT_SECONDS = 10.0
 # Less than what proxies wait for a stream that says nothing.
 REMARK_SECONDS = 1.0
 # What streams get to send their last event after they have been told to end.
@@ -68,87 +64,70 @@ class Ending:
     error: str | None = None
 
 
-def serve(
-    folder: Path,
-    launch: LaunchFile,
-    listener: socket.socket,
-    open_screen: OpenScreen,
-    on_begun: Callable[[], None],
-    engine_module: str,
-) -> int:
-    """Serve until something ends the server; return the exit code. Must be called in the main thread.
+class Parts(Protocol):
+    """The engines and text workers beside an API process; see `Supervisor`."""
 
-    Args:
-        folder: private to this server: its sockets lie there.
-        listener: bound; it may listen already, where another process has served before.
-        open_screen: makes what is told of the start and of the life of the server.
-        on_begun: called once requests are accepted.
-        engine_module: the module that runs as the process of an engine.
-    """
+    engines: Engines
+    workers: Sequence[Callable[[ToWorker], None]]
+    counts: PartCounts
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with them."""
+
+    @property
+    def is_recovering(self) -> bool:
+        """One is being started again."""
+
+    async def start(self) -> list[EngineReady]:
+        """Wait until they are ready."""
+
+    def started(self) -> None:
+        """They have all that they need."""
+
+    async def run(self) -> None:
+        """Hear what they say until cancelled."""
+
+    async def stop(self) -> None:
+        """Let them go."""
+
+
+def run_process(make: Callable[[], ApiProcess], screen: Screen) -> int:
+    """Run an API process in a loop of its own; return the exit code. Must be called in the main thread."""
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    with open_screen() as screen:
-        logging.getLogger().addHandler(LineHandler(write=screen.on_line))
-        try:
-            check_start(launch.server, launch.topology)
-            check_sockets(folder, launch.topology)
-            # The children have no use for the keys.
-            LaunchFile(launch.engine, replace(launch.server, api_key=()), launch.topology).write(folder)
+    logging.getLogger().addHandler(LineHandler(write=screen.on_line))
 
-            async def run() -> int:
-                return await ApiProcess(folder, launch, listener, screen, on_begun, engine_module).run()
+    async def run() -> int:
+        return await make().run()
 
-            exit_code: int = run_loop(run())
-            return exit_code
-        except TokenMillError as error:
-            screen.on_error(str(error))
-            return error.exit_code
+    try:
+        exit_code: int = run_loop(run())
+        return exit_code
+    except TokenMillError as error:
+        screen.on_error(str(error))
+        return error.exit_code
 
 
-class ApiProcess:
-    """Runs one server in the current event loop."""
+class ApiProcess(ABC):
+    """Runs in the current event loop.
 
-    def __init__(
-        self,
-        folder: Path,
-        launch: LaunchFile,
-        listener: socket.socket | None,
-        screen: Screen,
-        on_begun: Callable[[], None],
-        engine_module: str,
-    ) -> None:
-        """See `serve`. `listener`: None where others serve the app, see `EmbeddedServer`."""
+    Those that inherit from it set `_parts`, `_metrics` and `_client` when they are made.
+    """
+
+    _parts: Parts
+    _metrics: Metrics
+    _client: EngineClient
+
+    def __init__(self, launch: LaunchFile, listener: socket.socket | None, screen: Screen) -> None:
+        """`listener`: bound, and it may listen already; None where others serve the app, see `EmbeddedServer`."""
         loop = asyncio.get_running_loop()
-        self._engine = launch.engine
-        self._server = server = launch.server
+        self._launch = launch
+        self._server = launch.server
         self._listener = listener
         self._screen = screen
-        self._on_begun = on_begun
         self._ending: asyncio.Future[Ending] = loop.create_future()
-        self._http: HttpServer | None = None
-        self._serving: asyncio.Task[None] | None = None
-        self._log = EventLog(screen.on_line, server.log_format == "json")
-        owner = Owner(
-            ended=lambda exit_code, error: self._end(Ending(exit_code, error)),
-            died=lambda part, text: self._log.note("death", text, part=part),
-            are_open=lambda ids: self._client.still_open(ids),  # noqa: PLW0108 - as below
-            replaced=lambda *worker: self._client.replace(*worker),  # noqa: PLW0108 - as below
-            hung=lambda part, text: self._log.note("hang", text, part=part),
-            answered=lambda message: self._client.dispatch(message),  # noqa: PLW0108 - the client comes later
-            counted=lambda: self._client.note_queued(self._parts.engines.stats.num_queued),
-            ticked=self._spare,
-            progress=screen.on_progress,
-            line=screen.on_line,
-        )
-        self._parts = Supervisor(folder, launch, engine_module, _run_worker, owner)
-        name = server.served_model_name[0] if server.served_model_name else ""
-        endpoint = server.otlp_traces_endpoint
-        self._traces = None if endpoint is None else TraceExporter(endpoint, name)
-        self._metrics = Metrics(self._parts.engines, self._parts.counts, server.metrics_prefix, name, self._traces)
-        limits = AdmissionLimits(server.max_num_queued_reqs, server.max_num_queued_tokens)
-        self._batches: ServedBatches | None = None
-        if server.batch_dir is not None:
-            self._batches = ServedBatches(server, lambda: self._client.has_waiting, self._metrics)
-        self._client = EngineClient(self._parts.workers, self._metrics, limits, self._engine.seed)
+        self._serving: list[tuple[HttpServer, asyncio.Task[None]]] = []
+        self._log = EventLog(screen.on_line, launch.server.log_format == "json")
 
     async def run(self) -> int:
         """Serve until something ends it; return the exit code."""
@@ -162,18 +141,17 @@ class ApiProcess:
                 return ending.exit_code
             finally:
                 await cancel(tasks)
-                await self._parts.stop()
-                if self._batches is not None:
-                    await self._batches.close()
+                await self._let_go()
 
     # --- start ------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> list[asyncio.Task[None]]:
         """Start what goes on beside requests, until it is cancelled."""
-        jobs = [self._parts.run(), self._start(), self._log_throughput(), self._remark()]
-        if self._traces is not None:
-            jobs.append(self._traces.run())
-        return [asyncio.ensure_future(job) for job in jobs]
+        return [asyncio.ensure_future(job) for job in (self._parts.run(), self._start(), self._remark(), *self._jobs())]
+
+    @abstractmethod
+    def _jobs(self) -> list[Coroutine[Any, Any, None]]:
+        """What else goes on."""
 
     async def _start(self) -> None:
         try:
@@ -183,53 +161,62 @@ class ApiProcess:
             least = min(ready, key=lambda ready: ready.max_model_len)
             await self._client.start(least, sum(one.max_num_seqs for one in ready))
             self._parts.started()
-            await self._listen(least, sum(one.max_num_seqs for one in ready))
-            self._on_begun()
-            self._screen.on_ready(least)
+            await self._listen(least)
+            self._begun(least)
         except TokenMillError as error:
             self._end(Ending(error.exit_code, str(error)))
         except Exception as error:
             _logger.exception("the server cannot start")
             self._end(Ending(1, f"the server cannot start: {type(error).__name__}: {error}"))
 
-    async def _listen(self, ready: EngineReady, num_rows: int) -> None:
-        assert self._listener is not None, "who has none listens in another way"
-        app = self._build_app(ready, num_rows, is_on_loopback(self._listener))
-        self._http = HttpServer(app, self._server, self._listener, self._note_connections)
-        self._serving = await self._http.start()
-        self._serving.add_done_callback(lambda _: self._end(Ending(1, "the HTTP server ended unexpectedly")))
+    @abstractmethod
+    def _begun(self, ready: EngineReady) -> None:
+        """Requests are accepted."""
 
-    def _build_app(self, ready: EngineReady, num_rows: int, on_loopback: bool) -> FastAPI:
+    async def _listen(self, ready: EngineReady) -> None:
+        assert self._listener is not None, "who has none listens in another way"
+        await self._serve(self._build_app(ready, is_on_loopback(self._listener)), self._listener)
+
+    def _build_app(self, ready: EngineReady, on_loopback: bool) -> FastAPI:
+        app: FastAPI = import_module(APP_MODULE).build_app(self._context(ready), self._server, on_loopback)
+        return app
+
+    async def _serve(self, app: ASGIApp, listener: socket.socket) -> None:
+        """Serve an application on a socket; by TLS where it is the one that clients know."""
         config = self._server
+        if listener is not self._listener:
+            config = replace(config, ssl_certfile=None, ssl_keyfile=None)
+        http = HttpServer(app, config, listener, self._note_connections)
+        serving = await http.start()
+        serving.add_done_callback(lambda _: self._end(Ending(1, "the HTTP server ended unexpectedly")))
+        self._serving.append((http, serving))
+
+    def _context(self, ready: EngineReady) -> ServerContext:
+        config, engine = self._server, self._launch.engine
         assert config.served_model_name, "launch gives it a name"
-        context = ServerContext(
+        return ServerContext(
             client=self._client,
+            calls=OpenCalls(self._client),
             engines=self._parts.engines,
-            fleet=Fleet(self._parts),
             ready=ready,
             metrics=self._metrics,
             model_name=config.served_model_name[0],
             model_names=config.served_model_name,
-            tokenizer_info=partial(tokenizer_info, Path(self._engine.tokenizer or ready.model), config.chat_template),
+            tokenizer_info=partial(tokenizer_info, Path(engine.tokenizer or ready.model), config.chat_template),
             default_sampling=_checked_defaults(Path(ready.model)),
             max_logprobs=config.max_logprobs,
-            takes_priority=self._engine.scheduling_policy not in ("fair", "fcfs"),
+            takes_priority=engine.scheduling_policy not in ("fair", "fcfs"),
             parsers=ToolParsers(
                 notation=config.tool_call_parser or "",
                 finds_calls=bool(config.enable_auto_tool_choice),
                 reasoning=config.reasoning_parser or "",
             ),
-            settings=public_settings(self._engine, config),
+            settings=public_settings(engine, config),
             started=int(time.time()),
             trouble=self._trouble,
             log=self._log if config.enable_log_requests else None,
-            bodies=BodyBudget(config.max_body_bytes_in_flight),
-            batches=None if self._batches is None else self._batches.service,
+            bodies=BodyBudget(config.max_body_bytes_in_flight // config.api_server_count),
         )
-        if self._batches is not None:
-            self._batches.start(context, max(1, num_rows // 2))
-        app: FastAPI = import_module(APP_MODULE).build_app(context, config, on_loopback)
-        return app
 
     # --- while it runs ----------------------------------------------------------------------------------------------
 
@@ -239,12 +226,12 @@ class ApiProcess:
             return str(self._client.failure)
         return self._parts.trouble
 
-    def _spare(self, worker: int, health: PartHealth) -> None:
+    def _spare(self, worker: int, is_deaf: bool, is_lost: bool) -> None:
         """Keep calls from a text worker that takes no messages, and end those that have waited for it too long."""
-        self._client.avoid(worker, health.is_deaf)
+        self._client.avoid(worker, is_deaf)
         # One that is a process is started again instead.
-        if health.is_lost and not (self._server.max_restarts and self._server.tokenizer_workers):
-            self._client.lose(worker, EngineDead(f"{health.name} does not answer"))
+        if is_lost and not (self._server.max_restarts and self._server.tokenizer_workers):
+            self._client.lose(worker, EngineDead(f"text worker {worker} does not answer"))
 
     async def _remark(self) -> None:
         """While a part recovers, streams that have begun get a comment now and then."""
@@ -252,14 +239,6 @@ class ApiProcess:
             await asyncio.sleep(REMARK_SECONDS)
             if self._parts.is_recovering:
                 self._client.remark()
-
-    async def _log_throughput(self) -> None:
-        log = ThroughputLog()
-        while not self._server.disable_log_stats:
-            await asyncio.sleep(THROUGHPUT_SECONDS)
-            line = log.line(self._parts.engines.stats, THROUGHPUT_SECONDS)
-            if line is not None:
-                self._log.note("throughput", line)
 
     def _note_connections(self, line: str) -> None:
         self._log.note("connections", line)
@@ -281,30 +260,31 @@ class ApiProcess:
 
     async def _close(self, ending: Ending) -> None:
         """Accept nothing new; give open replies their time to end, then an error, then nothing."""
-        if self._http is None or self._serving is None:
+        if not self._serving:
             return
-        self._http.stop()
-        if self._batches is not None:
-            await self._batches.stop()
+        for http, _ in self._serving:
+            http.stop()
+        elsewhere = self._ends_elsewhere()
         patience = self._server.shutdown_timeout if ending.error is None else 0.0
         if patience and (count := self._client.num_open):
             who = "1 open request has" if count == 1 else f"{count} open requests have"
             self._screen.on_line(f"stopping: {who} {patience:g} s to end; Ctrl-C again ends what is open at once")
-        await asyncio.wait([self._serving], timeout=patience)
+        ends = [serving for _, serving in self._serving]
+        await asyncio.wait([*ends, *elsewhere], timeout=patience)
         self._client.fail(ServerStopping("the server is stopping"))
-        await asyncio.wait([self._serving], timeout=_LAST_EVENT_SECONDS)
-        self._http.abandon()
-        await asyncio.wait([self._serving], timeout=_LAST_EVENT_SECONDS)
-        self._serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._serving
+        await asyncio.wait(ends, timeout=_LAST_EVENT_SECONDS)
+        for http, _ in self._serving:
+            http.abandon()
+        await asyncio.wait(ends, timeout=_LAST_EVENT_SECONDS)
+        await cancel(ends)
 
+    def _ends_elsewhere(self) -> list[asyncio.Future[None]]:
+        """What must end beside its own replies before the parts are let go."""
+        return []
 
-def _run_worker(folder: Path, index: int, alive_fd: int) -> int:
-    """A text worker in a thread, with imports that others do without."""
-    from tokenmill.frontend.worker import run_worker
-
-    return run_worker(folder, index, alive_fd)
+    async def _let_go(self) -> None:
+        """Nothing is served any more."""
+        await self._parts.stop()
 
 
 def _checked_defaults(folder: Path) -> dict[str, object]:

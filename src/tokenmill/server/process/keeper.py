@@ -1,8 +1,9 @@
-"""The small parent of the API process: it holds the listening socket, and starts that process again when it is killed.
+"""The small parent of the API processes: it holds the listening socket, and starts those again that are killed.
 
-    bind ─> fork ─┬─> the API process starts engines and text workers, and serves
-                  └─> waits for its end: killed after it has served, it is forked again, and connections wait in the
-                      socket's queue meanwhile; anything else is the end
+    bind ─> fork ─┬─> the first API process starts engines and text workers, and serves
+                  ├─> its siblings, if any, serve beside it
+                  └─> waits for an end: whoever is killed after the first has served is forked again; after the first
+                      all begin anew, and connections wait in the socket's queue meanwhile; anything else is the end
 
 It forks before there are threads and before anything large is loaded, and passes on the signals that stop a server.
 """
@@ -27,8 +28,9 @@ from pathlib import Path
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.replicas.restarts import Restarts
 
-Serve = Callable[[Path, Callable[[], None]], int]
-"""Serves, with a private folder, until the server ends; returns the exit code. Calls its argument once it has begun."""
+Serve = Callable[[int, Path, Callable[[], None]], int]
+"""Serves as the API process of this index, with a private folder that all share, until the server ends; returns the
+exit code. The first calls its last argument once it has begun."""
 
 _PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM})
 # What the API process leaves behind ends by itself within this time, or is killed: it may not be beside its successor.
@@ -37,37 +39,104 @@ _KILLED_SECONDS = 5.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
-def keep(serve: Serve, most: int, say: Callable[[str], None]) -> int:
-    """Serve in a child process until it ends, and again when it is killed; return the last exit code.
+def keep(serve: Serve, count: int, most: int, say: Callable[[str, str], None]) -> int:
+    """Serve in child processes until the first ends, and again when it is killed; return the last exit code.
 
     Must be called in the main thread, with SIGINT and SIGTERM held back.
 
     Args:
-        most: restarts within a minute; 0: serve in this process.
-        say: told of a death.
+        count: API processes.
+        most: restarts of each within a minute; where it is 0, and `count` 1, this process serves.
+        say: told of a death: one word for who has died, and a sentence.
     """
-    if not most:
+    if not most and count == 1:
         with _private_folder() as folder:
-            return serve(folder, lambda: None)
+            return serve(0, folder, lambda: None)
     restarts = Restarts(most)
-    has_begun = mmap.mmap(-1, 1)  # shared with the child
+    has_begun = mmap.mmap(-1, 1)  # shared with the children
     on_begun = partial(has_begun.__setitem__, 0, 1)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with _children_awaited():
         while True:
             has_begun[0] = 0
             with _private_folder() as folder:
-                code = _end_of(_fork(partial(serve, folder, on_begun), folder))
+
+                def fork(index: int, folder: Path = folder) -> int:
+                    return _fork(partial(serve, index, folder, on_begun), folder)
+
+                code = _Processes(fork, lambda: most if has_begun[0] else 0, say).run(count)
                 _end_orphans()
             if code >= 0:
                 return code
             how = f"the API process was killed by {signal.Signals(-code).name}"
             pause = restarts.died(time.monotonic()) if has_begun[0] else None
             if pause is None:
-                say(how)
+                say("api", how)
                 return 1
-            say(f"{how}; it is started again")
+            say("api", f"{how}; it is started again")
             time.sleep(pause)
+
+
+class _Processes:
+    """The API processes of one server, as long as its first one lives."""
+
+    def __init__(
+        self, fork: Callable[[int], int], restarts: Callable[[], int], say: Callable[[str, str], None]
+    ) -> None:
+        """
+        Args:
+            fork: starts the process of an index; its id.
+            restarts: how often in a minute each sibling may be started again, as things are now.
+            say: see `keep`.
+        """
+        self._fork = fork
+        self._restarts = restarts
+        self._say = say
+        self._index_of: dict[int, int] = {}
+        self._deaths: dict[int, Restarts] = {}
+        self._due: dict[int, float] = {}  # when siblings that have died are to be started again
+        self._failure = 0
+
+    def run(self, count: int) -> int:
+        """Pass signals on until the first has ended; its exit code, or minus the signal that killed it."""
+        for index in range(count):
+            self._start(index)
+        while True:
+            number = _next_signal(min(self._due.values(), default=None))
+            if number in _PASSED_ON:
+                self._due.clear()
+                self._signal(number)
+            for index in [index for index, due in self._due.items() if due <= time.monotonic()]:
+                del self._due[index]
+                self._start(index)
+            # One signal may stand for several ends: of others, whose parent has died, too.
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                index, code = self._index_of.pop(ended[0], -1), os.waitstatus_to_exitcode(ended[1])
+                if index == 0:
+                    self._signal(signal.SIGKILL if code < 0 else signal.SIGTERM)
+                    return self._failure or code
+                if index > 0 and code:
+                    self._lose(index, code)
+
+    def _start(self, index: int) -> None:
+        self._index_of[self._fork(index)] = index
+
+    def _signal(self, number: int) -> None:
+        for pid in self._index_of:
+            os.kill(pid, number)
+
+    def _lose(self, index: int, code: int) -> None:
+        """A sibling has died: the server goes on without it for a moment, or ends."""
+        how = f"API process {index} " + (f"was killed by {signal.Signals(-code).name}" if code < 0 else "has failed")
+        deaths = self._deaths.setdefault(index, Restarts(self._restarts()))
+        pause = deaths.died(time.monotonic()) if code < 0 else None
+        if pause is None:
+            self._say(f"api-{index}", how)
+            self._failure = 1
+            self._signal(signal.SIGTERM)
+        else:
+            self._say(f"api-{index}", f"{how}; it is started again, and its streams have ended")
+            self._due[index] = time.monotonic() + pause
 
 
 @contextlib.contextmanager
@@ -119,21 +188,17 @@ def _fork(work: Callable[[], int], folder: Path) -> int:
         os._exit(code)
 
 
-def _end_of(pid: int) -> int:
-    """Pass signals on until this child has ended; its exit code, or minus the signal that killed it."""
-    while True:
-        number = signal.sigwait(_PASSED_ON | {signal.SIGCHLD})
-        if number in _PASSED_ON:
-            os.kill(pid, number)
-            continue
-        # One signal may stand for several ends: of others, whose parent has died, too.
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == pid:
-                return os.waitstatus_to_exitcode(ended[1])
+def _next_signal(until: float | None) -> int | None:
+    """Wait for a signal that is passed on, or for the end of a child; None: this time of the clock has come first."""
+    wanted = _PASSED_ON | {signal.SIGCHLD}
+    if until is None:
+        return signal.sigwait(wanted)
+    come = signal.sigtimedwait(wanted, max(0.0, until - time.monotonic()))
+    return None if come is None else come.si_signo
 
 
 def _end_orphans() -> None:
-    """Wait for what the API process has left, which has become children of this process, and end what stays."""
+    """Wait for what the API processes have left, which has become children of this process, and end what stays."""
     started = time.monotonic()
     with contextlib.suppress(ChildProcessError):  # there is none any more
         while (passed := time.monotonic() - started) < _ORPHAN_SECONDS + _KILLED_SECONDS:

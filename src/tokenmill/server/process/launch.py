@@ -1,6 +1,6 @@
 """`run`: from two configs to a serving process, and back to nothing.
 
-    take the port -> fork the API process (`keeper`) -> private folder -> start engines and text workers
+    take the port -> fork the API processes (`keeper`) -> private folder -> start engines and text workers
         -> engines are ready -> tokenizers are loaded -> accept requests
         -> Ctrl-C, SIGTERM or a death too many -> end streams, end children, remove the folder
 
@@ -13,13 +13,13 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.observe.event_log import EventLog
 from tokenmill.replicas.launch_file import LaunchFile
+from tokenmill.replicas.starter import ENGINE_MODULE, Starter
 from tokenmill.replicas.topology import EngineSpec, Topology
 from tokenmill.replicas.weight_memory import weight_memory
 from tokenmill.server.http.descriptors import raise_limit
@@ -27,8 +27,6 @@ from tokenmill.server.http.listener import bind, check_tls
 from tokenmill.server.process.keeper import keep
 from tokenmill.server.process.screen import OpenScreen, StandardError
 from tokenmill.server.process.stop_signals import held_back
-
-ENGINE_MODULE = "tokenmill.engine.process"
 
 
 def run(
@@ -43,7 +41,8 @@ def run(
     Args:
         open_screen: makes what is told of the start and of the life of the server, in each process that tells it.
         engine_module: the module that runs as the process of an engine.
-        engines: which engines to start; none: as many as `--data-parallel-size` says, of one rank.
+        engines: which engines to start; none: as many as `--data-parallel-size` says, each of as many
+            ranks as `--tensor-parallel-size` says.
     """
     try:
         launch = prepared(engine, server, engines)
@@ -51,16 +50,25 @@ def run(
         check_tls(server)
         raise_limit()
 
-        def serve(folder: Path, on_begun: Callable[[], None]) -> int:
-            # Here and not above: the parent stays small, and has no threads when it forks.
-            from tokenmill.server.process.api_process import serve
+        def serve(index: int, folder: Path, on_begun: Callable[[], None]) -> int:
+            # What both import, they import here and not above: the parent stays small, without threads when it forks.
+            if index:
+                from tokenmill.server.siblings import process
 
+                return process.serve(folder, launch, listener, index)
             shared = LaunchFile(replace(launch.engine, weight_memory=memory), server, launch.topology)
-            return serve(folder, shared, listener, open_screen, on_begun, engine_module)
+            shared.write(folder)
+            with Starter(engine_module).begun(folder, shared.topology) as starter:
+                from tokenmill.server.process import first_process
+
+                return first_process.serve(folder, shared, listener, open_screen, on_begun, starter)
+
+        def note_death(part: str, text: str) -> None:
+            log.note("death", text, part=part)
 
         log = EventLog(StandardError().on_line, server.log_format == "json")
         with held_back(), _listener(server) as listener, weight_memory() as memory:
-            return keep(serve, server.max_restarts, partial(log.note, "death", part="api"))
+            return keep(serve, server.api_server_count, server.max_restarts, note_death)
     except TokenMillError as error:
         with open_screen() as screen:
             screen.on_error(str(error))
@@ -75,8 +83,9 @@ def prepared(engine: EngineConfig, server: ServerConfig, engines: tuple[EngineSp
     """
     engine, server = _with_names(engine, server)
     engine, server = engine.resolve(), server.resolve()
-    engines = engines or tuple(map(EngineSpec, range(server.data_parallel_size)))
-    topology = Topology(engines, server.tokenizer_workers)
+    num_ranks = engine.tensor_parallel_size
+    engines = engines or tuple(EngineSpec(index, num_ranks) for index in range(server.data_parallel_size))
+    topology = Topology(engines, server.tokenizer_workers, server.api_server_count)
     if topology.has_replicas and engine.device.startswith("cuda:"):
         raise InvalidConfig(f"--device {engine.device} is one GPU, and each engine takes its own: use --device cuda")
     return LaunchFile(engine, server, topology)

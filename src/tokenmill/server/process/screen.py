@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # the keeper, which imports this, stays small
-    from tokenmill.core.messages import EngineProgress, EngineReady
+    from tokenmill.core.engine_messages import EngineProgress, EngineReady
 
 
 class Screen(Protocol):

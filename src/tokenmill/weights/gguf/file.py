@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy.typing as npt
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.regular_file import open_regular
+from tokenmill.weights.stored_part import read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,7 @@ class GgufTensor:
         kind: its type as llama.cpp says it, e.g. `Q4_K`.
         shape: in the usual order, rows first.
         begin: byte in the file.
+        is_part: it is the part of a tensor that a rank has.
     """
 
     name: str
@@ -29,10 +33,32 @@ class GgufTensor:
     shape: tuple[int, ...]
     begin: int
     num_bytes: int
+    is_part: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """Of all its matrices together; of a vector, its numbers."""
+        return math.prod(self.shape[:-1]) if len(self.shape) > 1 else self.shape[0]
+
+    def rows(self, start: int, count: int) -> GgufTensor:
+        """Some of its rows, which lie side by side."""
+        row_bytes = self.num_bytes // self.num_rows
+        return dataclasses.replace(
+            self,
+            shape=(count, *self.shape[-1:]) if len(self.shape) > 1 else (count,),
+            begin=self.begin + start * row_bytes,
+            num_bytes=count * row_bytes,
+            is_part=True,
+        )
 
     def data(self) -> npt.NDArray[np.uint8]:
-        """Its bytes, mapped from the file for as long as the array lives."""
-        return np.memmap(self.file, np.uint8, "r", self.begin, (self.num_bytes,))
+        """Its bytes, mapped from the file for as long as the array lives; of a part, read: a mapping reads ahead."""
+        if not self.is_part:
+            return np.memmap(self.file, np.uint8, "r", self.begin, (self.num_bytes,))
+        data = np.empty(self.num_bytes, np.uint8)
+        with self.file.open("rb", buffering=0) as file:
+            read_bytes(file.fileno(), data.data, self.begin, self.file)
+        return data
 
 
 @dataclass(frozen=True, slots=True)

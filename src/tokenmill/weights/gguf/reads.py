@@ -49,32 +49,28 @@ class GgufRead:
     """One target's values.
 
     Attributes:
-        expert: which part of a tensor of stacked experts; None: the whole tensor.
+        tensor: the rows that are wanted; of stacked experts, those of one.
         interleaved_heads: llama.cpp's converter has put the pairs that rotate together side by side in each head of
             this many rows; 0: it has not.
     """
 
     name: str
     tensor: GgufTensor
-    expert: int | None = None
     interleaved_heads: int = 0
 
     @property
     def num_bytes(self) -> int:
         """Bytes in the file."""
-        return self.tensor.num_bytes if self.expert is None else self.tensor.num_bytes // self.tensor.shape[0]
+        return self.tensor.num_bytes
 
     @property
     def spare_bytes(self) -> int:
-        """Memory that `rows` takes for a moment: the whole tensor is unpacked, those of stacked experts too."""
+        """Memory that `rows` takes for a moment, unpacked."""
         return UNPACKED_BYTES * math.prod(self.tensor.shape)
 
     def rows(self) -> Rows:
         """The values, floats or quantized."""
         rows = read_rows(self.tensor)
-        if self.expert is not None:
-            size = self.tensor.shape[1]
-            rows = _pick(rows, slice(self.expert * size, (self.expert + 1) * size))
         if self.interleaved_heads:
             rows = _pick(rows, _halves_apart(rows.shape[0], self.interleaved_heads))
         return rows
@@ -90,7 +86,7 @@ def plan_gguf_reads(file: GgufFile, targets: Iterable[Target], architecture: Arc
     surplus = file.tensors.keys() - {read.tensor.name for read in reads} - {"output.weight"}
     if surplus:
         raise InvalidCheckpoint(f"{file.path}: tensor {min(surplus)} has no place in the architecture")
-    return sorted(reads, key=lambda read: read.tensor.begin)
+    return sorted((read for read in reads if read.tensor.num_bytes), key=lambda read: read.tensor.begin)
 
 
 def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRead:
@@ -102,7 +98,10 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
     if shape != target.shape:
         raise InvalidCheckpoint(f"{file.path}: tensor {name} has shape {list(shape)}, expected {list(target.shape)}")
     is_interleaved = FAMILIES[architecture.name].gguf_interleaves_heads and target.key.role in ("q", "k")
-    return GgufRead(target.name, tensor, expert, _head_dim(architecture, target.key) if is_interleaved else 0)
+    part = target.part
+    if expert is not None or not part.is_whole:
+        tensor = tensor.rows((expert or 0) * part.total + part.start, part.count)
+    return GgufRead(target.name, tensor, _head_dim(architecture, target.key) if is_interleaved else 0)
 
 
 def _head_dim(architecture: Architecture, key: WeightKey) -> int:
@@ -116,7 +115,7 @@ def _halves_apart(num_rows: int, head_dim: int) -> list[int]:
     return [head + row for head in range(0, num_rows, head_dim) for row in inside]
 
 
-def _pick(rows: Rows, index: slice | list[int]) -> Rows:
+def _pick(rows: Rows, index: list[int]) -> Rows:
     if isinstance(rows, QuantizedRows):
         offsets = None if rows.offsets is None else rows.offsets[index]
         return QuantizedRows(rows.bits, rows.values[index], rows.scales[index], offsets)

@@ -1,0 +1,166 @@
+"""Bytes per second of each transport of KV pages, beside a plain copy of the same bytes; the last line is JSON.
+
+    python benchmarks/transfer.py [--pages 128] [--rounds 20]
+
+Two processes: a producer with pages on lease, and this one, which fetches them into pages of its own. Pages are those
+of Qwen3-0.6B in bfloat16: 28 layers of keys and values, 8 heads of 128, 16 tokens. A plain copy moves as many bytes
+from one array of this process to another. All are measured in turn, round after round; the best round of each counts.
+
+On a machine that has other work, the clock says more of that than of a transport. So beside it stands what each side
+takes of a processor: the slower side's share of a plain copy is what two free cores would bring at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tokenmill.core.request import CacheKey
+from tokenmill.transfer.remote.address import Address
+from tokenmill.transfer.remote.client import PageClient
+from tokenmill.transfer.remote.host_pages import HostPages
+from tokenmill.transfer.remote.leases import Lease, LeaseTable, prefix_digest
+from tokenmill.transfer.remote.messages import Ask, Handle, PageFormat
+from tokenmill.transfer.remote.planes import StreamSender, WindowSender
+from tokenmill.transfer.remote.secret import Secret
+from tokenmill.transfer.remote.server import PageServer, Producer
+
+LAYERS, PIECE, PAGE_SIZE = 28, 8 * 128 * 16, 16
+KEY, SECRET, HANDLE = CacheKey("benchmark"), Secret(b"no secret at all, but long enough"), Handle("p", "r", "n")
+WAYS = {
+    "unix, memfd": ("unix:{}/a", "window"),
+    "unix, socket": ("unix:{}/b", "stream"),
+    "tcp": ("tcp://127.0.0.1:0", "stream"),
+}
+
+
+def tensors(num_pages: int) -> list[np.ndarray]:
+    """Keys and values, every byte of which has been touched."""
+    return [np.random.default_rng(0).integers(0, 1 << 16, (LAYERS, num_pages, PIECE), dtype=np.uint16) for _ in "kv"]
+
+
+def format_of(memory: HostPages) -> PageFormat:
+    """What both sides have."""
+    return PageFormat("benchmark", "HeadMajorKV", PAGE_SIZE, memory.page_bytes, checksum=memory.checksum)
+
+
+def produce(num_pages: int, folder: str, pipe: Connection) -> None:
+    """Serve pages at all addresses until the other side hangs up."""
+    parts = tensors(num_pages)
+    memory, leases = HostPages(parts), LeaseTable(600.0, 600.0)
+    leases.grant(Lease(0, HANDLE, range(num_pages), KEY, np.arange(num_pages * PAGE_SIZE, dtype=np.int32)))
+    format, size = format_of(memory), memory.page_bytes
+    senders = {"stream": lambda: StreamSender(size), "window": lambda: WindowSender(size)}
+    for where, _ in WAYS.values():
+        producer = Producer("p", format, SECRET, leases, memory.copy_out, senders)
+        server = PageServer(Address.parse(where.format(folder)), producer)
+        server.start()
+        pipe.send(tuple(server.address))
+    pipe.recv()
+
+
+class Fetching:
+    """A connection over which all pages are fetched again and again."""
+
+    def __init__(self, address: Address, plane: str, num_pages: int, memory: HostPages) -> None:
+        self._client = PageClient(address, SECRET, format_of(memory), plane)
+        tokens = np.arange(num_pages * PAGE_SIZE, dtype=np.int32)
+        self._ask = Ask(HANDLE, prefix_digest(KEY, tokens), 0, num_pages)
+        self._memory = memory
+
+    def run(self) -> None:
+        """Once."""
+        self._client.fetch(self._ask, self._store, time.monotonic() + 60.0)
+
+    def _store(self, first: int, data: memoryview, checksums: list[int]) -> None:
+        pages = range(first, first + len(checksums))
+        assert self._memory.copy_in(pages, data) == checksums, "a page has changed"
+
+
+class Took(NamedTuple):
+    """Seconds of one round: by the clock, and of a processor, here and at the producer."""
+
+    wall: float
+    consumer: float
+    producer: float
+
+
+def cpu_seconds(pid: int) -> float:
+    """What all threads of a process have had of processors so far."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def took(work: Callable[[], None], producer: int) -> Took:
+    """How long it takes once."""
+    theirs, ours, start = cpu_seconds(producer), time.thread_time(), time.perf_counter()
+    work()
+    wall, consumer = time.perf_counter() - start, time.thread_time() - ours
+    time.sleep(0.005)  # for the producer to come to rest
+    return Took(wall, consumer, cpu_seconds(producer) - theirs)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pages", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=20)
+    given = parser.parse_args()
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        producer = context.Process(target=produce, args=(given.pages, folder, theirs), daemon=True)
+        producer.start()
+        addresses = [Address(*ours.recv()) for _ in WAYS]
+        parts, sent = tensors(given.pages), tensors(given.pages)
+        memory, num_bytes = HostPages(parts), sum(part.nbytes for part in parts)
+        source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
+        works: dict[str, Callable[[], None]] = {"plain copy": lambda: np.copyto(target, source)}
+        for (name, (_, plane)), address in zip(WAYS.items(), addresses, strict=True):
+            for part in parts:
+                part.fill(0)
+            works[name] = Fetching(address, plane, given.pages, memory).run
+            works[name]()
+            assert all(np.array_equal(a, b) for a, b in zip(parts, sent, strict=True)), "pages are not as they were"
+        pid = producer.pid or 0
+        rounds = [{name: took(work, pid) for name, work in works.items()} for _ in range(given.rounds)]
+        ours.send(None)
+        producer.join(10)
+    gb = num_bytes / 1e9
+    rates = {name: gb / min(one[name].wall for one in rounds) for name in works}
+    sides = {
+        name: [gb / max(1e-9, min(getattr(one[name], side) for one in rounds)) for side in ("consumer", "producer")]
+        for name in works
+    }
+    sides["plain copy"][1] = sides["plain copy"][0]
+    for name, rate in rates.items():
+        consumer, producer_rate = sides[name]
+        print(f"{name:14}{rate:6.2f} GB/s; {consumer:.2f} and {producer_rate:.2f} GB per second of a processor")
+    result = {
+        "bytes": num_bytes,
+        "rounds": given.rounds,
+        "GB/s": rounded(rates),
+        "share of a copy": rounded({name: rate / rates["plain copy"] for name, rate in rates.items()}),
+        "share of a copy by processor time": rounded(
+            {name: min(both) / sides["plain copy"][0] for name, both in sides.items()}
+        ),
+    }
+    print(json.dumps(result))
+
+
+def rounded(figures: dict[str, float]) -> dict[str, float]:
+    """With three digits behind the point."""
+    return {name: round(figure, 3) for name, figure in figures.items()}
+
+
+if __name__ == "__main__":
+    main()

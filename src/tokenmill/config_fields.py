@@ -1,0 +1,68 @@
+"""What the fields of a config are made of: the flags that they show as, and those that are JSON objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How a config field shows on the command line.
+
+    Attributes:
+        aliases: further spellings, those of vLLM and SGLang among them.
+        choices: the values it may take; empty: any.
+        plugins: the group of entry points whose names it may take too, and `module:name`; empty: only `choices`.
+        size: accepts `32k`, `4GiB` and the like, besides a plain integer.
+        repeat: may be given several times; the field is a tuple.
+    """
+
+    help: str
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    plugins: str = ""
+    size: bool = False
+    repeat: bool = False
+
+
+def flag(default: Any, help: str, **how: Any) -> Any:
+    """A dataclass field that is also a flag; see `Flag`."""
+    return field(default=default, metadata={"flag": Flag(help, **how)})
+
+
+class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The value of `--kv-events-config`, with vLLM's field names.
+
+    Attributes:
+        endpoint: where events are published. On this machine only, unless another address is given.
+        replay_endpoint: where subscribers may ask for what they missed; None: nowhere.
+        buffer_steps: batches kept for replays.
+    """
+
+    enable_kv_cache_events: bool = True
+    publisher: Literal["zmq", "null"] = "zmq"
+    endpoint: str = "tcp://127.0.0.1:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    topic: str = ""
+
+
+class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The value of `--structured-outputs-config`: vLLM's names, and the limits of compiling a grammar.
+
+    Attributes:
+        disable_any_whitespace: JSON without any white space between its parts.
+        compile_seconds: processor time that compiling one grammar may take.
+        compile_bytes: memory that it may take.
+        cache_bytes: memory for compiled grammars; those that no request uses are dropped beyond it.
+    """
+
+    backend: Literal["auto", "guidance"] = "auto"
+    disable_any_whitespace: bool = False
+    compile_seconds: float = 1.0
+    compile_bytes: int = 256 << 20
+    cache_bytes: int = 128 << 20

@@ -1,0 +1,132 @@
+"""What engines say to the API process: how far a start is, how they are, what operators have asked.
+
+See `messages.py` for the other messages.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenmill.core.histogram import Histogram
+from tokenmill.core.live import LiveReport
+from tokenmill.core.part_messages import EngineMessage
+
+
+class EngineProgress(EngineMessage):
+    """A start-up phase moved on: `done` of `total` units; `total` 0 where it is not known."""
+
+    phase: str
+    done: int
+    total: int
+
+
+class EngineReady(EngineMessage, kw_only=True):
+    """The engine serves. Everything the start-up screen and the text workers need to know of it.
+
+    `fingerprint`: of the model whose KV it is; see `CacheKey`. `takes_transfer_params`: clients may speak to sources.
+    """
+
+    model: str
+    architecture: str
+    num_parameters: int
+    dtype: str
+    device: str
+    kernels: str
+    kernels_reason: str
+    attention_backend: str
+    attention_reason: str
+    max_model_len: int
+    vocab_size: int
+    page_size: int
+    num_pages: int
+    kv_bytes: int
+    weight_bytes: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_threads: int
+    threads_reason: str
+    seconds: dict[str, float]
+    speculation: str = ""
+    weights_source: str = ""
+    fingerprint: str = ""
+    takes_transfer_params: bool = False
+
+
+class EngineStats(EngineMessage, kw_only=True):
+    """Counters since start and the state now, sent a few times a second and whenever the engine becomes idle.
+
+    Attributes:
+        num_corrupted: requests that ended since the model gave no finite numbers for them.
+        num_queued: those of the waiting requests that only rows, pages or budget keep from running, but
+            for those in the background.
+        is_stuck: some of them could run, and nothing does: a bug that /health must show.
+        waiting_by_reason: `num_waiting`, by what they wait for.
+        step_tokens, step_seconds: sizes of the steps, and their seconds by part.
+        num_drafts, num_draft_tokens, num_accepted_tokens: what speculation proposed and what was kept of it.
+        num_accepted_per_position: how often the first token of a draft was kept, the first two, and so on.
+        num_loaded_tokens, num_stored_tokens: whose KV came from elsewhere, and was stored there.
+    """
+
+    step: int
+    num_running: int
+    num_waiting: int
+    num_rows_used: int
+    num_pages: int
+    num_pages_pinned: int
+    num_pages_evictable: int
+    num_preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+    prompt_tokens: int
+    generation_tokens: int
+    num_corrupted: int = 0
+    num_queued: int = 0
+    is_stuck: bool = False
+    waiting_by_reason: dict[str, int] = msgspec.field(default_factory=dict)
+    step_tokens: Histogram | None = None
+    step_seconds: dict[str, Histogram] = msgspec.field(default_factory=dict)
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_per_position: list[int] = msgspec.field(default_factory=list)
+    num_loaded_tokens: int = 0
+    num_stored_tokens: int = 0
+
+
+class Done(EngineMessage):
+    """Reply to `SetPaused` and `ResetPrefixCache`: whether it was done."""
+
+    id: str
+    is_done: bool
+
+
+class RequestState(msgspec.Struct, kw_only=True):
+    """How one request is doing; see `Request` for the words.
+
+    Attributes:
+        wait_reason: why it was not part of the last step; empty while it runs.
+        engine: the index of the one that has it; None: none yet.
+    """
+
+    id: str
+    engine: int | None = None
+    status: str
+    wait_reason: str
+    priority: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
+class RequestStates(EngineMessage):
+    """Reply to `ExplainRequests`: those that are alive."""
+
+    id: str
+    states: list[RequestState]
+
+
+EngineReply = Done | RequestStates | LiveReport

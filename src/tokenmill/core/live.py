@@ -1,0 +1,112 @@
+"""What an engine tells of its turns, requests and cached prefixes to whoever watches: small, no word of a prompt."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenmill.core.part_messages import EngineMessage, Message
+
+
+class LiveTurn(msgspec.Struct, array_like=True):
+    """One turn of the engine's loop.
+
+    Attributes:
+        number: of the turns that were kept, from 1.
+        step: the step that it launched; 0: none.
+        at: when it began, in seconds of the machine's monotonic clock. The next three are the seconds of its parts.
+        num_decode_tokens: of rows that lacked one token, but for the `num_draft_tokens` behind these.
+        num_prefill_tokens: of all other rows.
+        num_brought: tokens that the step brought that was taken in.
+        waiting: why the first of the waiting requests waits.
+        error: why a step failed.
+        admitted: who took a row: id, row, tokens of the prompt, tokens computed before.
+        chunks: who ran several tokens: id and how many.
+        first: whose first token the launched step brings.
+        arrived: ids, and the tokens of their prompts.
+        ended: ids, and why.
+    """
+
+    number: int
+    at: float
+    schedule: float
+    run: float
+    commit: float
+    num_brought: int
+    waiting: str
+    error: str
+    preempted: list[str]
+    arrived: list[tuple[str, int]]
+    ended: list[tuple[str, str]]
+    step: int = 0
+    num_requests: int = 0
+    num_decode_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_new_pages: int = 0
+    admitted: list[tuple[str, int, int, int]] = []
+    chunks: list[tuple[str, int]] = []
+    first: list[str] = []
+
+
+class LiveRequest(msgspec.Struct, array_like=True):
+    """A request as it is now; see `Request` for the words. `row` -1: it has none."""
+
+    id: str
+    status: str
+    row: int
+    wait_reason: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+class LiveNode(msgspec.Struct, array_like=True):
+    """An edge of the radix tree: `parent` is the number of the one above it, -1 where that is a root.
+
+    Attributes:
+        num_users: requests that hold it.
+        age: steps since it was used.
+    """
+
+    number: int
+    parent: int
+    num_tokens: int
+    num_users: int
+    age: int
+
+
+# Of one `LiveReport`: who has fallen behind asks again.
+MOST_TURNS = 128
+
+
+class ShowTurns(Message):
+    """Ask what the engine has done since a turn of its loop; answered with `LiveReport`.
+
+    Attributes:
+        since: the number of the last turn that is known; 0: none.
+        shows_requests, shows_tree: whether these are wanted too.
+    """
+
+    id: str
+    since: int
+    shows_requests: bool
+    shows_tree: bool
+
+
+class LiveReport(EngineMessage, kw_only=True):
+    """Reply to `ShowTurns`: turns in order, up to number `num_turns`; there may be more to ask for.
+
+    Attributes:
+        now: the engine's clock, that of `LiveTurn.at`.
+        requests, tree: None where they were not asked for. Both are bounded: of `num_requests`, the first.
+    """
+
+    id: str
+    now: float
+    num_turns: int
+    turns: list[LiveTurn]
+    requests: list[LiveRequest] | None = None
+    num_requests: int = 0
+    tree: list[LiveNode] | None = None

@@ -1,0 +1,148 @@
+"""A model found, chosen for and read: the first half of an engine's start, and of every rank's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenmill.attention.registry import AttentionChoice
+from tokenmill.config import EngineConfig
+from tokenmill.engine.drafting import find_draft
+from tokenmill.engine.step_log import check_writable
+from tokenmill.kernels.protocol import Kernels
+from tokenmill.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
+from tokenmill.machine.fit import check_fit, check_parameters
+from tokenmill.machine.kv_size import KVSize, decide_kv_size, wanted_context
+from tokenmill.models.architecture import Architecture
+from tokenmill.models.decoder import Decoder
+from tokenmill.parallel.collective import ALONE
+from tokenmill.platform.protocol import Platform
+from tokenmill.weights.checkpoint import read_architecture
+from tokenmill.weights.hub import fetch
+from tokenmill.weights.loader import plan_model
+from tokenmill.weights.sharing import LoadedWeights, load_weights
+
+if TYPE_CHECKING:
+    from tokenmill.parallel.group import Group
+    from tokenmill.speculation.draft_loading import LoadedDraft
+
+Progress = Callable[[str, int, int], None]
+
+
+class StartupTimer:
+    """Seconds of each start-up phase, and the way to tell how far one is.
+
+    Attributes:
+        current: the phase that began last.
+    """
+
+    def __init__(self, report: Progress) -> None:
+        self.seconds: dict[str, float] = {}
+        self.current = "starting"
+        self._report = report
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Callable[[int, int], None]]:
+        """Time a phase; yields the function that reports `done, total` within it."""
+        start = time.perf_counter()
+        self.current = name
+        self._report(name, 0, 0)
+        yield lambda done, total: self._report(name, done, total)
+        self.seconds[name] = time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its weights in memory, and what was chosen for it, each with the reason.
+
+    Attributes:
+        group: the ranks that run it together; None: it is whole.
+    """
+
+    folder: Path
+    architecture: Architecture
+    weights: LoadedWeights
+    kernels: Kernels
+    kernels_reason: str
+    attention: AttentionChoice
+    weight_bytes: int
+    num_threads: int
+    threads_reason: str
+    draft: LoadedDraft | None = None
+    group: Group | None = None
+
+    @property
+    def decoder(self) -> Decoder:
+        """What it computes."""
+        return self.weights.decoder
+
+
+def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: Group | None = None) -> LoadedModel:
+    """Find a model, choose kernels and threads for it, and read its weights into their forms.
+
+    What can be refused is refused before that.
+
+    Args:
+        group: the ranks that share it, all of which have their weights when this returns; None: it is read whole.
+    """
+    if config.step_log:
+        check_writable(Path(config.step_log))
+    with timer.phase("finding the model") as progress:
+        folder = fetch(config.model, config.revision, config.download_dir, progress)
+        architecture = read_architecture(folder)
+    wanted_context(config, architecture.max_position)
+    dtype = DTYPES[config.dtype]
+    check_parameters(config, platform, architecture)
+    collective = ALONE if group is None else group.connect(architecture)
+    num_threads, threads_reason = choose_threads(config, platform, architecture.num_parameters() * dtype.itemsize)
+    check(config, platform, dtype)
+    kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
+    plan = plan_model(folder, architecture, kernels, config.load_format, collective)
+    attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
+    draft = find_draft(config, platform, folder, num_threads, timer.phase)
+    page_bytes = attention.bytes_per_page + (0 if draft is None else draft.page_bytes)
+    check_fit(config, platform, folder, plan, page_bytes, num_threads)
+    if group is not None:
+        group.wait_for_all()
+    with timer.phase("loading weights") as progress:
+        weights = load_weights(plan, folder, config, progress)
+        if group is not None:
+            group.wait_for_all()
+    return LoadedModel(
+        folder,
+        architecture,
+        weights,
+        kernels,
+        kernels_reason,
+        attention,
+        plan.weight_bytes,
+        num_threads,
+        threads_reason,
+        draft,
+        group,
+    )
+
+
+def size_kv(config: EngineConfig, platform: Platform, model: LoadedModel, available: int | None = None) -> KVSize:
+    """How large the KV cache may be, beside the pages of a draft model; the same for all ranks.
+
+    Args:
+        available: bytes that are free; None: what the platform says.
+
+    Raises:
+        InvalidConfig: see `decide_kv_size`.
+    """
+    page_bytes = model.attention.bytes_per_page
+    if available is None:
+        available = max(0, platform.available_bytes() - model.weights.file_bytes)
+    if model.draft is not None:
+        page_bytes, available = page_bytes + model.draft.page_bytes, max(0, available - model.draft.scratch_bytes)
+
+    def decide(config: EngineConfig) -> KVSize:
+        return decide_kv_size(config, model.architecture.max_position, page_bytes, available)
+
+    return decide(config) if model.group is None else model.group.agree(config, decide)

@@ -1,0 +1,102 @@
+"""What `--kv-transfer-config` says, with vLLM's names: who gives pages, who asks for them, and where."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tokenmill.core.errors import InvalidConfig
+
+NIXL = "NixlConnector"
+CONNECTORS = ("TokenMillConnector", NIXL)
+# What the source itself ends by a deadline of its own ends so much later whatever has become of the source.
+GRACE_SECONDS = 5.0
+FLAG = "--kv-transfer-config"
+
+_Peer = Annotated[str, Meta(pattern=r"^(unix:.+|tcp://.+:\d{1,5})$")]
+_Seconds = Annotated[float, Meta(ge=0.1, le=86_400)]
+
+
+class ExtraConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`kv_connector_extra_config`: what vLLM has no name for.
+
+    Attributes:
+        secret_file: what producers and consumers share; nobody else may read it.
+        socket: a producer listens at this unix socket instead of `kv_ip` and `kv_port`.
+        peers: addresses of the producers that a consumer may ask: `unix:PATH` or `tcp://HOST:PORT`. What clients name
+            is looked up among these.
+        lease_seconds: how long a producer holds pages for whom nobody asks.
+        most_lease_seconds: how long it holds them at most.
+        fetch_seconds: how long the pages of one request may take to come.
+    """
+
+    secret_file: str = ""
+    socket: str | None = None
+    peers: list[_Peer] = []
+    lease_seconds: _Seconds = 30.0
+    most_lease_seconds: _Seconds = 600.0
+    fetch_seconds: _Seconds = 30.0
+
+
+class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The value of the flag.
+
+    Attributes:
+        kv_connector: pages travel by our own transports, or by NIXL.
+        engine_id: a producer's name in handles; None: a random one at each start.
+        kv_ip, kv_port: where a producer listens, and what it tells its clients; of several engines of one server,
+            each takes the port after that of the one before.
+        kv_load_failure_policy: what becomes of a request whose pages do not come; None: as the flag says.
+    """
+
+    kv_connector: str
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"]
+    engine_id: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    kv_ip: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    kv_port: Annotated[int, Meta(ge=1, le=65_000)] = 14579
+    kv_load_failure_policy: Literal["recompute", "fail"] | None = None
+    kv_connector_extra_config: ExtraConfig = ExtraConfig()
+
+    @property
+    def produces(self) -> bool:
+        """It gives pages."""
+        return self.kv_role != "kv_consumer"
+
+    @property
+    def consumes(self) -> bool:
+        """It asks for pages."""
+        return self.kv_role != "kv_producer"
+
+    @property
+    def patience(self) -> dict[str, float]:
+        """Seconds after which an engine goes on without pages, or takes them back, whatever the source says."""
+        extra = self.kv_connector_extra_config
+        return {"load": extra.fetch_seconds + GRACE_SECONDS, "keep": extra.most_lease_seconds + GRACE_SECONDS}
+
+
+def parse_kv_transfer_config(text: str | None) -> KVTransferConfig | None:
+    """Read the flag's JSON; None: no pages come from other engines.
+
+    Raises:
+        InvalidConfig: saying which field is wrong, and how.
+    """
+    if text is None or text.strip() in ("{}", "null"):
+        return None
+    try:
+        config = msgspec.json.decode(text, type=KVTransferConfig)
+        if config.kv_connector not in CONNECTORS:
+            raise InvalidConfig(f"there is no kv_connector {config.kv_connector!r}, only {' and '.join(CONNECTORS)}")
+        extra = config.kv_connector_extra_config
+        if not extra.secret_file:
+            raise InvalidConfig("kv_connector_extra_config needs a secret_file: who asks for KV must know the secret")
+        if config.consumes and not extra.peers:
+            raise InvalidConfig("a consumer needs kv_connector_extra_config.peers, the producers that it may ask")
+        if extra.most_lease_seconds < extra.lease_seconds:
+            raise InvalidConfig("most_lease_seconds must be at least lease_seconds")
+        if config.kv_ip in ("0.0.0.0", "::"):
+            raise InvalidConfig(f"kv_ip is told to consumers, so it cannot be {config.kv_ip}")
+    except (msgspec.DecodeError, InvalidConfig) as error:
+        raise InvalidConfig(f"{FLAG}: {error}") from error
+    return config

@@ -1,0 +1,94 @@
+"""What every rank but 0 does: take a message, do its part of it, wait for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.config import EngineConfig
+from tokenmill.engine.loading import Progress, StartupTimer, load, size_kv
+from tokenmill.models.native_decoder import in_one_call
+from tokenmill.parallel.group import Group
+from tokenmill.parallel.messages import Command, End, FindBest, RunPass, TakeLogits
+from tokenmill.parallel.model import PartialModel, find_best, take_logits
+from tokenmill.parallel.shared_memory import SharedMemory
+from tokenmill.platform.prefault import prefault
+from tokenmill.platform.select import select_platform
+
+# How long a rank without work sleeps at most before it looks around.
+IDLE_SECONDS = 0.1
+
+
+class Follower:
+    """A rank that is told what to do.
+
+    Args:
+        model, attention: its part of them.
+        idle_work: goes on by a turn whenever there is nothing else to do.
+    """
+
+    def __init__(
+        self,
+        model: PartialModel,
+        attention: AttentionBackend,
+        memory: SharedMemory,
+        dtype: torch.dtype,
+        idle_work: Iterator[None],
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._memory = memory
+        self._dtype = dtype
+        self._idle_work: Iterator[None] | None = idle_work
+
+    @torch.inference_mode()
+    def run(self, on_turn: Callable[[bool], None] = lambda has_work: None) -> None:
+        """Follow until rank 0 ends.
+
+        Args:
+            on_turn: called before each piece of work, with True, and now and then without any, with False.
+
+        Raises:
+            EngineFailed: another rank is gone, has given up, or has not come in time.
+        """
+        with self._memory.together():
+            while not isinstance(command := self._memory.receive(self._patience()), End):
+                on_turn(command is not None)
+                if command is not None:
+                    self._obey(command)
+
+    def _patience(self) -> float:
+        if self._idle_work is not None and next(self._idle_work, self) is self:
+            self._idle_work = None
+        return IDLE_SECONDS if self._idle_work is None else 0.0
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case RunPass():
+                self._model.forward(command.batch(), self._attention)
+            case TakeLogits(count):
+                take_logits(self._model, self._memory, self._memory.inputs(count, self._dtype))
+            case FindBest(count):
+                find_best(self._model, self._memory, self._memory.inputs(count, self._dtype))
+
+
+def build_follower(config: EngineConfig, group: Group, report: Progress = lambda *_: None) -> Follower:
+    """Load this rank's part of the model.
+
+    Args:
+        config: resolved, of this rank.
+
+    Raises:
+        InvalidCheckpoint, InvalidConfig, OutOfMemory: as when an engine is built.
+        EngineFailed: another rank has failed.
+    """
+    platform, timer = select_platform(config.device), StartupTimer(report)
+    model = load(config, platform, timer, group)
+    size = size_kv(config, platform, model)
+    attention = model.attention.make(size.num_allocated)
+    is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
+    has_room = attention.kv.num_bytes <= platform.available_bytes()
+    idle_work = prefault(attention.kv.tensors) if is_asked_for and has_room else iter(())
+    return Follower(in_one_call(model.decoder, attention), attention, group.memory, model.kernels.dtype, idle_work)

@@ -1,0 +1,165 @@
+"""What a consumer and a producer say to each other: msgspec structs in msgpack, each within bounds.
+
+producer            consumer
+Hello            ->
+                 <- Proof
+Welcome          ->                     from here on each knows that the other has the secret
+                 <- Ask
+Chunk, pages ... ->                     or Refused
+                 <- SlotFree ...        where pages come through a window
+                 <- Renew, Finished     whenever; no reply
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from tokenmill.transfer.remote.secret import NONCE_BYTES, PROOF_BYTES
+
+VERSION = 1
+# Bytes of one message; pages come behind it, not in it.
+LARGEST_MESSAGE = 64 << 10
+MOST_CHUNK_PAGES = 1024
+MOST_HANDLES = 128
+
+_Label = Annotated[str, Meta(max_length=128)]
+_Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+_ProofBytes = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+_Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
+_Count = Annotated[int, Meta(ge=0, le=1 << 31)]
+_Checksums = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 32)]], Meta(max_length=MOST_CHUNK_PAGES)]
+
+
+class Handle(msgspec.Struct, array_like=True, frozen=True):
+    """What pages are asked for by: nothing in it is an address, and the nonce cannot be guessed."""
+
+    engine_id: _Label
+    request_id: _Label
+    nonce: _Label
+
+
+class PageFormat(msgspec.Struct, frozen=True):
+    """What the bytes of a page mean. Pages go as they are between equal formats, and not at all between others.
+
+    Attributes:
+        fingerprint: of the model, its weights and the types they are held in; see `CacheKey`.
+        layout: of the KV cache.
+        page_size: tokens.
+        page_bytes: over all layers.
+        tp_size: ranks that the heads are cut for.
+        checksum: the kind that pages get; see `HostPages`.
+    """
+
+    fingerprint: _Label
+    layout: _Label
+    page_size: _Count
+    page_bytes: _Count
+    tp_size: _Count = 1
+    checksum: _Label = "crc32c"
+
+    def difference(self, other: PageFormat) -> str:
+        """The first thing that `other`, the producer's, has otherwise, as a sentence; empty: none."""
+        words = {
+            "page_size": "pages of {} tokens",
+            "tp_size": "heads cut for {} ranks",
+            "layout": "the KV layout {}",
+            "fingerprint": "the model and its types as {}",
+            "page_bytes": "pages of {} bytes",
+            "checksum": "checksums of the kind {}",
+        }
+        for name, word in words.items():
+            theirs, ours = getattr(other, name), getattr(self, name)
+            if theirs != ours:
+                return f"the producer has {word.format(theirs)}, this engine {word.format(ours)}"
+        return ""
+
+
+class _Message(msgspec.Struct, array_like=True, tag=True):
+    """Base of what is sent."""
+
+
+class Hello(_Message):
+    """A producer speaks first."""
+
+    version: _Count
+    nonce: _Nonce
+
+
+class Proof(_Message):
+    """A consumer's answer. `plane`: how it wants pages to travel."""
+
+    nonce: _Nonce
+    plane: _Label
+    proof: _ProofBytes
+
+
+class Welcome(_Message):
+    """The producer's proof, and what it has.
+
+    Attributes:
+        lease_seconds: how often its leases want to be renewed, at least.
+        offer: what the plane needs to know, e.g. the size of a window.
+    """
+
+    engine_id: _Label
+    format: PageFormat
+    lease_seconds: float
+    offer: Annotated[bytes, Meta(max_length=32 << 10)]
+    proof: _ProofBytes
+
+
+class Ask(_Message):
+    """Wanted are `count` pages from the `first` on, which hold the KV of exactly these tokens.
+
+    Attributes:
+        prefix: digest of the cache key and of all tokens up to the last of these pages; see `prefix_digest`.
+    """
+
+    handle: Handle
+    prefix: _Digest
+    first: _Count
+    count: _Count
+
+
+class Chunk(_Message):
+    """`count` pages follow, or lie in a slot of the window. `checksums`: of each, see `PageFormat`."""
+
+    checksums: _Checksums
+    slot: _Count = 0
+    detail: Annotated[bytes, Meta(max_length=32 << 10)] = b""
+
+
+class Refused(_Message):
+    """Instead of pages."""
+
+    reason: Annotated[str, Meta(max_length=512)]
+
+
+class SlotFree(_Message):
+    """The pages of a slot have been taken."""
+
+    slot: _Count
+
+
+class Renew(_Message):
+    """Hold these longer: requests wait for them."""
+
+    handles: Annotated[list[Handle], Meta(max_length=MOST_HANDLES)]
+
+
+class Finished(_Message):
+    """Nobody here wants these pages any more."""
+
+    handle: Handle
+
+
+def offered(welcome: Welcome) -> bytes:
+    """What a producer's proof covers, besides the nonces: all that it says of itself."""
+    return msgspec.msgpack.encode((welcome.engine_id, welcome.format, welcome.lease_seconds, welcome.offer))
+
+
+ToProducer = Proof | Ask | SlotFree | Renew | Finished
+ToConsumer = Hello | Welcome | Chunk | Refused

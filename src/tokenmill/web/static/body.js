@@ -1,0 +1,85 @@
+// The body of a chat request, from a conversation's settings and the messages before the answer; and the same as a
+// command for a shell or a script.
+
+import { key } from "./api.js";
+
+export const SAMPLING = [
+  { name: "temperature", label: "Temperature", step: 0.05, min: 0 },
+  { name: "top_p", label: "Top p", step: 0.01, min: 0, max: 1 },
+  { name: "top_k", label: "Top k", step: 1 },
+  { name: "min_p", label: "Min p", step: 0.01, min: 0, max: 1 },
+  { name: "presence_penalty", label: "Presence penalty", step: 0.1, min: -2, max: 2 },
+  { name: "frequency_penalty", label: "Frequency penalty", step: 0.1, min: -2, max: 2 },
+  { name: "repetition_penalty", label: "Repetition penalty", step: 0.05, min: 0 },
+  { name: "max_tokens", label: "Most tokens of an answer", step: 1, min: 1 },
+  { name: "seed", label: "Seed", step: 1 },
+];
+export const MOST_ALTERNATIVES = 5;
+
+function parsed(text, what) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${what}: ${error.message}`);
+  }
+}
+
+// Throws where the person has written something that is not JSON.
+export function bodyOf(settings, messages, model) {
+  const body = { model, messages: [] };
+  if (settings.system) body.messages.push({ role: "system", content: settings.system });
+  for (const message of messages) body.messages.push(sent(message));
+  for (const { name } of SAMPLING) if (Number.isFinite(settings[name])) body[name] = settings[name];
+  if (settings.stop) body.stop = settings.stop.split("\n").filter(Boolean);
+  if (settings.tools?.trim()) body.tools = parsed(settings.tools, "tools");
+  if (settings.schema?.trim()) {
+    const schema = parsed(settings.schema, "the answer's schema");
+    body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  }
+  if (settings.alternatives !== false) Object.assign(body, { logprobs: true, top_logprobs: MOST_ALTERNATIVES });
+  return { ...body, stream: true, stream_options: { include_usage: true } };
+}
+
+function sent({ role, content, calls, callId }) {
+  if (role === "tool") return { role, content, tool_call_id: callId };
+  if (!calls?.length) return { role, content };
+  const tool_calls = calls.map(({ id, name, text }) => ({ id, type: "function", function: { name, arguments: text } }));
+  return { role, content, tool_calls };
+}
+
+const address = () => new URL("v1/chat/completions", document.baseURI).href;
+
+export function asCurl(body) {
+  const lines = [`curl -N ${address()}`, "-H 'Content-Type: application/json'"];
+  if (key.get()) lines.push('-H "Authorization: Bearer $TOKENMILL_API_KEY"');
+  lines.push(`-d '${JSON.stringify(body, null, 2).replaceAll("'", "'\\''")}'`);
+  return lines.join(" \\\n  ");
+}
+
+const OPENAI_FIELDS = new Set(["model", "messages", "temperature", "top_p", "presence_penalty", "frequency_penalty",
+  "max_tokens", "seed", "stop", "tools", "response_format", "logprobs", "top_logprobs", "stream", "stream_options"]);
+
+export function asPython(body) {
+  const base = address().replace(/\/chat\/completions$/, "");
+  const secret = key.get() ? 'os.environ["TOKENMILL_API_KEY"]' : '"none"';
+  const own = Object.entries(body).filter(([name]) => OPENAI_FIELDS.has(name));
+  const extra = Object.fromEntries(Object.entries(body).filter(([name]) => !OPENAI_FIELDS.has(name)));
+  const lines = own.map(([name, value]) => `    ${name}=${literal(value)},`);
+  if (Object.keys(extra).length) lines.push(`    extra_body=${literal(extra)},`);
+  return [...(key.get() ? ["import os", ""] : []), "from openai import OpenAI", "",
+    `client = OpenAI(base_url=${literal(base)}, api_key=${secret})`, "stream = client.chat.completions.create(",
+    ...lines, ")", "for chunk in stream:", "    for choice in chunk.choices:",
+    '        print(choice.delta.content or "", end="", flush=True)', ""].join("\n");
+}
+
+// A value of JSON as Python writes it.
+function literal(value) {
+  if (value === null) return "None";
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
+  if (typeof value === "object") {
+    return `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${literal(one)}`).join(", ")}}`;
+  }
+  return JSON.stringify(value);
+}

@@ -1,0 +1,83 @@
+// A conversation is a tree of messages: whoever edits or asks again makes a branch, and nothing is lost.
+// `messages` is a flat list with parents (null: a first message); `chosen` says which child of each is shown.
+
+export function newConversation() {
+  const now = Date.now();
+  return { id: crypto.randomUUID?.() ?? String(now + Math.random()), title: "", created: now, updated: now,
+    messages: [], chosen: {}, settings: {} };
+}
+
+export function add(conversation, parent, fields) {
+  const message = { ...fields, id: nextId(conversation), parent };
+  conversation.messages.push(message);
+  choose(conversation, message);
+  conversation.updated = Date.now();
+  if (!conversation.title && message.role === "user") conversation.title = titleOf(message.content);
+  return message;
+}
+
+export function choose(conversation, message) {
+  conversation.chosen[slot(message.parent)] = message.id;
+}
+
+export function siblings(conversation, message) {
+  return conversation.messages.filter((other) => other.parent === message.parent);
+}
+
+// The messages that are shown, the first one first.
+export function branch(conversation) {
+  const children = new Map();
+  for (const message of conversation.messages) {
+    const key = slot(message.parent);
+    if (!children.has(key)) children.set(key, []);
+    children.get(key).push(message);
+  }
+  const shown = [];
+  let parent = null;
+  for (;;) {
+    const choices = children.get(slot(parent));
+    if (!choices) return shown;
+    const chosen = conversation.chosen[slot(parent)];
+    const message = choices.find((one) => one.id === chosen) ?? choices.at(-1);
+    shown.push(message);
+    parent = message.id;
+  }
+}
+
+// Those before `message` on its branch.
+export function ancestors(conversation, message) {
+  const byId = new Map(conversation.messages.map((one) => [one.id, one]));
+  const found = [];
+  for (let id = message.parent; id !== null; id = byId.get(id).parent) found.unshift(byId.get(id));
+  return found;
+}
+
+// Takes in a conversation from a file. Throws where it is none.
+export function imported(data) {
+  const isText = (value) => typeof value === "string";
+  const roles = ["user", "assistant", "tool"];
+  if (!data || !isText(data.id) || !Array.isArray(data.messages)) throw new Error("this file holds no conversation");
+  const ids = new Set();
+  for (const message of data.messages) {
+    const follows = message.parent === null || ids.has(message.parent);
+    if (!Number.isInteger(message.id) || ids.has(message.id) || !follows || !roles.includes(message.role) ||
+      !isText(message.content)) throw new Error("a message of this file is damaged");
+    ids.add(message.id);
+  }
+  const { title, created, messages, chosen, settings } = data;
+  return { ...newConversation(), title: String(title ?? ""), created: Number(created) || Date.now(), messages,
+    chosen: Object(chosen), settings: Object(settings) };
+}
+
+function nextId(conversation) {
+  return 1 + Math.max(0, ...conversation.messages.map((message) => message.id));
+}
+
+function slot(parent) {
+  return parent === null ? "first" : String(parent);
+}
+
+function titleOf(text) {
+  const line = text.trim().split("\n")[0];
+  return line.length > 48 ? `${line.slice(0, 48)}…` : line;
+}

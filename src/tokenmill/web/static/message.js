@@ -1,0 +1,108 @@
+// One message as it is shown: its text, thinking, calls, tokens, what it cost, and what can be done with it.
+
+import { speed } from "./generate.js";
+import { Markdown } from "./markdown.js";
+import { Copy, html, number, useState } from "./ui.js";
+
+const NAMES = { user: "You", assistant: "Model", tool: "Result" };
+
+export function Message({ message, choices, isBusy, acts }) {
+  const [isEdited, edit] = useState(false);
+  const [showsTokens, showTokens] = useState(false);
+  const { role, content, reasoning, calls = [], tokens = [], error } = message;
+  const isAnswer = role === "assistant";
+  const save = (text) => {
+    edit(false);
+    acts.edit(message, text);
+  };
+  return html`<article class="message ${role}" aria-label=${NAMES[role]}>
+    <header><b>${role === "tool" ? `Result of ${message.name}` : NAMES[role]}</b>
+      ${choices.length > 1 && html`<${Branches} ...${{ message, choices, acts, isBusy }} />`}</header>
+    ${reasoning && html`<details class="reasoning"><summary>Thinking</summary><${Markdown} text=${reasoning} /></details>`}
+    ${isEdited ? html`<${Editor} text=${content} onSave=${save} onCancel=${() => edit(false)} />`
+      : showsTokens && tokens.length ? html`<${Tokens} tokens=${tokens} />`
+      : isAnswer ? html`<${Markdown} text=${content} />`
+      : html`<div class="plain">${content}</div>`}
+    ${calls.map((call) => html`<${Call} key=${call.id} call=${call} />`)}
+    ${error && html`<p class="error" role="alert">${error}</p>`}
+    ${!isEdited && html`<footer>
+      ${isAnswer && html`<${Cost} message=${message} />`}
+      <span class="actions">
+        <${Copy} text=${content} />
+        ${tokens.length > 0 && html`<button type="button" class="quiet" aria-pressed=${showsTokens}
+          onClick=${() => showTokens(!showsTokens)}>Tokens</button>`}
+        ${!isBusy && html`<button type="button" class="quiet" onClick=${() => edit(true)}>Edit</button>`}
+        ${isAnswer && !isBusy && html`<button type="button" class="quiet"
+          onClick=${() => acts.again(message)}>Regenerate</button>`}
+      </span>
+    </footer>`}
+  </article>`;
+}
+
+function Branches({ message, choices, acts, isBusy }) {
+  const place = choices.indexOf(message);
+  const go = (step) => acts.choose(choices[place + step]);
+  return html`<span class="branches">
+    <button type="button" class="quiet" aria-label="Earlier version" disabled=${isBusy || place === 0}
+      onClick=${() => go(-1)}>‹</button> ${place + 1} of ${choices.length} ${" "}
+    <button type="button" class="quiet" aria-label="Later version" disabled=${isBusy || place === choices.length - 1}
+      onClick=${() => go(1)}>›</button></span>`;
+}
+
+function Editor({ text, onSave, onCancel }) {
+  const [draft, set] = useState(text);
+  const onKey = (event) => {
+    if (event.key === "Escape") onCancel();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) onSave(draft);
+  };
+  return html`<div class="editor">
+    <textarea aria-label="The message" rows=${Math.min(20, draft.split("\n").length + 1)} value=${draft}
+      onInput=${(event) => set(event.target.value)} onKeyDown=${onKey} ref=${(area) => area && area.focus()}></textarea>
+    <button type="button" onClick=${() => onSave(draft)}>Save as a branch</button>
+    <button type="button" class="quiet" onClick=${onCancel}>Cancel</button></div>`;
+}
+
+function Call({ call }) {
+  let text = call.text;
+  try {
+    text = JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    // Still on its way, or wrong: shown as it is.
+  }
+  return html`<div class="call"><b>calls ${call.name}</b><pre tabindex="0">${text}</pre></div>`;
+}
+
+// The tokens of an answer, those that the model was less sure of more marked; one more click shows the alternatives.
+function Tokens({ tokens }) {
+  const [open, set] = useState(-1);
+  return html`<div class="tokens">${tokens.map(([text, logprob], index) => html`<button type="button"
+      key=${index} class="token sure-${Math.min(4, Math.floor(Math.exp(logprob) * 5))} ${index === open ? "open" : ""}"
+      onClick=${() => set(index === open ? -1 : index)}>${visible(text)}</button>`)}
+    ${open >= 0 && html`<${Alternatives} token=${tokens[open]} />`}</div>`;
+}
+
+function Alternatives({ token: [text, logprob, top] }) {
+  const rows = top.some(([other]) => other === text) ? top : [[text, logprob], ...top];
+  return html`<table class="alternatives" aria-label="Alternatives"><tbody>${rows.map(([other, value]) => html`
+    <tr class=${other === text ? "chosen" : ""}><td><code>${visible(other)}</code></td>
+    <td>${(100 * Math.exp(value)).toFixed(2)} %</td><td><meter min="0" max="1" value=${Math.exp(value)}
+      aria-label="probability"></meter></td></tr>`)}</tbody></table>`;
+}
+
+function visible(text) {
+  return text.replaceAll("\n", "⏎") || "∅";
+}
+
+function Cost({ message }) {
+  const { usage, seconds, finish } = message;
+  if (!seconds) return html`<span class="cost">…</span>`;
+  const parts = [];
+  if (usage) {
+    const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+    parts.push(`${usage.prompt_tokens} prompt tokens, ${cached} cached`, `${usage.completion_tokens} tokens`);
+    if (speed(message)) parts.push(`${number.format(speed(message))} tokens/s`);
+  }
+  if (seconds.first) parts.push(`first after ${seconds.first.toFixed(2)} s`);
+  if (finish && finish !== "stop") parts.push(finish);
+  return html`<span class="cost">${parts.join(" · ")}</span>`;
+}

@@ -1,0 +1,87 @@
+// The radix tree as a map: to the right goes the depth in tokens, downwards what hangs below a prefix. Fresh prefixes
+// are strong, old ones pale; what requests hold has a frame. Click goes into a prefix.
+
+import { begin, colours } from "./paint.js";
+import { html, number, useLayoutEffect, useRef, useState } from "./ui.js";
+
+const HEIGHT = 190;
+const ROOT = -1;
+
+export function TreeMap({ nodes, version }) {
+  const canvas = useRef();
+  const [top, setTop] = useState(ROOT);
+  const [hint, setHint] = useState("");
+  const boxes = useRef([]);
+  const root = nodes.some(([id]) => id === top) ? top : ROOT;
+  useLayoutEffect(() => {
+    boxes.current = layout(nodes, root);
+    draw(canvas.current, boxes.current);
+  }, [version, root, nodes]);
+  const find = (event) => boxes.current.find(({ left, right, from, to }) => {
+    const x = event.offsetX / canvas.current.clientWidth;
+    const y = event.offsetY / HEIGHT;
+    return left <= x && x < right && from <= y && y < to;
+  });
+  const tell = (event) => {
+    const box = find(event);
+    setHint(box ? `${box.tokens} tokens behind ${box.depth}; ${box.users ? `held by ${box.users} requests` : "held by none"}; used ${box.age} steps ago; ${box.children} prefixes go on from it` : "");
+  };
+  const total = nodes.reduce((sum, [, , tokens]) => sum + tokens, 0);
+  return html`<div><p class="hint">${nodes.length} prefixes, ${number.format(total)} tokens${nodes.length >= 1024 ? " (the first 1024 prefixes)" : ""}
+      ${root !== ROOT && html`<button type="button" class="quiet" onClick=${() => setTop(ROOT)}>Show all</button>`}</p>
+    <canvas ref=${canvas} role="img" aria-label="Map of cached prefixes" onPointerMove=${tell} onPointerLeave=${() => setHint("")}
+      onClick=${(event) => setTop(find(event)?.id ?? ROOT)}></canvas>
+    <p class="hint">${hint || "Click on a prefix to go into it."}</p></div>`;
+}
+
+// Boxes in parts of the canvas's width and height.
+function layout(nodes, root) {
+  const children = new Map([[ROOT, []]]);
+  const byId = new Map();
+  for (const [id, parent, tokens, users, age] of nodes) {
+    const node = { id, parent, tokens, users, age, weight: tokens };
+    byId.set(id, node);
+    children.set(id, []);
+    (children.get(parent) ?? children.get(ROOT)).push(node);
+  }
+  // Parents come before their children, so backwards each sum is whole when it is added.
+  for (const [id] of [...nodes].reverse()) {
+    const node = byId.get(id);
+    if (byId.has(node.parent)) byId.get(node.parent).weight += node.weight;
+  }
+  const start = root === ROOT ? children.get(ROOT) : [byId.get(root)];
+  const boxes = [];
+  const work = [{ list: start, from: 0, to: 1, depth: 0 }];
+  while (work.length) {
+    const { list, from, to, depth } = work.pop();
+    const whole = list.reduce((sum, node) => sum + node.weight, 0);
+    let at = from;
+    for (const node of [...list].sort((one, other) => other.weight - one.weight)) {
+      const next = at + ((to - from) * node.weight) / whole;
+      boxes.push({ ...node, depth, from: at, to: next, children: children.get(node.id).length });
+      work.push({ list: children.get(node.id), from: at, to: next, depth: depth + node.tokens });
+      at = next;
+    }
+  }
+  const deepest = Math.max(1, ...boxes.map((box) => box.depth + box.tokens));
+  for (const box of boxes) Object.assign(box, { left: box.depth / deepest, right: (box.depth + box.tokens) / deepest });
+  return boxes;
+}
+
+function draw(canvas, boxes) {
+  const { context, width } = begin(canvas, HEIGHT);
+  const ink = colours("decode", "back", "text", "soft");
+  context.fillStyle = ink.soft;
+  context.fillRect(0, 0, width, HEIGHT);
+  for (const { left, right, from, to, users, age } of boxes) {
+    const box = [left * width, from * HEIGHT, Math.max(1, (right - left) * width - 1), Math.max(0.6, (to - from) * HEIGHT - 1)];
+    context.globalAlpha = Math.max(0.18, 1 - Math.log10(1 + Math.max(0, age)) / 4);
+    context.fillStyle = ink.decode;
+    context.fillRect(...box);
+    context.globalAlpha = 1;
+    if (users && box[3] > 2) {
+      context.strokeStyle = ink.text;
+      context.strokeRect(...box);
+    }
+  }
+}

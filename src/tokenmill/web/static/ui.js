@@ -1,0 +1,59 @@
+// The libraries, which scripts before this one have left under names of their own, as the modules of the page use them.
+
+export const { h, render } = globalThis.preact;
+export const { useState, useEffect, useLayoutEffect, useRef, useMemo } = globalThis.preactHooks;
+export const html = globalThis.htm.bind(h);
+
+// Draws a component again; for state that is kept outside of components.
+export function useRedraw() {
+  const [, set] = useState(0);
+  return useMemo(() => () => set((count) => count + 1), []);
+}
+
+// Calls `work` at most once a frame, however often it is asked to.
+export function oncePerFrame(work) {
+  let asked = false;
+  return () => {
+    if (asked) return;
+    asked = true;
+    requestAnimationFrame(() => {
+      asked = false;
+      work();
+    });
+  };
+}
+
+export function download(name, text, type = "application/json") {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+export function Copy({ text, label = "Copy" }) {
+  const [said, say] = useState("");
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(typeof text === "function" ? text() : text);
+      say("Copied");
+    } catch {
+      say("The browser refused");
+    }
+    setTimeout(() => say(""), 1200);
+  };
+  return html`<button type="button" class="quiet" onClick=${copy}>${said || label}</button>`;
+}
+
+export function FileButton({ label, accept, onFile }) {
+  const input = useRef();
+  const take = (event) => {
+    const [file] = event.target.files;
+    event.target.value = "";
+    if (file) onFile(file);
+  };
+  return html`<button type="button" class="quiet" onClick=${() => input.current.click()}>${label}</button>
+    <input ref=${input} type="file" hidden accept=${accept} aria-label=${label} onChange=${take} />`;
+}
+
+export const number = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });

@@ -1,0 +1,53 @@
+"""Idle sessions whose memory others need: with a disk tier their pages come back, and every token is as without."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tokenmill import LLM, SamplingParams
+from tokenmill.core.engine_messages import EngineStats
+
+SEED = random.randrange(10**6)
+PARAMS = SamplingParams(temperature=1.0, seed=7, max_tokens=10, ignore_eos=True)
+NUM_SESSIONS, NUM_TURNS, TURN_TOKENS = 4, 3, 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen3", seed=SEED)
+
+
+def talk(folder: Path, num_pages: int, **flags: object) -> tuple[list[list[int]], EngineStats]:
+    """Sessions that take turns, in memory that holds two of them at most."""
+    generator = random.Random(SEED)
+    said = []
+    with LLM(folder, dtype="bfloat16", num_pages=num_pages, max_num_seqs=2, max_model_len=160, **flags) as llm:
+        sessions = [llm.session() for _ in range(NUM_SESSIONS)]
+        for _ in range(NUM_TURNS):
+            for session in sessions:
+                turn = [generator.randrange(300) for _ in range(TURN_TOKENS)]
+                said.append(session.send(turn, PARAMS).token_ids)
+        for session in sessions:
+            session.close()
+        return said, llm.stats()
+
+
+def test_parked_sessions_go_on_as_if_they_had_never_lost_a_page(folder: Path, tmp_path: Path) -> None:
+    print(f"seed {SEED}")
+    undisturbed, _ = talk(folder, 120)
+    lost, without = talk(folder, 12)
+    parked, with_disk = talk(folder, 12, kv_disk=str(tmp_path), kv_disk_size=64 << 20)
+    assert parked == lost == undisturbed
+    assert without.num_preemptions > 0
+    assert with_disk.num_loaded_tokens > 0
+    assert run_tokens(with_disk) < run_tokens(without), "what was parked is not run again"
+
+
+def run_tokens(stats: EngineStats) -> float:
+    """Tokens that all steps have run."""
+    assert stats.step_tokens is not None
+    return stats.step_tokens.total

@@ -1,0 +1,101 @@
+"""KV over NIXL between two processes of this machine; skipped where `make nixl` has not installed it."""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.server.split_servers import start_split
+from tests.server.streams import answers
+from tests.server.test_split import PARSERS, body_of, choices, computed_prompt, fresh_prompt, num_cached
+from tests.transfer.remote.pair import running_pair, same_pages, soon, storing, zero_pages
+from tokenmill.server.process.launch import ENGINE_MODULE
+from tokenmill.transfer.remote.channel import TransferError
+from tokenmill.transfer.remote.client import PageClient
+from tokenmill.transfer.remote.host_pages import HostPages
+from tokenmill.transfer.remote.messages import Handle
+
+pytestmark = pytest.mark.skipif(
+    not any(importlib.util.find_spec(name) for name in ("nixl", "nixl_cu12", "nixl_cu13")),
+    reason="`make nixl` installs what this needs",
+)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "qwen3")
+
+
+@pytest.fixture(scope="module", params=["unix", "tcp"])
+def split(request, checkpoint, tmp_path_factory):
+    """`unix`, `tcp`: how they talk; pages travel over NIXL."""
+    folder = tmp_path_factory.mktemp("split")
+    how = {"connector": "NixlConnector", "server": PARSERS, "lease_seconds": 10.0}
+    with start_split(checkpoint, folder, request.param, **how) as running:
+        yield running
+
+
+def test_streams_over_nixl_are_those_of_one_engine(split):
+    heard = asyncio.run(answers(split.proxy, 32))
+    alone = asyncio.run(answers(split.prefill.url, 32))
+    for number, (want, got) in enumerate(zip(alone, heard, strict=True)):
+        assert got == want, f"stream {number}"
+    for server in (split.prefill, split.decode):
+        server.wait_until_unused()
+        assert "Traceback" not in server.output()
+
+
+def test_all_full_pages_come_over_nixl(split):
+    body = body_of(fresh_prompt(300), n=2, logprobs=1, temperature=0.8, seed=3)
+    reply = split.post("/v1/completions", body)
+    assert num_cached(reply) == 288
+    assert choices(reply) == choices(split.prefill.post("/v1/completions", body))
+    split.prefill.wait_until_unused()
+
+
+def test_a_producer_that_dies_costs_nothing_but_time(checkpoint, tmp_path):
+    with start_split(checkpoint, tmp_path, "tcp", connector="NixlConnector", fetch_seconds=3.0) as split:
+        prompt = fresh_prompt()
+        params = computed_prompt(split, prompt)
+        engine = next(pid for name, pid in split.prefill.children().items() if ENGINE_MODULE in name)
+        split.prefill.process.kill()
+        for pid in (split.prefill.api_pid, engine):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        reply = split.decode.post("/v1/completions", body_of(prompt, kv_transfer_params=params))
+        assert num_cached(reply) == 0
+        assert choices(reply) == choices(split.decode.post("/v1/completions", body_of(prompt, cache_salt="own")))
+        split.decode.wait_until_unused()
+
+
+def test_pages_arrive_as_they_were_and_damage_is_found_out(tmp_path):
+    from tokenmill.transfer.remote.nixl_plane import NixlAgent, NixlReceiver, NixlSender
+
+    rng, handle = np.random.default_rng(7), Handle("engine-1", "r", "n")
+    agents = NixlAgent(), NixlAgent()
+    with running_pair(rng, "nixl", tmp_path) as pair:
+        size = pair.memory.page_bytes
+        pair.server._producer.senders["nixl"] = lambda: NixlSender(size, agents[0])
+
+        def make(page_bytes, offer, channel, deadline):
+            return NixlReceiver(page_bytes, offer, channel, deadline, agents[1])
+
+        secret = pair.server._producer.secret
+        client = PageClient(pair.server.address, secret, pair.format, "nixl", make)
+        pages, tokens = [9, 3, 30, 1, 0], np.arange(5 * 16, dtype=np.int32)
+        pair.grant(handle, pages, tokens)
+        ours, taken = zero_pages(pair.parts, 5), []
+        memory = HostPages(ours)
+        client.fetch(pair.ask(handle, tokens, 0, 5), storing(memory, [0, 1, 2, 3, 4], taken), soon())
+        assert taken == [0, 1, 2, 3, 4] and same_pages(pair.parts, pages, ours, taken)
+        honest = pair.memory.copy_out
+        wrong = lambda some, data: [value ^ 1 for value in honest(some, data)]  # noqa: E731
+        object.__setattr__(pair.server._producer, "copy_out", wrong)
+        with pytest.raises(TransferError, match="page 0 is not what it was"):
+            client.fetch(pair.ask(handle, tokens, 0, 5), storing(memory, [0, 1, 2, 3, 4]), soon())
+        client.close()

@@ -1,0 +1,68 @@
+"""A server whose model is shared by ranks: one of them is killed or hangs under load, and no client notices."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+
+import httpx
+import pytest
+
+from tests.server.chaos import wait_until_well
+from tests.server.running_server import start_server
+from tests.server.streams import answers
+from tests.server.test_hangs import child
+from tokenmill.config import EngineConfig
+from tokenmill.kernels.native import load_kernels
+from tokenmill.server.process.launch import ENGINE_MODULE
+
+pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
+
+
+def config(folder, **options) -> EngineConfig:
+    sizes = {"dtype": "bfloat16", "num_pages": 600, "max_num_seqs": 16, "tensor_parallel_size": 2, "num_threads": 1}
+    return EngineConfig(model=str(folder), **{**sizes, **options})
+
+
+HOW = {"engine_timeout": 4.0, "max_restarts": 10, "tool_call_parser": "hermes", "enable_auto_tool_choice": True}
+
+
+def test_streams_outlive_a_rank_that_is_killed_and_one_that_hangs(tiny_checkpoint):
+    with start_server(config(tiny_checkpoint), ENGINE_MODULE, **HOW) as server:
+        want = asyncio.run(answers(server.url, 32))
+        for fault in (signal.SIGKILL, signal.SIGSTOP):
+
+            async def disturbed(fault=fault):
+                calls = asyncio.ensure_future(answers(server.url, 32))
+                await asyncio.sleep(random.uniform(0.1, 0.6))
+                victim = child(server, "engine.process 0 1")
+                os.kill(victim, fault)
+                return victim, await calls
+
+            victim, got = asyncio.run(disturbed())
+            assert got == want
+            wait_until_well(server)
+            assert child(server, "engine.process 0 1") != victim
+        server.wait_until_unused()
+        # Both ranks were started again each time, and once: not one for the other's end as well.
+        assert server.metric("restarts_total", part="engine") == 2
+        assert server.metric("restarts_total", part="engine-rank-1") == 2
+
+
+def test_engines_of_two_ranks_each(tiny_checkpoint):
+    with start_server(config(tiny_checkpoint), ENGINE_MODULE, data_parallel_size=2, **HOW) as server:
+        described = json.loads(httpx.get(f"{server.url}/server_info").text)["engines"]
+        assert [(one["engine"], one["num_ranks"]) for one in described] == [(0, 2), (1, 2)]
+        want = asyncio.run(answers(server.url, 8))
+        os.kill(child(server, "engine.process 1 1"), signal.SIGKILL)
+        assert asyncio.run(answers(server.url, 8)) == want
+        wait_until_well(server)
+
+
+def test_a_size_that_does_not_fit_ends_the_start_with_one_sentence(tiny_checkpoint):
+    with (
+        pytest.raises(AssertionError, match=r"--tensor-parallel-size 3: .*what works: 1, 2, 4"),
+        start_server(config(tiny_checkpoint, tensor_parallel_size=3), ENGINE_MODULE),
+    ):
+        pass
