@@ -1,6 +1,7 @@
 """Signs of life and stacks of other processes."""
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -76,6 +77,43 @@ def test_another_process_shows_its_stack_unless_it_is_stopped(tmp_path):
                 assert stacks.count("in sleeps_here") == 1
             child.send_signal(signal.SIGSTOP)
             assert f"kill -CONT {child.pid}" in asyncio.run(ask_for_stacks(path, child.pid))
+        finally:
+            child.kill()
+
+
+BUSY_CHILD = """
+import sys, threading, time
+from pathlib import Path
+from tokenmill.ipc.stack_dump import offer_stacks
+
+def deep(left):
+    return deep(left - 1) + 1 if left else 0
+
+def works_here():
+    while True:
+        deep(400)
+
+for _ in range(3):
+    threading.Thread(target=works_here, daemon=True).start()
+offer_stacks(Path(sys.argv[1]))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_showing_stacks_does_no_harm_to_threads_that_run(tmp_path):
+    """Deep calls give memory back as they return; a walk of such a stack from a signal's handler ends the process."""
+    path = tmp_path / "engine.stacks"
+    with subprocess.Popen([sys.executable, "-c", BUSY_CHILD, str(path)], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout.readline() == "ready\n"
+            for _ in range(10):
+                assert re.search("in (deep|works_here)", asyncio.run(ask_for_stacks(path, child.pid)))
+            child.send_signal(signal.SIGSTOP)
+            assert "kill -CONT" in asyncio.run(ask_for_stacks(path, child.pid))
+            child.send_signal(signal.SIGCONT)
+            assert re.search("in (deep|works_here)", asyncio.run(ask_for_stacks(path, child.pid)))
+            assert child.poll() is None
         finally:
             child.kill()
 

@@ -244,7 +244,7 @@ def test_a_producer_that_hangs_is_given_up(tiny_checkpoint, tmp_path):
 
 
 def test_a_consumer_that_is_killed_leaves_its_pages_to_the_end_of_their_leases(tiny_checkpoint, tmp_path):
-    with start_split(tiny_checkpoint, tmp_path, "unix", lease_seconds=2.0) as split:
+    with start_split(tiny_checkpoint, tmp_path, "unix", lease_seconds=8.0) as split:
         split.decode.process.kill()
         os.kill(split.decode.api_pid, signal.SIGKILL)
         for _ in range(5):
