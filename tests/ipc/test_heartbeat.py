@@ -1,6 +1,7 @@
 """Signs of life and stacks of other processes."""
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
@@ -66,6 +67,11 @@ def test_the_job_that_is_most_overdue_is_told():
     assert (heartbeat.beat().job, heartbeat.beat().limit) == ("a long text", 40)
 
 
+def stop(child: subprocess.Popen) -> None:
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)  # a signal takes its time
+
+
 def test_another_process_shows_its_stack_unless_it_is_stopped(tmp_path):
     path = tmp_path / "engine.stacks"
     assert asyncio.run(ask_for_stacks(path, 0)) == "it cannot show its stack yet"
@@ -75,7 +81,7 @@ def test_another_process_shows_its_stack_unless_it_is_stopped(tmp_path):
             for _ in range(2):
                 stacks = asyncio.run(ask_for_stacks(path, child.pid))
                 assert stacks.count("in sleeps_here") == 1
-            child.send_signal(signal.SIGSTOP)
+            stop(child)
             assert f"kill -CONT {child.pid}" in asyncio.run(ask_for_stacks(path, child.pid))
         finally:
             child.kill()
@@ -109,7 +115,7 @@ def test_showing_stacks_does_no_harm_to_threads_that_run(tmp_path):
             assert child.stdout.readline() == "ready\n"
             for _ in range(10):
                 assert re.search("in (deep|works_here)", asyncio.run(ask_for_stacks(path, child.pid)))
-            child.send_signal(signal.SIGSTOP)
+            stop(child)
             assert "kill -CONT" in asyncio.run(ask_for_stacks(path, child.pid))
             child.send_signal(signal.SIGCONT)
             assert re.search("in (deep|works_here)", asyncio.run(ask_for_stacks(path, child.pid)))
