@@ -35,7 +35,7 @@ def stack_file(folder: Path, part: str) -> Path:
 
 def offer_stacks(path: Path) -> None:
     """Write this process's stacks to `path` whenever somebody asks."""
-    os.mkfifo(_pipe(path))
+    os.mkfifo(_pipe(path), 0o600)
     # Open for writing, too: a pipe that nobody writes to would be at its end.
     questions = os.open(_pipe(path), os.O_RDWR)
     partial = path.with_suffix(".partial")

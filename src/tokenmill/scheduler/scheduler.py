@@ -19,9 +19,8 @@ from tokenmill.core.transfers import Found, KVNews, KVQuery
 from tokenmill.kv.kv_manager import KVManager
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
 from tokenmill.scheduler.drafter import DraftCounts, Drafter
-from tokenmill.scheduler.outputs import add_extras, prompt_report
 from tokenmill.scheduler.queue import RequestQueue
-from tokenmill.scheduler.reasons import count_reasons
+from tokenmill.scheduler.reports import add_extras, count_reasons, prompt_report
 from tokenmill.scheduler.schedule_pass import SchedulePass
 from tokenmill.scheduler.state import InFlightStep, SchedulerState, is_ready
 from tokenmill.scheduler.transfers import Transfers

@@ -22,7 +22,7 @@ import msgspec
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
-from tokenmill.core.request import FinishReason
+from tokenmill.core.request import CacheKey, FinishReason, TokenArray
 from tokenmill.core.transfers import Found, KVNews, KVQuery, Loaded, LoadOrder, PlanTransfers, Released, SaveOrder
 from tokenmill.transfer.orders import PageLoad, PageSave
 from tokenmill.transfer.protocol import Answer, KeptPages, KVSource, PageMover
@@ -198,7 +198,8 @@ class TransferDesk:
         for load in transfers.loads:
             self._begin_load(load, now + self.patience.load)
         for save in transfers.saves:
-            self._begin_save(save, now + self.patience.save)
+            pin = self._state.pins[save.id]
+            self._begin_save(save, pin.cache_key, pin.tokens, now + self.patience.save)
 
     def _begin_load(self, order: LoadOrder, deadline: float) -> None:
         request = self._state.loads[order.id].request
@@ -206,17 +207,11 @@ class TransferDesk:
         source = next(source for source in self.sources if source.name == order.source)
         load = PageLoad(order, request.cache_key, request.token_ids[:end].copy(), self.mover, self._teller(order.id))
         self._loads[order.id] = load, deadline
-        try:
-            source.load(load)
-        except Exception:
-            logger.exception("the KV source %s failed to load", source.name)
-            load.finish()
+        _fetch(source, load)
 
-    def _begin_save(self, order: SaveOrder, deadline: float) -> None:
-        pin = self._state.pins[order.id]
+    def _begin_save(self, order: SaveOrder, cache_key: CacheKey, tokens: TokenArray, deadline: float) -> None:
         stores = [source for source in self.sources if source.stores]
-        teller = self._teller(order.id)
-        saves = [PageSave(order, pin.cache_key, pin.tokens, self.mover, teller) for _ in stores]
+        saves = [PageSave(order, cache_key, tokens, self.mover, self._teller(order.id)) for _ in stores]
         self._saves[order.id] = saves, deadline
         for source, save in zip(stores, saves, strict=True):
             _offer(source, save)
@@ -340,12 +335,7 @@ class TransferDesk:
         if (orders := self._state.take_orders()) is not None:
             self.begin(PlanTransfers([], orders.saves))
         for number, (key, tokens, pages, first) in enumerate(self._state.unsaved(), 1):
-            order = SaveOrder(-number, first, pages[first:].tolist())
-            stores = [source for source in self.sources if source.stores]
-            saves = [PageSave(order, key, tokens, self.mover, self._teller(order.id)) for _ in stores]
-            self._saves[order.id] = saves, deadline
-            for source, save in zip(stores, saves, strict=True):
-                _offer(source, save)
+            self._begin_save(SaveOrder(-number, first, pages[first:].tolist()), key, tokens, deadline)
         while self._saves and self._clock() < deadline:
             self.collect()
             if self._saves:
@@ -361,6 +351,14 @@ def _look_up(source: KVSource, question: _Question) -> Answer | None:
     except Exception:
         logger.exception("the KV source %s failed to look up a prompt", source.name)
         return Answer()
+
+
+def _fetch(source: KVSource, load: PageLoad) -> None:
+    try:
+        source.load(load)
+    except Exception:
+        logger.exception("the KV source %s failed to load", source.name)
+        load.finish()
 
 
 def _offer(source: KVSource, save: PageSave) -> None:

@@ -18,7 +18,30 @@ if TYPE_CHECKING:
     from tokenmill.transfer.protocol import PageMover
 
 
-class PageLoad:
+class _Order:
+    """What both have: `told` is called once, when the source says that it is over."""
+
+    def __init__(self, cache_key: CacheKey, tokens: TokenArray, mover: PageMover, told: Callable[[], None]) -> None:
+        self.cache_key = cache_key
+        self.tokens = tokens
+        self._mover = mover
+        self._told = told
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def cancel(self) -> bool:
+        """Touch no page any more; True if it was over already."""
+        with self._lock:
+            was_over, self._is_over = self._is_over, True
+            return was_over
+
+    @property
+    def is_over(self) -> bool:
+        """No page is touched any more."""
+        return self._is_over
+
+
+class PageLoad(_Order):
     """Pages that are to be filled. Any thread may call it.
 
     Attributes:
@@ -29,15 +52,9 @@ class PageLoad:
     def __init__(
         self, order: LoadOrder, cache_key: CacheKey, tokens: TokenArray, mover: PageMover, told: Callable[[], None]
     ) -> None:
-        """`told`: called once, when the source says that it is over."""
+        super().__init__(cache_key, tokens, mover, told)
         self.order = order
-        self.cache_key = cache_key
-        self.tokens = tokens
-        self._mover = mover
-        self._told = told
-        self._lock = threading.Lock()
         self._is_filled = bytearray(len(order.page_ids))
-        self._is_over = False
 
     def fill(self, number: int, data: memoryview) -> bool:
         """Fill the page of this number with bytes that were verified; False: nobody wants them any more."""
@@ -64,17 +81,6 @@ class PageLoad:
         if not self.cancel():
             self._told()
 
-    def cancel(self) -> bool:
-        """Touch no page any more; True if it was over already."""
-        with self._lock:
-            was_over, self._is_over = self._is_over, True
-            return was_over
-
-    @property
-    def is_over(self) -> bool:
-        """No page is filled any more."""
-        return self._is_over
-
     @property
     def num_filled(self) -> int:
         """Pages that are there, up to the first that is not."""
@@ -82,7 +88,7 @@ class PageLoad:
         return len(self._is_filled) if missing < 0 else missing
 
 
-class PageSave:
+class PageSave(_Order):
     """Pages that are offered. Any thread may call it.
 
     Attributes:
@@ -94,15 +100,9 @@ class PageSave:
     def __init__(
         self, order: SaveOrder, cache_key: CacheKey, tokens: TokenArray, mover: PageMover, told: Callable[[], None]
     ) -> None:
-        """`told`: called once, when the source says that it is over."""
+        super().__init__(cache_key, tokens, mover, told)
         self.order = order
-        self.cache_key = cache_key
-        self.tokens = tokens
         self.is_saved = False
-        self._mover = mover
-        self._told = told
-        self._lock = threading.Lock()
-        self._is_over = False
 
     def read(self, number: int, data: memoryview) -> bool:
         """Copy the page of this number; False: it is not to be had any more."""
@@ -120,14 +120,3 @@ class PageSave:
                 self.is_saved = is_saved
         if not was_over:
             self._told()
-
-    def cancel(self) -> bool:
-        """Read no page any more; True if it was over already."""
-        with self._lock:
-            was_over, self._is_over = self._is_over, True
-            return was_over
-
-    @property
-    def is_over(self) -> bool:
-        """No page is read any more."""
-        return self._is_over

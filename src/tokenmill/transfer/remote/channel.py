@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -83,7 +83,7 @@ class Channel(Generic[Incoming]):
         self.receive_into([memoryview(data)], deadline)
         return data
 
-    def _each(self, call: object, views: list[memoryview], deadline: float) -> None:
+    def _each(self, call: Callable[[list[memoryview]], int], views: list[memoryview], deadline: float) -> None:
         """Let a system call go through all views, however few bytes it moves at a time."""
         start = 0
         while start < len(views):
@@ -92,7 +92,7 @@ class Channel(Generic[Incoming]):
                 continue
             self.socket.settimeout(max(0.001, deadline - time.monotonic()))
             try:
-                moved = call(views[start : start + _MOST_PIECES])  # type: ignore[operator]
+                moved = call(views[start : start + _MOST_PIECES])
             except TimeoutError:
                 raise TransferError("the other side did not go on in time") from None
             except OSError as error:

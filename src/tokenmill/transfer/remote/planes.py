@@ -15,6 +15,7 @@ import mmap
 import os
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -185,16 +186,16 @@ class SlotSender:
         self._free.append(message.slot)
 
 
-class SlotReceiver:
+class SlotReceiver(ABC):
     """Gives pages out of slots that the producer has filled."""
 
     def __init__(self, slots: Slots, page_bytes: int) -> None:
         self._slots = slots
         self._page_bytes = page_bytes
 
+    @abstractmethod
     def read_slot(self, number: int, num_pages: int, deadline: float) -> memoryview:
         """The first pages of a slot, until the next call."""
-        raise NotImplementedError
 
     def receive(self, channel: Channel[ToConsumer], count: int, store: Store, deadline: float) -> None:
         """See `Receiver`."""

@@ -141,7 +141,7 @@ class PageServer:
                 self._answer(channel, sender, channel.receive(time.monotonic() + IDLE_SECONDS))
         except TransferError as error:
             logger.info("a connection to the page server ends: %s", error)
-        except Exception:
+        except Exception:  # of this connection alone: the others go on, and the log says what is wrong
             logger.exception("a connection to the page server ends")
         finally:
             with self._lock:
