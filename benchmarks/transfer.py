@@ -4,7 +4,9 @@
 
 Two processes: a producer with pages on lease, and this one, which fetches them into pages of its own. Pages are those
 of Qwen3-0.6B in bfloat16: 28 layers of keys and values, 8 heads of 128, 16 tokens. A plain copy moves as many bytes
-from one array of this process to another. All are measured in turn, round after round; the best round of each counts.
+from one array of this process to another; bare TCP is as many bytes through a connection and nowhere else, by loops
+that do nothing but send and receive: no transport over TCP is faster than that. All are measured in turn, round after
+round; the best round of each counts.
 
 On a machine that has other work, the clock says more of that than of a transport. So beside it stands what each side
 takes of a processor: the slower side's share of a plain copy is what two free cores would bring at most.
@@ -15,7 +17,9 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -30,7 +34,7 @@ from tokenmill.transfer.remote.client import PageClient
 from tokenmill.transfer.remote.host_pages import HostPages
 from tokenmill.transfer.remote.leases import Lease, LeaseTable, prefix_digest
 from tokenmill.transfer.remote.messages import Ask, Handle, PageFormat
-from tokenmill.transfer.remote.planes import StreamSender, WindowSender
+from tokenmill.transfer.remote.planes import CHUNK_BYTES, StreamSender, WindowSender
 from tokenmill.transfer.remote.secret import Secret
 from tokenmill.transfer.remote.server import PageServer, Producer
 
@@ -60,12 +64,40 @@ def produce(num_pages: int, folder: str, pipe: Connection) -> None:
     leases.grant(Lease(0, HANDLE, range(num_pages), KEY, np.arange(num_pages * PAGE_SIZE, dtype=np.int32)))
     format, size = format_of(memory), memory.page_bytes
     senders = {"stream": lambda: StreamSender(size), "window": lambda: WindowSender(size)}
+    bare = socket.create_server(("127.0.0.1", 0))
+    pipe.send(bare.getsockname())
+    threading.Thread(target=send_bare, args=(bare, num_pages * size), daemon=True).start()
     for where, _ in WAYS.values():
         producer = Producer("p", format, SECRET, leases, memory.copy_out, senders)
         server = PageServer(Address.parse(where.format(folder)), producer)
         server.start()
         pipe.send(tuple(server.address))
     pipe.recv()
+
+
+def send_bare(listener: socket.socket, num_bytes: int) -> None:
+    """Answer each byte that comes with so many bytes."""
+    connection, _ = listener.accept()
+    room = memoryview(bytes(CHUNK_BYTES))
+    while connection.recv(1):
+        for start in range(0, num_bytes, CHUNK_BYTES):
+            connection.sendall(room[: num_bytes - start])
+
+
+class BareTcp:
+    """As many bytes through a connection, in pieces as large as a transport's."""
+
+    def __init__(self, address: tuple[str, int], num_bytes: int) -> None:
+        self._connection = socket.create_connection(address, timeout=60)
+        self._room = memoryview(bytearray(CHUNK_BYTES))
+        self._num_bytes = num_bytes
+
+    def run(self) -> None:
+        """Once."""
+        self._connection.sendall(b"?")
+        left = self._num_bytes
+        while left:
+            left -= self._connection.recv_into(self._room[:left])
 
 
 class Fetching:
@@ -120,11 +152,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         producer = context.Process(target=produce, args=(given.pages, folder, theirs), daemon=True)
         producer.start()
+        bare = ours.recv()
         addresses = [Address(*ours.recv()) for _ in WAYS]
         parts, sent = tensors(given.pages), tensors(given.pages)
         memory, num_bytes = HostPages(parts), sum(part.nbytes for part in parts)
         source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
         works: dict[str, Callable[[], None]] = {"plain copy": lambda: np.copyto(target, source)}
+        works["bare tcp"] = BareTcp(bare, num_bytes).run
         for (name, (_, plane)), address in zip(WAYS.items(), addresses, strict=True):
             for part in parts:
                 part.fill(0)
