@@ -3,10 +3,13 @@
 import json
 import signal
 
+import httpx
 import pytest
 
+from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.server.running_server import start_server
 from tokenmill.config import EngineConfig
+from tokenmill.replicas.topology import EngineSpec
 
 
 def frames(reply):
@@ -38,6 +41,24 @@ def test_it_shows_what_runs(slow_echo):
         (request,) = next(frame["requests"] for frame in frames(reply) if frame.get("requests"))
         shown = http.get(f"{url}/v1/requests/{request[0]}").json()
         assert shown["requests"][0]["status"] == request[1] == "running"
+
+
+def test_all_engines_are_shown_through_any_api_process(tmp_path):
+    """Each time a new connection, which either process may take."""
+    engines = (EngineSpec(0), EngineSpec(1))
+    model = write_folder(tmp_path, byte_level_tokenizer(), config={"stub": {"step_seconds": 0.05}})
+    with start_server(EngineConfig(model=str(model)), engines=engines, api_server_count=2) as server:
+        url, body = server.url, {"prompt": "one two three four five", "max_tokens": 400, "stream": True}
+        with server.http.stream("POST", f"{url}/v1/completions", json=body):
+            for _ in range(6):
+                with httpx.stream("GET", f"{url}/live", timeout=30) as reply:
+                    seen, running = set(), 0
+                    for frame in frames(reply):
+                        seen.add(frame["engine"])
+                        running += len(frame.get("requests") or ())
+                        if seen == {0, 1} and running:
+                            break
+                    assert seen == {0, 1} and running, "the stream ended before it had shown both"
 
 
 def test_a_viewer_does_not_hold_up_the_end_of_the_server(stub_model):
