@@ -15,7 +15,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.server.running_server import children_of, is_alive
-from tokenmill.core.errors import EngineFailed, InvalidConfig, InvalidRequest
+from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.kernels.native import load_kernels
 from tokenmill.llm.llm import LLM
@@ -85,16 +85,21 @@ def test_what_an_engine_refuses(options: dict[str, Any], sentence: str, tmp_path
     wait_for(lambda: not rank_pids())
 
 
-def test_an_engine_ends_with_its_ranks_and_refuses_to_sleep(tmp_path: Path) -> None:
+def test_an_engine_sleeps_and_ends_with_its_ranks(tmp_path: Path) -> None:
     llm = LLM(make_checkpoint(tmp_path, "qwen3"), **SMALL, tensor_parallel_size=2)
-    (pid,) = rank_pids()
-    with pytest.raises(InvalidRequest, match="an engine of several ranks cannot sleep"):
-        llm.sleep()
-    (output,) = llm.generate(["hello"], SamplingParams(max_tokens=4, ignore_eos=True))
-    assert len(output.outputs[0].token_ids) == 4
+
+    def answer() -> list[int]:
+        (output,) = llm.generate(["hello"], SamplingParams(max_tokens=4, ignore_eos=True, seed=1))
+        return output.outputs[0].token_ids
+
+    before, first = answer(), rank_pids()
+    llm.sleep()
+    assert rank_pids() == [] and not is_alive(*first)
+    llm.wake_up()
+    (second,) = rank_pids()
+    assert answer() == before and len(before) == 4
     llm.close()
-    assert rank_pids() == []
-    assert not is_alive(pid)
+    assert rank_pids() == [] and not is_alive(second)
 
 
 @pytest.mark.parametrize(("fault", "sentence"), [(signal.SIGKILL, "another rank is gone"), (None, "in time")])

@@ -127,7 +127,8 @@ class LocalEngine:
             self._deliver(messages.AbortRequests([session_id]))
 
     def sleep(self, level: int) -> None:
-        """Give back memory: level 1 that of KV, and of weights where they are in a GPU's; level 2 both everywhere.
+        """Give back memory: level 1 that of KV, and of weights where they are in a GPU's or in several ranks; level 2
+        both everywhere.
 
         Raises:
             InvalidRequest: the engine has requests, or a step log, which cannot go on with another engine.
@@ -136,16 +137,14 @@ class LocalEngine:
             raise InvalidRequest(f"level must be 1 or 2, got {level}", "level")
         if self._config.step_log is not None:
             raise InvalidRequest("an engine with a step_log cannot sleep: its log would begin anew")
-        if self._config.tensor_parallel_size > 1:
-            raise InvalidRequest("an engine of several ranks cannot sleep: close it, and make another one")
         if self._built is not None:
             if count := len(self.engine.scheduler.requests):
                 raise InvalidRequest(f"{count} requests or sessions are open: let them end before sleep()")
             self._num_arrived = self.engine.num_arrived
             self.engine.close()
         self._built, self._awaited = None, TAGS
-        if level == 2 or self._platform.is_accelerator:
-            self._model = None
+        if level == 2 or self._platform.is_accelerator or self._config.tensor_parallel_size > 1:
+            self._model = None  # of several ranks, the others have ended with the engine, and so has what binds them
         gc.collect()
         self._platform.available_bytes()  # on a GPU this gives back what torch keeps for whoever asks next
 
