@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from tokenmill.config_fields import KVEventsConfig, StructuredOutputsConfig, flag
+from tokenmill.config_fields import KVEventsConfig, StructuredOutputsConfig, adapter_modules, flag
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sampling_params import MAX_LOGPROBS
 from tokenmill.kv_transfer_config import parse_kv_transfer_config
@@ -146,6 +146,13 @@ class EngineConfig:
         "characters of a string in JSON answers whose schema does not say how many; 0: any number (auto: 0; of the "
         "demo model 80)",
     )
+    enable_lora: bool = flag(False, "let requests name adapters (LoRA) in the form of PEFT (CPUs)")
+    lora_modules: tuple[str, ...] = flag((), "adapter to serve: name=folder; may be repeated", repeat=True)
+    max_loras: int = flag(8, "adapters in a step at most", aliases=("--max-loras-per-batch",))
+    max_lora_rank: int = flag(64, "rank of an adapter at most")
+    max_cpu_loras: int | None = flag(
+        None, "adapters in memory (auto: four times --max-loras)", aliases=("--max-loaded-loras",)
+    )
     step_log: str | None = flag(None, "write every step to this file; `tokenmill replay` reads it")
     seed: int = flag(0, "seed of requests that bring none")
     # No flag: the engine's index, and how many share the machine.
@@ -200,6 +207,7 @@ class EngineConfig:
         remote = parse_kv_transfer_config(self.kv_transfer_config)
         if (self.kv_disk or self.kv_source or self.kv_host_size or remote) and not self.enable_prefix_caching:
             raise InvalidConfig("KV from elsewhere needs the prefix cache: leave out --no-enable-prefix-caching")
+        _check_adapters(self)
         self.kv_events()
         parse_config(self.speculative_config)
         return dataclasses.replace(
@@ -214,6 +222,11 @@ class EngineConfig:
     def weight_cache_folder(self) -> Path:
         """Where packed weights are kept."""
         return Path(self.weight_cache_dir or "~/.cache/tokenmill/weights").expanduser()
+
+    @property
+    def most_cpu_loras(self) -> int:
+        """How many adapters are kept in memory."""
+        return self.max_cpu_loras or 4 * self.max_loras
 
     @property
     def step_budget(self) -> int:
@@ -357,6 +370,19 @@ def _check_ranks(config: EngineConfig) -> None:
             raise InvalidConfig("--enable-expert-parallel spreads experts over ranks: it needs --tensor-parallel-size")
     elif config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config:
         raise InvalidConfig("KV from elsewhere needs an engine of one rank: each of several has that of its own heads")
+
+
+def _check_adapters(config: EngineConfig) -> None:
+    adapter_modules(config.lora_modules)
+    if not config.enable_lora:
+        if config.lora_modules:
+            raise InvalidConfig("--lora-modules needs --enable-lora")
+        return
+    _check_positive(config, "max_loras", "max_lora_rank")
+    if config.most_cpu_loras < config.max_loras:
+        raise InvalidConfig(f"--max-cpu-loras must be at least --max-loras ({config.max_loras})")
+    if config.tensor_parallel_size > 1:
+        raise InvalidConfig("--enable-lora: ranks have no adapters yet; leave out --tensor-parallel-size")
 
 
 def _check_positive(config: object, *names: str) -> None:

@@ -31,6 +31,7 @@ class RequestStatus(enum.Enum):
 
     WAITING = "waiting"
     WAITING_FOR_GRAMMAR = "waiting_for_grammar"
+    WAITING_FOR_ADAPTER = "waiting_for_adapter"
     WAITING_FOR_REMOTE_KV = "waiting_for_remote_kv"
     WAITING_FOR_INPUT = "waiting_for_input"
     RUNNING = "running"
@@ -48,8 +49,8 @@ class FinishReason(enum.StrEnum):
 
 
 _S = RequestStatus
-# What an event from outside ends; nothing else does.
-WAITING_FOR_EVENT = frozenset({_S.WAITING_FOR_GRAMMAR, _S.WAITING_FOR_REMOTE_KV})
+# What an event from outside ends.
+WAITING_FOR_EVENT = frozenset({_S.WAITING_FOR_GRAMMAR, _S.WAITING_FOR_ADAPTER, _S.WAITING_FOR_REMOTE_KV})
 # Where a request may begin.
 ARRIVING = WAITING_FOR_EVENT | {_S.WAITING}
 _LEGAL: dict[RequestStatus, frozenset[RequestStatus]] = {
@@ -70,10 +71,12 @@ class CacheKey(NamedTuple):
     Attributes:
         model: fingerprint of the weights and of how they and the KV are stored.
         salt: chosen by the client; who does not know it shares nothing.
+        adapter: digest of the adapter's files; "": the base model alone.
     """
 
     model: str = ""
     salt: str = ""
+    adapter: str = ""
 
 
 _COMMON = CacheKey()
@@ -239,7 +242,7 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Committed output tokens."""
+        """Committed output."""
         return self.num_tokens - self.num_prompt_tokens
 
     @property

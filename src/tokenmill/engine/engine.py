@@ -29,6 +29,7 @@ from tokenmill.runner.executor import Executor
 from tokenmill.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from tokenmill.adapters.cache import AdapterCache
     from tokenmill.transfer.desk import TransferDesk
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Engine:
         is_idle: the last `step` found nothing to do, though `has_work` may be true: what waits, waits for something
             from outside.
         is_paused: no step is launched; those that run are committed.
+        adapters: where it keeps adapters; None: it has none.
         num_arrived: requests so far; draws of those that bring no seed are keyed by it.
     """
 
@@ -88,6 +90,7 @@ class Engine:
         self._observer = observer or Observer()
         self._gates = Gates(gates)
         self._desk = desk
+        self.adapters: AdapterCache | None = None
         self.num_arrived = 0
 
     @property
@@ -108,6 +111,8 @@ class Engine:
             # Whatever was answered under this id would be taken for the other's.
             logger.error("a second request came under the id %s and was dropped", message.id)
             return []
+        if message.adapter is not None and not self.scheduler.adapters.num_slots:
+            return [_refused(message.id, InvalidRequest("adapters need an engine started with --enable-lora", "model"))]
         room = self.limits.max_model_len - len(message.prompt_token_ids)
         if not message.prompt_token_ids or room < 1:
             error = f"the prompt has {len(message.prompt_token_ids)} tokens; 1 to {self.limits.max_model_len - 1} fit"
@@ -139,7 +144,9 @@ class Engine:
             max_tokens_total=len(message.prompt_token_ids) + max_tokens,
             stop_token_ids=stop_ids,
             priority=message.priority,
-            cache_key=CacheKey(self.limits.fingerprint, message.cache_salt),
+            cache_key=CacheKey(
+                self.limits.fingerprint, message.cache_salt, "" if message.adapter is None else message.adapter.digest
+            ),
             tenant=message.tenant,
             is_resumable=message.is_resumable,
             pooling=message.pooling,

@@ -36,7 +36,9 @@ class PrefixIndex:
         """The names of the full pages of a request, of what it has brought elsewhere too."""
         if not self.page_size:
             return []
-        before = first_name(CacheKey(self._fingerprint, request.cache_salt))
+        before = first_name(
+            CacheKey(self._fingerprint, request.cache_salt, "" if request.adapter is None else request.adapter.digest)
+        )
         token_ids = request.prompt_token_ids
         if request.output_token_ids:
             token_ids = token_ids + request.output_token_ids

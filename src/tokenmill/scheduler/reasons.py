@@ -7,7 +7,11 @@ from collections.abc import Iterable
 from tokenmill.core.request import Request, RequestStatus
 
 # What a request's status does not say is the same prompt.
-WAIT_REASON_OF = {RequestStatus.WAITING_FOR_GRAMMAR: "grammar", RequestStatus.WAITING_FOR_REMOTE_KV: "remote_kv"}
+WAIT_REASON_OF = {
+    RequestStatus.WAITING_FOR_GRAMMAR: "grammar",
+    RequestStatus.WAITING_FOR_ADAPTER: "adapter",
+    RequestStatus.WAITING_FOR_REMOTE_KV: "remote_kv",
+}
 WAIT_REASONS = ("capacity", "same_prompt", "grammar")
 
 

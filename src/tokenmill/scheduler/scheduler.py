@@ -17,6 +17,7 @@ from tokenmill.core.plan import RowFailure, StepPlan, StepResult
 from tokenmill.core.request import ARRIVING, WAITING_FOR_EVENT, FinishReason, Request, RequestStatus, TurnInput
 from tokenmill.core.transfers import Found, KVNews, KVQuery
 from tokenmill.kv.kv_manager import KVManager
+from tokenmill.scheduler.adapter_slots import AdapterSlots
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
 from tokenmill.scheduler.drafter import DraftCounts, Drafter
 from tokenmill.scheduler.outputs import add_extras, prompt_report
@@ -34,6 +35,7 @@ class Scheduler:
     """All requests between their arrival and their last output.
 
     Attributes:
+        adapters: the slots of adapters.
         draft_counts: what speculation has brought since the start.
         transfers: what is found elsewhere, loaded and saved; None: nothing is.
     """
@@ -57,7 +59,8 @@ class Scheduler:
         self._drafter = drafter
         self.draft_counts = DraftCounts()
         forget = None if drafter is None else drafter.forget
-        self._state = SchedulerState(config.max_num_seqs, self._policies.queue, kv, forget, transfers)
+        self.adapters = AdapterSlots(config.max_loras, config.lora_patience)
+        self._state = SchedulerState(config.max_num_seqs, self._policies.queue, kv, self.adapters, forget, transfers)
         self.transfers = transfers
         self._due: list[Request] = []  # sessions that may be paused and have further input
 
