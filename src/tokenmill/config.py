@@ -294,6 +294,8 @@ class ServerConfig:
     tool_call_parser: str | None = flag(None, "how the model writes calls of tools", choices=TOOL_CALL_PARSERS)
     enable_auto_tool_choice: bool | None = flag(None, "let the model decide whether to call tools (auto: demo model)")
     reasoning_parser: str | None = flag(None, "how the model marks its thinking", choices=REASONING_PARSERS)
+    allow_runtime_lora: bool = flag(False, "load and unload adapters while the server runs, from --lora-dir")
+    lora_dir: str | None = flag(None, "folder of the adapters that may be loaded while the server runs")
     max_num_queued_reqs: int | None = flag(None, "requests that may wait for a row; more are answered 429")
     max_num_queued_tokens: int | None = flag(
         None, "prompt tokens, by a guess from their bytes, that may wait; more are answered 429", size=True
@@ -353,14 +355,13 @@ class ServerConfig:
             raise InvalidConfig(f"--max-logprobs must be between 0 and {MAX_LOGPROBS}, got {self.max_logprobs}")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise InvalidConfig("--enable-auto-tool-choice needs --tool-call-parser")
+        _check_pairs(self)
         if self.uds == "":
             raise InvalidConfig("--uds needs a path")
         least = 1 if self.api_server_count > 1 else 0
         if self.tokenizer_workers < least:
             beside = " beside --api-server-count" if least else ""
             raise InvalidConfig(f"--tokenizer-workers must be {least} or more{beside}")
-        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
-            raise InvalidConfig("--ssl-keyfile and --ssl-certfile go together")
         return self
 
 
@@ -370,6 +371,15 @@ def _check_ranks(config: EngineConfig) -> None:
             raise InvalidConfig("--enable-expert-parallel spreads experts over ranks: it needs --tensor-parallel-size")
     elif config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config:
         raise InvalidConfig("KV from elsewhere needs an engine of one rank: each of several has that of its own heads")
+
+
+def _check_pairs(config: ServerConfig) -> None:
+    if (config.ssl_keyfile is None) != (config.ssl_certfile is None):
+        raise InvalidConfig("--ssl-keyfile and --ssl-certfile go together")
+    if config.allow_runtime_lora != (config.lora_dir is not None):
+        raise InvalidConfig("--allow-runtime-lora and --lora-dir go together")
+    if config.allow_runtime_lora and config.api_server_count > 1:
+        raise InvalidConfig("--allow-runtime-lora needs one process that serves HTTP: each keeps names of its own")
 
 
 def _check_adapters(config: EngineConfig) -> None:

@@ -51,7 +51,7 @@ class AdapterCache:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._waiting: OrderedDict[str, AdapterRef] = OrderedDict()  # by request, in order of arrival
         self._loading: dict[str, Future[PackedAdapter]] = {}
-        self._used_by: dict[str, str] = {}  # request -> digest
+        self._used_by: dict[str, AdapterRef] = {}  # by request
         self._news: dict[str, InvalidRequest | None] = {}  # of requests that wait no longer, until they are told
         self._pool: ThreadPoolExecutor | None = None
 
@@ -99,9 +99,14 @@ class AdapterCache:
         """See `Gate`."""
         self._waiting.pop(request_id, None)
         self._news.pop(request_id, None)
-        entry = self._entries.get(self._used_by.pop(request_id, ""))
-        if entry is not None:
-            entry.users.discard(request_id)
+        ref = self._used_by.pop(request_id, None)
+        if ref is not None:
+            self._entries[ref.digest].users.discard(request_id)
+
+    def name_of(self, request_id: str) -> str | None:
+        """What a request calls its adapter; None: it has none."""
+        ref = self._used_by.get(request_id) or self._waiting.get(request_id)
+        return None if ref is None else ref.name
 
     def find(self, digest: str) -> PackedAdapter:
         """The adapter of a request that is alive."""
@@ -122,7 +127,7 @@ class AdapterCache:
             if entry is not None:
                 entry.users.add(request_id)
                 self._entries.move_to_end(ref.digest)
-                self._used_by[request_id] = ref.digest
+                self._used_by[request_id] = ref
                 self._news[request_id] = None
                 del self._waiting[request_id]
             elif ref.digest not in self._loading:

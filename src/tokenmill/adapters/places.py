@@ -29,7 +29,7 @@ class Place:
 
 
 def places_of(decoder: Decoder) -> list[Place]:
-    """All projections of the attention and of dense feed-forward blocks. Experts, routers, embedding and head have none."""
+    """All projections of attention and of dense feed-forward blocks; experts, routers, embedding and head are none."""
     return list(_places(decoder))
 
 

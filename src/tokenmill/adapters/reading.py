@@ -96,7 +96,7 @@ def _read_weights(path: Path, most: int) -> bytes:
         raise InvalidCheckpoint(f"cannot read {path}: {error.strerror}") from error
     if len(data) > most:
         raise InvalidCheckpoint(
-            f"{path} has more bytes than adapters of this model and --max-lora-rank can have: {most}"
+            f"{path} has more than {most} bytes, which an adapter of --max-lora-rank cannot have here"
         )
     return data
 
@@ -119,13 +119,13 @@ def _modules(
         strength = strengths.get(place.module)
         if strength is None:
             continue
-        pair = []
+        pair: dict[str, torch.Tensor] = {}
         for kind, shape in (("A", (strength.rank, place.in_size)), ("B", (place.out_size, strength.rank))):
             name = left.pop(f"{place.module}.lora_{kind}.weight", None)
             if name is None:
                 raise InvalidCheckpoint(f"{path} has no lora_{kind} of {place.module}, which target_modules names")
-            pair.append(_checked(path, name, tensors[name], shape))
-        modules.append(ReadModule(place, *pair, strength.scale))
+            pair[kind] = _checked(path, name, tensors[name], shape)
+        modules.append(ReadModule(place, pair["A"], pair["B"], strength.scale))
     for name in left.values():
         raise InvalidCheckpoint(f"{path}: tensor {name} {_why_unused(name, places)}")
     return modules

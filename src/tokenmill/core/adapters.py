@@ -30,6 +30,11 @@ class AdapterRef(msgspec.Struct, frozen=True, array_like=True):
     rank: int = 0
 
 
+def digest_of(adapter: AdapterRef | None) -> str:
+    """What is in an adapter's files; "" for none."""
+    return "" if adapter is None else adapter.digest
+
+
 def check_adapter_name(name: str) -> str:
     """The name, if it can stand in URLs, logs and metrics.
 
@@ -38,7 +43,7 @@ def check_adapter_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
-            f"an adapter's name has 1 to 128 letters, digits or ._:/@+-, and begins with one of the first two: {name!r}",
+            f"a name begins with a letter or digit and has up to 128 of these and ._:/@+-, not {name[:130]!r}",
             "lora_name",
         )
     return name

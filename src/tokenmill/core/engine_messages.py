@@ -52,7 +52,7 @@ class EngineReady(EngineMessage, kw_only=True):
     weights_source: str = ""
     fingerprint: str = ""
     takes_transfer_params: bool = False
-    adapters: list[AdapterRef] = []
+    adapters: list[AdapterRef] = msgspec.field(default_factory=list)
     max_loras: int = 0
 
 
@@ -68,6 +68,7 @@ class EngineStats(EngineMessage, kw_only=True):
         step_tokens, step_seconds: sizes of the steps, and their seconds by part.
         num_drafts, num_draft_tokens, num_accepted_tokens: what speculation proposed and what was kept of it.
         num_accepted_per_position: how often the first token of a draft was kept, the first two, and so on.
+        running_adapters, waiting_adapters: names of those that requests run with and wait with.
         num_loaded_tokens, num_stored_tokens: whose KV came from elsewhere, and was stored there.
     """
 
@@ -95,6 +96,8 @@ class EngineStats(EngineMessage, kw_only=True):
     num_accepted_per_position: list[int] = msgspec.field(default_factory=list)
     num_loaded_tokens: int = 0
     num_stored_tokens: int = 0
+    running_adapters: list[str] = msgspec.field(default_factory=list)
+    waiting_adapters: list[str] = msgspec.field(default_factory=list)
 
 
 class Done(EngineMessage):
@@ -118,7 +121,7 @@ class RequestState(msgspec.Struct, kw_only=True):
     Attributes:
         wait_reason: why it was not part of the last step; empty while it runs.
         engine: the index of the one that has it; None: none yet.
-        adapter: digest of its adapter's files; None: it runs on the base model.
+        adapter: the name of its adapter; None: it runs on the base model.
     """
 
     id: str

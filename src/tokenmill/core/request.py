@@ -49,9 +49,8 @@ class FinishReason(enum.StrEnum):
 
 
 _S = RequestStatus
-# What an event from outside ends.
+# What an event from outside ends, and where a request may begin.
 WAITING_FOR_EVENT = frozenset({_S.WAITING_FOR_GRAMMAR, _S.WAITING_FOR_ADAPTER, _S.WAITING_FOR_REMOTE_KV})
-# Where a request may begin.
 ARRIVING = WAITING_FOR_EVENT | {_S.WAITING}
 _LEGAL: dict[RequestStatus, frozenset[RequestStatus]] = {
     _S.WAITING: frozenset({_S.RUNNING, _S.WAITING_FOR_REMOTE_KV, _S.FINISHED}),
@@ -273,7 +272,7 @@ class Request:
     @property
     def awaits_step(self) -> bool:
         """True if the outcome of a launched step still concerns it: it has not ended or paused since the launch."""
-        return self.status is RequestStatus.RUNNING or self.status is RequestStatus.PREEMPTED
+        return self.status is _S.RUNNING or self.status is _S.PREEMPTED
 
     @property
     def is_paused(self) -> bool:

@@ -77,5 +77,5 @@ def _state(engine: Engine, request: Request) -> RequestState:
         num_preemptions=request.num_preemptions,
         num_draft_tokens=request.num_draft_tokens,
         num_accepted_tokens=request.num_accepted_tokens,
-        adapter=request.cache_key.adapter or None,
+        adapter=None if engine.adapters is None else engine.adapters.name_of(request.id),
     )

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tokenmill.core.adapters import digest_of
 from tokenmill.core.engine_messages import EngineStats
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import AddRequest, TokenOutput
@@ -144,9 +145,7 @@ class Engine:
             max_tokens_total=len(message.prompt_token_ids) + max_tokens,
             stop_token_ids=stop_ids,
             priority=message.priority,
-            cache_key=CacheKey(
-                self.limits.fingerprint, message.cache_salt, "" if message.adapter is None else message.adapter.digest
-            ),
+            cache_key=CacheKey(self.limits.fingerprint, message.cache_salt, digest_of(message.adapter)),
             tenant=message.tenant,
             is_resumable=message.is_resumable,
             pooling=message.pooling,
@@ -328,9 +327,19 @@ class Engine:
             num_draft_tokens=drafts.num_draft_tokens,
             num_accepted_tokens=sum(drafts.accepted_per_position),
             num_accepted_per_position=list(drafts.accepted_per_position),
+            running_adapters=self._adapters_of(is_running=True),
+            waiting_adapters=self._adapters_of(is_running=False),
             num_loaded_tokens=0 if transfers is None else transfers.num_loaded_tokens,
             num_stored_tokens=0 if transfers is None else transfers.num_stored_tokens,
         )
+
+    def _adapters_of(self, is_running: bool) -> list[str]:
+        """Names of the adapters of requests that run, or of those that wait."""
+        if self.adapters is None:
+            return []
+        requests = [request for request in self.scheduler.requests.values() if request.cache_key.adapter]
+        names = [self.adapters.name_of(request.id) for request in requests if request.is_running == is_running]
+        return sorted({name for name in names if name is not None})
 
     def close(self) -> None:
         """Wait for launched steps, let the executor go and finish the log."""

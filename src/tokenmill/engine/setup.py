@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.adapters.cache import AdapterCache
+from tokenmill.adapters.rows import RowAdapters
+from tokenmill.adapters.start import adapter_cache, first_adapters
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.config import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidConfig, OutOfMemory
-from tokenmill.engine.adapters import adapter_cache, first_adapters
 from tokenmill.engine.drafting import describe_speculation, speculation_of, with_speculation
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.loading import LoadedModel, Progress, StartupTimer, load, size_kv
@@ -32,7 +33,6 @@ from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
 from tokenmill.runner.executor import Executor, InlineExecutor, ThreadExecutor
 from tokenmill.runner.model_runner import ModelRunner
-from tokenmill.runner.row_adapters import RowAdapters
 from tokenmill.runner.row_state import RowState
 from tokenmill.runner.staging import Staging
 from tokenmill.runner.step_sampler import DeviceSampler, HostSampler
@@ -116,7 +116,7 @@ def _build(
         fingerprint(model.folder, config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size)),
     )
     grammars = grammar_cache(config, model.folder, limits)
-    adapters = adapter_cache(config, platform, model)
+    adapters = adapter_cache(config, platform, model.decoder, model.kernels)
     named = first_adapters(config, adapters)
     available = None
     if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:

@@ -83,7 +83,7 @@ class AdaptedLayer:
         return y
 
     def silu_and_mul(self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See `LinearWeight.silu_and_mul`; what is added is added to gate and up, so rows with adapters go their way."""
+        """See `LinearWeight.silu_and_mul`; rows with adapters have theirs added before the SiLU."""
         out = x.new_empty(x.shape[0], weight.shape[0] // 2)
         if len(self.base):
             out[self.base] = weight.silu_and_mul(x[self.base], bias)

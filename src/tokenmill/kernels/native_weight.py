@@ -121,7 +121,7 @@ class PackedWeight:
         return self._linear(x, torch.empty(x.shape[0], self.shape[0], dtype=torch.bfloat16), bias)
 
     def _halves(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """gate and up side by side, [T, out_size]: their panels take turns, so their columns do in one plain product."""
+        """gate and up side by side, [T, out_size]: their panels take turns, and so do columns of a plain product."""
         half = self.shape[0] // 2
         stored = -(-half // LANES) * LANES
         plain: Packed = importlib.import_module(MODULE).Packed(self._format, 2 * stored, self.shape[1], False)

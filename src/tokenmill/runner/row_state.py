@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tokenmill.adapters.rows import RowAdapters
 from tokenmill.core.plan import StepPlan
 from tokenmill.runner.prompt_reports import PromptReports
-from tokenmill.runner.row_adapters import RowAdapters
 from tokenmill.runner.row_tables import RowTables, table_arrays
 from tokenmill.runner.samples import Samples
 from tokenmill.runner.transport import Arrays

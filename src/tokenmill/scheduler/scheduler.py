@@ -11,13 +11,13 @@ from itertools import islice
 
 import numpy as np
 
+from tokenmill.adapters.slots import AdapterSlots
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import RowFailure, StepPlan, StepResult
 from tokenmill.core.request import ARRIVING, WAITING_FOR_EVENT, FinishReason, Request, RequestStatus, TurnInput
 from tokenmill.core.transfers import Found, KVNews, KVQuery
 from tokenmill.kv.kv_manager import KVManager
-from tokenmill.scheduler.adapter_slots import AdapterSlots
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
 from tokenmill.scheduler.drafter import DraftCounts, Drafter
 from tokenmill.scheduler.outputs import add_extras, prompt_report
@@ -58,9 +58,8 @@ class Scheduler:
         self.kv = kv
         self._drafter = drafter
         self.draft_counts = DraftCounts()
-        forget = None if drafter is None else drafter.forget
         self.adapters = AdapterSlots(config.max_loras, config.lora_patience)
-        self._state = SchedulerState(config.max_num_seqs, self._policies.queue, kv, self.adapters, forget, transfers)
+        self._state = SchedulerState(config.max_num_seqs, self._policies.queue, kv, self.adapters, drafter, transfers)
         self.transfers = transfers
         self._due: list[Request] = []  # sessions that may be paused and have further input
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmill.adapters.slots import AdapterSlots
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import FinishReason, Request, RequestStatus
 from tokenmill.kv.kv_manager import KVManager
-from tokenmill.scheduler.adapter_slots import AdapterSlots
+from tokenmill.scheduler.drafter import Drafter
 from tokenmill.scheduler.fairness import Rounds
 from tokenmill.scheduler.policies import QueuePolicy
 from tokenmill.scheduler.queue import RequestQueue
@@ -82,17 +83,17 @@ class SchedulerState:
         policy: QueuePolicy,
         kv: KVManager,
         adapters: AdapterSlots,
-        forget: Callable[[Request], None] | None = None,
+        drafter: Drafter | None = None,
         transfers: Transfers | None = None,
     ) -> None:
         """
         Args:
-            forget: told of each request that is gone for good.
+            drafter: told of each request that is gone for good.
         """
         self.kv = kv
         self.transfers = transfers
         self.adapters = adapters
-        self._forget = forget
+        self._drafter = drafter
         self._policy = policy
         self._rounds = Rounds() if policy.by_tenant else None
         self.rows = RowPool(num_rows)
@@ -234,8 +235,8 @@ class SchedulerState:
             self.adapters.forget(request)
             if self._rounds is not None:
                 self._rounds.leave(request)
-            if self._forget is not None:
-                self._forget(request)
+            if self._drafter is not None:
+                self._drafter.forget(request)
 
     def num_returning_rows(self) -> int:
         """Rows of ended and preempted requests that return once the launched steps are committed."""

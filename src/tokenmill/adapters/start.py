@@ -1,4 +1,4 @@
-"""The adapters of an engine that is being built: whether it can have any, where they are kept, and the first of them."""
+"""The adapters of an engine that is being built: whether it can have any, where they are kept, and the first ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from tokenmill.config import EngineConfig
 from tokenmill.config_fields import adapter_modules
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.engine.loading import LoadedModel
+from tokenmill.kernels.protocol import Kernels
+from tokenmill.models.decoder import Decoder
 from tokenmill.platform.protocol import Platform
 
 
-def adapter_cache(config: EngineConfig, platform: Platform, model: LoadedModel) -> AdapterCache | None:
+def adapter_cache(config: EngineConfig, platform: Platform, decoder: Decoder, kernels: Kernels) -> AdapterCache | None:
     """Where adapters are kept; None: `--enable-lora` is not given.
 
     Raises:
@@ -21,7 +22,7 @@ def adapter_cache(config: EngineConfig, platform: Platform, model: LoadedModel) 
         return None
     if platform.is_accelerator:
         raise InvalidConfig("--enable-lora: adapters run on CPUs only so far; leave it out, or take --device cpu")
-    return AdapterCache(model.decoder, model.kernels, config.most_cpu_loras, config.max_lora_rank)
+    return AdapterCache(decoder, kernels, config.most_cpu_loras, config.max_lora_rank)
 
 
 def first_adapters(config: EngineConfig, cache: AdapterCache | None) -> list[AdapterRef]:

@@ -6,7 +6,7 @@ least recently used first. Requests whose adapter has no slot are passed over.
 
 Nobody waits for ever: who has been passed over for `patience` steps is heir to the slot that has been held longest.
 From then on no request joins that slot, and those in it yield as soon as each has brought a token since it began; so
-every turn of a slot gets everybody in it further, and after as many turns as others have waited longer, the heir has it.
+every turn of a slot gets everybody in it further, and the wait is bounded by the turns of those who waited longer.
 
 Counts steps, knows no clock: the same calls give the same choices.
 """

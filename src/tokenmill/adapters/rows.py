@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from tokenmill.adapters.packing import PackedAdapter
 from tokenmill.core.plan import StepPlan
-from tokenmill.kernels.adapters import AdapterRows, LayerAdapters
-
-
-class UsableAdapter(Protocol):
-    """An adapter in the form of the model's kernels."""
-
-    @property
-    def layers(self) -> Sequence[LayerAdapters]:
-        """What it adds, layer by layer."""
+from tokenmill.kernels.adapters import AdapterRows
 
 
 class RowAdapters:
@@ -28,9 +20,9 @@ class RowAdapters:
         find: an adapter by its digest. It is there as long as a request that has it is alive.
     """
 
-    def __init__(self, num_rows: int, find: Callable[[str], UsableAdapter]) -> None:
+    def __init__(self, num_rows: int, find: Callable[[str], PackedAdapter]) -> None:
         self._slot_of_row = np.full(num_rows, -1, dtype=np.int32)
-        self._slots: dict[int, UsableAdapter] = {}
+        self._slots: dict[int, PackedAdapter] = {}
         self._find = find
 
     def set(self, plan: StepPlan) -> None:
