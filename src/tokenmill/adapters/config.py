@@ -22,6 +22,7 @@ from tokenmill.core.regular_file import open_regular
 CONFIG_NAME = "adapter_config.json"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_PATTERNS = 1024
+_MOST = 3e38
 
 # What says nothing about how the adapter is applied.
 _TOLD_ONLY = frozenset(
@@ -137,8 +138,8 @@ class AdapterConfig:
                 rank = _first(self._ranks, found, place, self._fields.r)
                 alpha = _first(self._alphas, found, place, self._fields.lora_alpha)
                 scale = alpha / (math.sqrt(rank) if self._fields.use_rslora else rank)
-                if not math.isfinite(scale):
-                    raise self._refusal(f"the scale of {module} is not finite")
+                if not abs(scale) < _MOST:
+                    raise self._refusal(f"the scale of {module} is no number of float32")
                 strengths[module] = Strength(rank, scale)
         return strengths
 
