@@ -151,7 +151,7 @@ class EngineConfig:
     max_loras: int = flag(8, "adapters in a step at most", aliases=("--max-loras-per-batch",))
     max_lora_rank: int = flag(64, "rank of an adapter at most")
     max_cpu_loras: int | None = flag(
-        None, "adapters in memory (auto: four times --max-loras)", aliases=("--max-loaded-loras",)
+        None, "adapters in memory (auto: 4 * --max-loras)", aliases=("--max-loaded-loras",)
     )
     step_log: str | None = flag(None, "write every step to this file; `tokenmill replay` reads it")
     seed: int = flag(0, "seed of requests that bring none")
@@ -222,11 +222,6 @@ class EngineConfig:
     def weight_cache_folder(self) -> Path:
         """Where packed weights are kept."""
         return Path(self.weight_cache_dir or "~/.cache/tokenmill/weights").expanduser()
-
-    @property
-    def most_cpu_loras(self) -> int:
-        """How many adapters are kept in memory."""
-        return self.max_cpu_loras or 4 * self.max_loras
 
     @property
     def step_budget(self) -> int:
@@ -389,7 +384,7 @@ def _check_adapters(config: EngineConfig) -> None:
             raise InvalidConfig("--lora-modules needs --enable-lora")
         return
     _check_positive(config, "max_loras", "max_lora_rank")
-    if config.most_cpu_loras < config.max_loras:
+    if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
         raise InvalidConfig(f"--max-cpu-loras must be at least --max-loras ({config.max_loras})")
     if config.tensor_parallel_size > 1:
         raise InvalidConfig("--enable-lora: ranks have no adapters yet; leave out --tensor-parallel-size")

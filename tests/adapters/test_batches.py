@@ -145,3 +145,19 @@ def test_what_has_no_adapters_says_so(base: Path) -> None:
         engine(base, enable_lora=False, lora_modules=("a=b",))
     with pytest.raises(InvalidConfig, match="ranks have no adapters yet"):
         engine(base, tensor_parallel_size=2)
+
+
+def test_pages_on_disk_are_found_by_the_same_adapter_only(
+    base: Path, tmp_path: Path, adapters: list[LoRARequest | None], rng: np.random.Generator
+) -> None:
+    prompt, (_, a, b, *_) = rng.integers(3, 300, 50).tolist(), adapters
+    disk = {"kv_disk": str(tmp_path), "kv_disk_size": 64 << 20}
+    with engine(base, **disk) as llm:
+        expected = run(llm, [prompt], [a])
+        while llm.stats().num_stored_tokens < 48:
+            llm.step()
+    with engine(base, **disk) as llm:
+        for adapter, is_there in ((b, False), (None, False), (a, True)):
+            (output,) = llm.generate(prompt, PARAMS, use_tqdm=False, lora_request=adapter)
+            assert (output.num_cached_tokens == 48) == is_there
+        assert (list(output.outputs[0].token_ids), output.outputs[0].logprobs) == expected[0]

@@ -22,7 +22,7 @@ def adapter_cache(config: EngineConfig, platform: Platform, decoder: Decoder, ke
         return None
     if platform.is_accelerator:
         raise InvalidConfig("--enable-lora: adapters run on CPUs only so far; leave it out, or take --device cpu")
-    return AdapterCache(decoder, kernels, config.most_cpu_loras, config.max_lora_rank)
+    return AdapterCache(decoder, kernels, config.max_cpu_loras or 4 * config.max_loras, config.max_lora_rank)
 
 
 def first_adapters(config: EngineConfig, cache: AdapterCache | None) -> list[AdapterRef]:

@@ -221,8 +221,7 @@ class Request:
         self.num_cached_tokens = 0
         self.num_charged_tokens = 0
         self.num_preemptions = 0
-        self.num_draft_tokens = 0
-        self.num_accepted_tokens = 0
+        self.num_draft_tokens = self.num_accepted_tokens = 0
         self.proposal: Proposal | None = None
         self.num_reported_tokens = 0
         self.num_inflight_steps = 0
@@ -381,8 +380,7 @@ class Request:
         self.proposal = None
         self.params = turn.params
         self.is_resumable = not turn.is_last
-        self.finish_reason = None
-        self.stop_reason = None
+        self.finish_reason = self.stop_reason = None
 
     def _end_turn(self, reason: FinishReason, stop_reason: int | None = None) -> None:
         if not self.is_resumable:

@@ -53,10 +53,8 @@ class Scheduler:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if getattr(config, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(config, name)}")
-        self.config = config
         self._policies = find_policies(config.policy, config.batch_policy, config.admission)
-        self.kv = kv
-        self._drafter = drafter
+        self.config, self.kv, self._drafter = config, kv, drafter
         self.draft_counts = DraftCounts()
         self.adapters = AdapterSlots(config.max_loras, config.lora_patience)
         self._state = SchedulerState(config.max_num_seqs, self._policies.queue, kv, self.adapters, drafter, transfers)
