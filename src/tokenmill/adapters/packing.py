@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from tokenmill.adapters.reading import ReadAdapter, ReadModule
 from tokenmill.kernels.adapters import AdapterPart, LayerAdapters, LinearAdapter
 from tokenmill.kernels.protocol import Kernels, WeightRole
@@ -54,11 +52,3 @@ def _pack(modules: Sequence[ReadModule], kernels: Kernels) -> LinearAdapter:
         parts.append(AdapterPart(module.place.start, rank_start, b, module.scale))
         rank_start += rank
     return LinearAdapter(a, tuple(parts))
-
-
-def merge_into(read: ReadAdapter, module: str, weight: torch.Tensor) -> torch.Tensor:
-    """W + scale * B A of a module, [out_size, in_size] float32; `weight` itself where the adapter has none there."""
-    for one in read.modules:
-        if one.place.module == module:
-            return torch.addmm(weight.float(), one.b.float(), one.a.float(), alpha=one.scale)
-    return weight

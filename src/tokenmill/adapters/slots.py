@@ -40,23 +40,15 @@ class AdapterSlots:
 
     Attributes:
         num_slots: 0: the engine has no adapters.
-        num_evictions: how often a slot went from one adapter to another.
     """
 
     def __init__(self, num_slots: int, patience: int) -> None:
         self.num_slots = num_slots
-        self.num_evictions = 0
         self._patience = patience
         self._slots: dict[str, _Slot] = {}
         self._passed_since: dict[str, tuple[int, int, str]] = {}  # request -> step, arrival, adapter
         self._closing = ""
         self._heir: tuple[str, str] | None = None  # the request that waits for a slot, and its adapter
-
-    @property
-    def in_use(self) -> list[str]:
-        """Adapters that requests with rows have, in the order of the slots."""
-        used = [(slot.number, adapter) for adapter, slot in self._slots.items() if slot.users]
-        return [adapter for _, adapter in sorted(used)]
 
     def reason_to_wait(self, request: Request, step: int) -> str:
         """Why a request cannot get a row now; "": its adapter has a slot, can have one, or it needs none."""
@@ -154,7 +146,6 @@ class AdapterSlots:
             return min(set(range(self.num_slots)) - taken)
         unused = self._unused()
         assert unused, "a request joins only where there is a slot for it"
-        self.num_evictions += 1
         return self._slots.pop(unused[0][2]).number
 
     def _bequeath(self) -> None:
@@ -162,7 +153,6 @@ class AdapterSlots:
         assert self._heir is not None, "a slot is closed for somebody"
         slot = self._slots.pop(self._closing)
         self._slots[self._heir[1]] = _Slot(slot.number, slot.used_at, slot.used_at)
-        self.num_evictions += 1
         self._closing = ""
 
 
