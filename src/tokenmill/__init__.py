@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tokenmill.core.sampling_params import SamplingParams as SamplingParams
     from tokenmill.core.structured_outputs import StructuredOutputs as StructuredOutputs
+    from tokenmill.llm.adapters import LoRARequest as LoRARequest
     from tokenmill.llm.beam_search import BeamSearchParams as BeamSearchParams
     from tokenmill.llm.llm import LLM as LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "StructuredOutputs", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "LoRARequest", "SamplingParams", "StructuredOutputs", "__version__"]
 
 _MODULES = {
     "LLM": "tokenmill.llm.llm",
     "BeamSearchParams": "tokenmill.llm.beam_search",
+    "LoRARequest": "tokenmill.llm.adapters",
     "SamplingParams": "tokenmill.core.sampling_params",
     "StructuredOutputs": "tokenmill.core.structured_outputs",
 }

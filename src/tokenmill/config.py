@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from tokenmill.config_fields import KVEventsConfig, StructuredOutputsConfig, flag
+from tokenmill.config_fields import KVEventsConfig, StructuredOutputsConfig, adapter_modules, flag
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sampling_params import MAX_LOGPROBS
 from tokenmill.kv_transfer_config import parse_kv_transfer_config
@@ -146,6 +146,13 @@ class EngineConfig:
         "characters of a string in JSON answers whose schema does not say how many; 0: any number (auto: 0; of the "
         "demo model 80)",
     )
+    enable_lora: bool = flag(False, "let requests name adapters (LoRA) in the form of PEFT (CPUs)")
+    lora_modules: tuple[str, ...] = flag((), "adapter to serve: name=folder; may be repeated", repeat=True)
+    max_loras: int = flag(8, "adapters in a step at most", aliases=("--max-loras-per-batch",))
+    max_lora_rank: int = flag(64, "rank of an adapter at most")
+    max_cpu_loras: int | None = flag(
+        None, "adapters in memory (auto: 4 * --max-loras)", aliases=("--max-loaded-loras",)
+    )
     step_log: str | None = flag(None, "write every step to this file; `tokenmill replay` reads it")
     seed: int = flag(0, "seed of requests that bring none")
     # No flag: the engine's index, and how many share the machine.
@@ -200,6 +207,7 @@ class EngineConfig:
         remote = parse_kv_transfer_config(self.kv_transfer_config)
         if (self.kv_disk or self.kv_source or self.kv_host_size or remote) and not self.enable_prefix_caching:
             raise InvalidConfig("KV from elsewhere needs the prefix cache: leave out --no-enable-prefix-caching")
+        _check_adapters(self)
         self.kv_events()
         parse_config(self.speculative_config)
         return dataclasses.replace(
@@ -281,6 +289,8 @@ class ServerConfig:
     tool_call_parser: str | None = flag(None, "how the model writes calls of tools", choices=TOOL_CALL_PARSERS)
     enable_auto_tool_choice: bool | None = flag(None, "let the model decide whether to call tools (auto: demo model)")
     reasoning_parser: str | None = flag(None, "how the model marks its thinking", choices=REASONING_PARSERS)
+    allow_runtime_lora: bool = flag(False, "load and unload adapters while the server runs, from --lora-dir")
+    lora_dir: str | None = flag(None, "folder of the adapters that may be loaded while the server runs")
     max_num_queued_reqs: int | None = flag(None, "requests that may wait for a row; more are answered 429")
     max_num_queued_tokens: int | None = flag(
         None, "prompt tokens, by a guess from their bytes, that may wait; more are answered 429", size=True
@@ -340,14 +350,13 @@ class ServerConfig:
             raise InvalidConfig(f"--max-logprobs must be between 0 and {MAX_LOGPROBS}, got {self.max_logprobs}")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise InvalidConfig("--enable-auto-tool-choice needs --tool-call-parser")
+        _check_pairs(self)
         if self.uds == "":
             raise InvalidConfig("--uds needs a path")
         least = 1 if self.api_server_count > 1 else 0
         if self.tokenizer_workers < least:
             beside = " beside --api-server-count" if least else ""
             raise InvalidConfig(f"--tokenizer-workers must be {least} or more{beside}")
-        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
-            raise InvalidConfig("--ssl-keyfile and --ssl-certfile go together")
         return self
 
 
@@ -357,6 +366,28 @@ def _check_ranks(config: EngineConfig) -> None:
             raise InvalidConfig("--enable-expert-parallel spreads experts over ranks: it needs --tensor-parallel-size")
     elif config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config:
         raise InvalidConfig("KV from elsewhere needs an engine of one rank: each of several has that of its own heads")
+
+
+def _check_pairs(config: ServerConfig) -> None:
+    if (config.ssl_keyfile is None) != (config.ssl_certfile is None):
+        raise InvalidConfig("--ssl-keyfile and --ssl-certfile go together")
+    if config.allow_runtime_lora != (config.lora_dir is not None):
+        raise InvalidConfig("--allow-runtime-lora and --lora-dir go together")
+    if config.allow_runtime_lora and config.api_server_count > 1:
+        raise InvalidConfig("--allow-runtime-lora needs one process that serves HTTP: each keeps names of its own")
+
+
+def _check_adapters(config: EngineConfig) -> None:
+    adapter_modules(config.lora_modules)
+    if not config.enable_lora:
+        if config.lora_modules:
+            raise InvalidConfig("--lora-modules needs --enable-lora")
+        return
+    _check_positive(config, "max_loras", "max_lora_rank")
+    if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
+        raise InvalidConfig(f"--max-cpu-loras must be at least --max-loras ({config.max_loras})")
+    if config.tensor_parallel_size > 1:
+        raise InvalidConfig("--enable-lora: ranks have no adapters yet; leave out --tensor-parallel-size")
 
 
 def _check_positive(config: object, *names: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+
+from tokenmill.core.errors import InvalidConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,35 @@ class Flag:
 def flag(default: Any, help: str, **how: Any) -> Any:
     """A dataclass field that is also a flag; see `Flag`."""
     return field(default=default, metadata={"flag": Flag(help, **how)})
+
+
+def adapter_modules(given: Iterable[str]) -> dict[str, str]:
+    """Names and folders of `--lora-modules`: `name=path`, or vLLM's JSON with `name` and `path`.
+
+    Raises:
+        InvalidConfig: one is neither, or a name stands there twice.
+    """
+    modules: dict[str, str] = {}
+    for text in given:
+        name, sign, path = text.partition("=")
+        if text.startswith("{"):
+            try:
+                module = msgspec.json.decode(text, type=_Module)
+            except msgspec.DecodeError as error:
+                raise InvalidConfig(f"--lora-modules: {error}") from error
+            name, path = module.name, module.path
+        elif not sign:
+            raise InvalidConfig(f"--lora-modules takes name=path, got {text!r}")
+        if not name or not path or name in modules:
+            raise InvalidConfig(f"--lora-modules: {text!r} has no name, no path, or a name that is taken")
+        modules[name] = path
+    return modules
+
+
+class _Module(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    path: str
+    base_model_name: str | None = None
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -61,8 +61,9 @@ def test_flags_of_others_set_ours():
 
 
 def test_what_is_not_there_is_refused_with_the_reason(capsys):
-    assert refusal(capsys, "--enable-lora") == (
-        "tokenmill serve: --enable-lora is not supported, because adapters (LoRA) are not served"
+    assert refusal(capsys, "--enable-moe-shared-loras") == (
+        "tokenmill serve: --enable-moe-shared-loras is not supported, because adapters are of dense layers of texts, "
+        "named by --lora-modules"
     )
     assert refusal(capsys, "m", "--pp", "2").endswith("(1 changes nothing)")
     assert "a field of --speculative-config" in refusal(capsys, "--spec-model", "some/draft")

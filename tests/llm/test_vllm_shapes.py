@@ -285,7 +285,7 @@ def test_priority(folder):
         (lambda llm: llm.generate("x", use_tqmd=False), TypeError, "did you mean use_tqdm"),
         (lambda llm: llm.stream("x", chat_template_kwarg={}), TypeError, "did you mean chat_template_kwargs"),
         (lambda llm: llm.embed("x", temperature=1), TypeError, "no argument 'temperature'"),
-        (lambda llm: llm.generate("x", lora_request=object()), TypeError, "lora_request=.* is not supported"),
+        (lambda llm: llm.generate("x", lora_request=object()), InvalidRequest, "not a LoRARequest, but object"),
         (lambda llm: llm.chat(CONVERSATION, chat_template="x"), TypeError, "chat_template='x' is not supported"),
         (lambda llm: llm.chat("Hello"), InvalidRequest, "a list of messages"),
         (lambda llm: llm.generate(CONVERSATION), InvalidRequest, "conversations are for chat"),

@@ -11,6 +11,7 @@ import numpy as np
 
 from tests.scheduler.drafters import KnowingDrafter
 from tests.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output, next_token
+from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.request import FinishReason, Request, RequestStatus, TokenArray
@@ -48,6 +49,8 @@ class Settings:
     watchdog: Path | None = None
     gates: tuple[Gate, ...] = ()
     transfers: TransferSettings | None = None
+    max_loras: int = 0
+    lora_patience: int = 8
     connect: Callable[[Harness], TransferDesk] | None = None
 
 
@@ -95,7 +98,15 @@ class Harness:
     def __init__(self, settings: Settings | None = None, **overrides: object) -> None:
         self.settings = s = settings or Settings(**overrides)  # type: ignore[arg-type]
         config = SchedulerConfig(
-            s.max_num_seqs, s.budget, s.threshold, s.chunked, s.policy, s.batch_policy, s.admission
+            s.max_num_seqs,
+            s.budget,
+            s.threshold,
+            s.chunked,
+            s.policy,
+            s.batch_policy,
+            s.admission,
+            max_loras=s.max_loras,
+            lora_patience=s.lora_patience,
         )
         self.header = LogHeader(
             scheduler=config,
@@ -136,9 +147,10 @@ class Harness:
         status: RequestStatus = RequestStatus.WAITING,
         **params: object,
     ) -> str:
-        """Send a request; its id is its number. `params`: of sampling, and `is_background`."""
+        """Send a request; its id is its number. `params`: of sampling, `is_background`, `adapter`."""
         is_background = bool(params.pop("is_background", False))
         request_id = str(len(self.records))
+        adapter = params.pop("adapter", None)
         kv_transfer_params = params.pop("kv_transfer_params", None)
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.settings.eos)
@@ -154,6 +166,7 @@ class Harness:
             pooling=pooling,
             is_background=is_background,
             kv_transfer_params=kv_transfer_params,  # type: ignore[arg-type]
+            adapter=None if adapter is None else AdapterRef(str(adapter), "", f"digest-{adapter}"),
         )
         self.collect(self.engine.add(message, status))
         return request_id

@@ -30,6 +30,8 @@ class SchedulerTrace(RuleBasedStateMachine):
         depth=st.sampled_from([1, 2, 4]),
         drafts=st.sampled_from([0, 0, 4]),
         eos=st.frozensets(st.integers(0, 49), max_size=6),
+        max_loras=st.integers(1, 3),
+        lora_patience=st.integers(1, 6),
     )
     def start(self, num_pages: int, page_size: int, **overrides: object) -> None:
         self.held: list[str] = []
@@ -50,6 +52,10 @@ class SchedulerTrace(RuleBasedStateMachine):
     )
     def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str, tenant: str, lower: bool) -> None:
         self.harness.add(prompt, max_tokens, priority=priority, salt=salt, tenant=tenant, is_background=lower)
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 16), adapter=st.integers(0, 5), tenant=tenants)
+    def add_with_adapter(self, prompt: list[int], max_tokens: int, adapter: int, tenant: str) -> None:
+        self.harness.add(prompt, max_tokens, tenant=tenant, adapter=adapter)
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 16), salt=st.sampled_from(["", "s"]), tenant=tenants)
     def add_with_prompt_logprobs(self, prompt: list[int], max_tokens: int, salt: str, tenant: str) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tokenmill.kernels.adapters import AdapterRows
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceLens:
@@ -39,6 +41,7 @@ class ForwardBatch:
         query_starts: [B + 1] int32 on the host, exclusive prefix sum of `query_lens`.
         output_indices: [S] int64, increasing: which of the T tokens have an output (the last one of each request that
             samples).
+        adapters: which of the tokens run with which adapters; None: all with the base model alone.
         lens: the lengths on the device, where they were sent along with the rest; None: not yet.
     """
 
@@ -51,3 +54,4 @@ class ForwardBatch:
     query_starts: npt.NDArray[np.int32]
     output_indices: torch.Tensor
     lens: DeviceLens | None = None
+    adapters: AdapterRows | None = None

@@ -30,6 +30,7 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         ("", f"room for {_amount(full_requests)} of the full {ready.max_model_len:,} tokens"),
         ("a step", f"up to {ready.max_num_seqs:,} requests and {ready.max_num_batched_tokens:,} tokens"),
         *([("speculation", ready.speculation)] if ready.speculation else []),
+        *([("adapters", _adapters(ready))] if ready.max_loras else []),
         ("threads", f"{ready.num_threads} ({ready.threads_reason})"),
         *([("engines", f"{num_engines}, each as above; requests go by {policy}")] if num_engines > 1 else []),
         ("API", f"{url}/v1"),
@@ -40,6 +41,11 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         lines.append(("metrics", f"{url}/metrics {how}"))
     warning = open_to_all(server)
     return lines if warning is None else [*lines, ("open to all", warning)]
+
+
+def _adapters(ready: EngineReady) -> str:
+    names = ", ".join(f"{adapter.name} (rank {adapter.rank})" for adapter in ready.adapters) or "none yet"
+    return f"{names}; up to {ready.max_loras} in a step"
 
 
 def open_to_all(server: ServerConfig) -> str | None:

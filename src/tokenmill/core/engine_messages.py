@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.histogram import Histogram
 from tokenmill.core.live import LiveReport
 from tokenmill.core.part_messages import EngineMessage
@@ -24,6 +25,7 @@ class EngineReady(EngineMessage, kw_only=True):
     """The engine serves. Everything the start-up screen and the text workers need to know of it.
 
     `fingerprint`: of the model whose KV it is; see `CacheKey`. `takes_transfer_params`: clients may speak to sources.
+    `adapters`: those that it was started with; `max_loras`: how many may be in use at a time, 0: none.
     """
 
     model: str
@@ -50,6 +52,8 @@ class EngineReady(EngineMessage, kw_only=True):
     weights_source: str = ""
     fingerprint: str = ""
     takes_transfer_params: bool = False
+    adapters: list[AdapterRef] = msgspec.field(default_factory=list)
+    max_loras: int = 0
 
 
 class EngineStats(EngineMessage, kw_only=True):
@@ -64,6 +68,7 @@ class EngineStats(EngineMessage, kw_only=True):
         step_tokens, step_seconds: sizes of the steps, and their seconds by part.
         num_drafts, num_draft_tokens, num_accepted_tokens: what speculation proposed and what was kept of it.
         num_accepted_per_position: how often the first token of a draft was kept, the first two, and so on.
+        running_adapters, waiting_adapters: names of those that requests run with and wait with.
         num_loaded_tokens, num_stored_tokens: whose KV came from elsewhere, and was stored there.
     """
 
@@ -91,6 +96,8 @@ class EngineStats(EngineMessage, kw_only=True):
     num_accepted_per_position: list[int] = msgspec.field(default_factory=list)
     num_loaded_tokens: int = 0
     num_stored_tokens: int = 0
+    running_adapters: list[str] = msgspec.field(default_factory=list)
+    waiting_adapters: list[str] = msgspec.field(default_factory=list)
 
 
 class Done(EngineMessage):
@@ -100,12 +107,21 @@ class Done(EngineMessage):
     is_done: bool
 
 
+class AdapterSeen(EngineMessage):
+    """Reply to `LookAtAdapter`: the adapter, or why it cannot be served."""
+
+    id: str
+    adapter: AdapterRef | None
+    error: str = ""
+
+
 class RequestState(msgspec.Struct, kw_only=True):
     """How one request is doing; see `Request` for the words.
 
     Attributes:
         wait_reason: why it was not part of the last step; empty while it runs.
         engine: the index of the one that has it; None: none yet.
+        adapter: the name of its adapter; None: it runs on the base model.
     """
 
     id: str
@@ -120,6 +136,7 @@ class RequestState(msgspec.Struct, kw_only=True):
     num_preemptions: int
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    adapter: str | None = None
 
 
 class RequestStates(EngineMessage):
@@ -129,4 +146,4 @@ class RequestStates(EngineMessage):
     states: list[RequestState]
 
 
-EngineReply = Done | RequestStates | LiveReport
+EngineReply = Done | RequestStates | AdapterSeen | LiveReport

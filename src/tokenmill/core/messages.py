@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.answer import AnswerPiece
 from tokenmill.core.api_messages import ForSibling, FromSibling
 from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineReply, EngineStats
@@ -59,6 +60,7 @@ class GenerateText(Message, kw_only=True):
         session: calls of one session go to one engine while it lives; empty: none.
         is_background: it runs beside requests that somebody waits for, never before one.
         kv_transfer_params: what the client says to the sources of KV.
+        adapter: what is added to the model's matrices; None: nothing is.
         resumed: the text worker that had the call has died. The tokens of each delta that the client has been sent, by
             the ids of the requests that are still open.
     """
@@ -82,6 +84,7 @@ class GenerateText(Message, kw_only=True):
     session: str = ""
     is_background: bool = False
     kv_transfer_params: dict[str, Any] | None = None
+    adapter: AdapterRef | None = None
     resumed: dict[str, list[list[int]]] | None = None
 
 
@@ -120,6 +123,7 @@ class AddRequest(Message, kw_only=True):
         worker: the inbox of the text worker that its outputs go to.
         num_missing_tokens: those whose KV the engine did not have when it was chosen, as far as was known; 0: all.
         kv_transfer_params: what the client says to the sources of KV; their own business.
+        adapter: what is added to the model's matrices; None: nothing is.
     """
 
     id: str
@@ -137,6 +141,7 @@ class AddRequest(Message, kw_only=True):
     num_missing_tokens: int = 0
     is_background: bool = False
     kv_transfer_params: dict[str, Any] | None = None
+    adapter: AdapterRef | None = None
 
 
 # --- API -> engine ------------------------------------------------------------------------------------------------
@@ -158,6 +163,14 @@ class ResetPrefixCache(Message):
 
     id: str
     preempt_running: bool
+
+
+class LookAtAdapter(Message):
+    """Read an adapter; answered with `AdapterSeen`."""
+
+    id: str
+    name: str
+    path: str
 
 
 class ExplainRequests(Message):
@@ -270,7 +283,7 @@ class Decoded(Message):
 
 TextMessage = GenerateText | AbortRequests | EncodeText | DecodeTokens | StepOutputs | EngineReady | EngineNews
 ToWorker = TextMessage | EngineReport | Ping
-EngineControl = SetPaused | ResetPrefixCache | ExplainRequests | ShowTurns
+EngineControl = SetPaused | ResetPrefixCache | ExplainRequests | LookAtAdapter | ShowTurns
 ToEngine = AddRequest | AbortRequests | LeaveWorker | EngineControl | Ping
 ToReporter = ToEngine | WatchEngine
 FromWorker = TextOutputs | RequestRejected | Encoded | Decoded

@@ -19,9 +19,14 @@ _FACTOR = 0x5851F42D4C957F2D
 _MOST_TOKENS = 256
 
 
+def key_parts(key: CacheKey) -> tuple[str, ...]:
+    """What names of pages begin with; without an adapter as if there were none anywhere."""
+    return key if key.adapter else key[:2]
+
+
 def first_name(key: CacheKey) -> int:
     """What stands for the name of a page before the first."""
-    return int.from_bytes(blake2b("/".join(key).encode(), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(blake2b("/".join(key_parts(key)).encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def page_names(tokens: TokenArray, page_size: int, before: int) -> list[int]:

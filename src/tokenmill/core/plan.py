@@ -32,6 +32,7 @@ class AdmittedRequest:
         stop_token_ids: ids to mask while fewer than `params.min_tokens` tokens are out.
         seed: the seed its draws are keyed by; never None here.
         pooling: "mean" or "last": a vector is wanted for its prompt; "": none.
+        adapter: digest of its adapter; "": none. adapter_slot: where that is to stand, from 0.
     """
 
     row: int
@@ -42,6 +43,8 @@ class AdmittedRequest:
     stop_token_ids: tuple[int, ...]
     seed: int
     pooling: str = ""
+    adapter: str = ""
+    adapter_slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)

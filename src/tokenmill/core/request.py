@@ -31,6 +31,7 @@ class RequestStatus(enum.Enum):
 
     WAITING = "waiting"
     WAITING_FOR_GRAMMAR = "waiting_for_grammar"
+    WAITING_FOR_ADAPTER = "waiting_for_adapter"
     WAITING_FOR_REMOTE_KV = "waiting_for_remote_kv"
     WAITING_FOR_INPUT = "waiting_for_input"
     RUNNING = "running"
@@ -48,9 +49,8 @@ class FinishReason(enum.StrEnum):
 
 
 _S = RequestStatus
-# What an event from outside ends; nothing else does.
-WAITING_FOR_EVENT = frozenset({_S.WAITING_FOR_GRAMMAR, _S.WAITING_FOR_REMOTE_KV})
-# Where a request may begin.
+# What an event from outside ends, and where a request may begin.
+WAITING_FOR_EVENT = frozenset({_S.WAITING_FOR_GRAMMAR, _S.WAITING_FOR_ADAPTER, _S.WAITING_FOR_REMOTE_KV})
 ARRIVING = WAITING_FOR_EVENT | {_S.WAITING}
 _LEGAL: dict[RequestStatus, frozenset[RequestStatus]] = {
     _S.WAITING: frozenset({_S.RUNNING, _S.WAITING_FOR_REMOTE_KV, _S.FINISHED}),
@@ -70,10 +70,12 @@ class CacheKey(NamedTuple):
     Attributes:
         model: fingerprint of the weights and of how they and the KV are stored.
         salt: chosen by the client; who does not know it shares nothing.
+        adapter: digest of the adapter's files; "": the base model alone.
     """
 
     model: str = ""
     salt: str = ""
+    adapter: str = ""
 
 
 _COMMON = CacheKey()
@@ -219,8 +221,7 @@ class Request:
         self.num_cached_tokens = 0
         self.num_charged_tokens = 0
         self.num_preemptions = 0
-        self.num_draft_tokens = 0
-        self.num_accepted_tokens = 0
+        self.num_draft_tokens = self.num_accepted_tokens = 0
         self.proposal: Proposal | None = None
         self.num_reported_tokens = 0
         self.num_inflight_steps = 0
@@ -239,7 +240,7 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Committed output tokens."""
+        """Committed output."""
         return self.num_tokens - self.num_prompt_tokens
 
     @property
@@ -270,7 +271,7 @@ class Request:
     @property
     def awaits_step(self) -> bool:
         """True if the outcome of a launched step still concerns it: it has not ended or paused since the launch."""
-        return self.status is RequestStatus.RUNNING or self.status is RequestStatus.PREEMPTED
+        return self.status is _S.RUNNING or self.status is _S.PREEMPTED
 
     @property
     def is_paused(self) -> bool:
@@ -379,8 +380,7 @@ class Request:
         self.proposal = None
         self.params = turn.params
         self.is_resumable = not turn.is_last
-        self.finish_reason = None
-        self.stop_reason = None
+        self.finish_reason = self.stop_reason = None
 
     def _end_turn(self, reason: FinishReason, stop_reason: int | None = None) -> None:
         if not self.is_resumable:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tokenmill.core.adapters import digest_of
 from tokenmill.core.engine_messages import EngineStats
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import AddRequest, TokenOutput
@@ -29,6 +30,7 @@ from tokenmill.runner.executor import Executor
 from tokenmill.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from tokenmill.adapters.cache import AdapterCache
     from tokenmill.transfer.desk import TransferDesk
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class Engine:
         is_idle: the last `step` found nothing to do, though `has_work` may be true: what waits, waits for something
             from outside.
         is_paused: no step is launched; those that run are committed.
+        adapters: where it keeps adapters; None: it has none.
         num_arrived: requests so far; draws of those that bring no seed are keyed by it.
     """
 
@@ -88,6 +91,7 @@ class Engine:
         self._observer = observer or Observer()
         self._gates = Gates(gates)
         self._desk = desk
+        self.adapters: AdapterCache | None = None
         self.num_arrived = 0
 
     @property
@@ -108,6 +112,8 @@ class Engine:
             # Whatever was answered under this id would be taken for the other's.
             logger.error("a second request came under the id %s and was dropped", message.id)
             return []
+        if message.adapter is not None and not self.scheduler.adapters.num_slots:
+            return [_refused(message.id, InvalidRequest("adapters need an engine started with --enable-lora", "model"))]
         room = self.limits.max_model_len - len(message.prompt_token_ids)
         if not message.prompt_token_ids or room < 1:
             error = f"the prompt has {len(message.prompt_token_ids)} tokens; 1 to {self.limits.max_model_len - 1} fit"
@@ -139,7 +145,7 @@ class Engine:
             max_tokens_total=len(message.prompt_token_ids) + max_tokens,
             stop_token_ids=stop_ids,
             priority=message.priority,
-            cache_key=CacheKey(self.limits.fingerprint, message.cache_salt),
+            cache_key=CacheKey(self.limits.fingerprint, message.cache_salt, digest_of(message.adapter)),
             tenant=message.tenant,
             is_resumable=message.is_resumable,
             pooling=message.pooling,
@@ -321,9 +327,19 @@ class Engine:
             num_draft_tokens=drafts.num_draft_tokens,
             num_accepted_tokens=sum(drafts.accepted_per_position),
             num_accepted_per_position=list(drafts.accepted_per_position),
+            running_adapters=self._adapters_of(is_running=True),
+            waiting_adapters=self._adapters_of(is_running=False),
             num_loaded_tokens=0 if transfers is None else transfers.num_loaded_tokens,
             num_stored_tokens=0 if transfers is None else transfers.num_stored_tokens,
         )
+
+    def _adapters_of(self, is_running: bool) -> list[str]:
+        """Names of the adapters of requests that run, or of those that wait."""
+        if self.adapters is None:
+            return []
+        requests = [request for request in self.scheduler.requests.values() if request.cache_key.adapter]
+        names = [self.adapters.name_of(request.id) for request in requests if request.is_running == is_running]
+        return sorted({name for name in names if name is not None})
 
     def close(self) -> None:
         """Wait for launched steps, let the executor go and finish the log."""

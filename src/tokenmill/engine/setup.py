@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenmill.adapters.cache import AdapterCache
+from tokenmill.adapters.rows import RowAdapters
+from tokenmill.adapters.start import adapter_cache, first_adapters
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.config import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
@@ -113,6 +116,8 @@ def _build(
         fingerprint(model.folder, config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size)),
     )
     grammars = grammar_cache(config, model.folder, limits)
+    adapters = adapter_cache(config, platform, model.decoder, model.kernels)
+    named = first_adapters(config, adapters)
     available = None
     if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
         with timer.phase("measuring a step"):
@@ -121,7 +126,7 @@ def _build(
         size = size_kv(config, platform, model, available)
         memory = allocate(config, platform, model.architecture, model.attention, size, model.draft)
     limits = dataclasses.replace(limits, max_model_len=size.max_model_len)
-    runner = make_runner(config, platform, model, memory, grammars)
+    runner = make_runner(config, platform, model, memory, grammars, adapters)
     graphs = _capture(platform, runner, timer)
     on_thread = config.async_scheduling and not platform.is_accelerator
     executor: Executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
@@ -139,9 +144,19 @@ def _build(
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
     scheduler = header.make_scheduler(events)
     executor, desk = (executor, None) if connection is None else connection.join(scheduler, executor)
-    engine = Engine(scheduler, executor, limits, header.depth, Observer(log), [grammars], desk)
+    engine = Engine(
+        scheduler,
+        executor,
+        limits,
+        header.depth,
+        Observer(log),
+        [grammars] if adapters is None else [grammars, adapters],
+        desk,
+    )
+    engine.adapters = adapters
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
     ready.fingerprint = limits.fingerprint
+    ready.adapters, ready.max_loras = named, config.max_loras if config.enable_lora else 0
     ready.takes_transfer_params = connection is not None and connection.takes_params
     ready.speculation = describe_speculation(header.speculation, model.draft)
     return BuiltEngine(engine, ready, take_memory(config, platform, memory), model)
@@ -220,13 +235,19 @@ def _pass_reason(model: LoadedModel, memory: StepMemory) -> str:
 
 
 def make_runner(
-    config: EngineConfig, platform: Platform, model: LoadedModel, memory: StepMemory, grammars: GrammarCache
+    config: EngineConfig,
+    platform: Platform,
+    model: LoadedModel,
+    memory: StepMemory,
+    grammars: GrammarCache,
+    adapters: AdapterCache | None = None,
 ) -> ModelRunner:
     """What a step is on the platform."""
     on_host = not platform.is_accelerator
     proposes = speculation_of(config, platform) is not None
     masks = GrammarRows(grammars.template, model.architecture.vocab_size, on_host, proposes)
-    rows, attention = RowState(memory.tables, memory.sampling, masks), memory.attention
+    of_rows = None if adapters is None else RowAdapters(config.max_num_seqs, adapters.find)
+    rows, attention = RowState(memory.tables, memory.sampling, masks, of_rows), memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)
     own = in_one_call(model.decoder, attention)
@@ -319,4 +340,5 @@ def scheduler_config(config: EngineConfig, size: KVSize) -> SchedulerConfig:
         batch_policy=config.batch_policy,
         admission=config.admission,
         seed=config.seed,
+        max_loras=config.max_loras if config.enable_lora else 0,
     )

@@ -181,6 +181,7 @@ class TextProcessor:
                     session=message.session,
                     is_background=message.is_background,
                     kv_transfer_params=message.kv_transfer_params,
+                    adapter=message.adapter,
                 )
             )
         return requests

@@ -54,7 +54,7 @@ class NativeKernels(TorchKernels):
         return self._arena.take(size * self.dtype.itemsize).view(self.dtype)
 
     def _format(self, role: WeightRole) -> PackedFormat:
-        if role is WeightRole.ROUTER:
+        if role in (WeightRole.ROUTER, WeightRole.ADAPTER):
             return PackedFormat.BF16
         is_vocabulary = role in (WeightRole.EMBEDDING, WeightRole.HEAD)
         return self.formats.vocabulary if is_vocabulary else self.formats.layers

@@ -16,6 +16,8 @@ from tokenmill.quantization.packed import PackedFormat, QuantizedRows, Rows, den
 if TYPE_CHECKING:
     from tokenmill._native import Kernels, Packed
 
+# Rows of a panel.
+LANES = 16
 GROUP = 32
 """Inputs that share a scale in int4; a checkpoint's groups are taken as they are if they are multiples of it."""
 
@@ -41,7 +43,7 @@ class PackedWeight:
     Args:
         kernels: the native kernels that fill and multiply it.
         shape: out_size, in_size.
-        role: a GATE_UP matrix is laid out for `silu_and_mul` and can do nothing else.
+        role: a GATE_UP matrix is laid out for `silu_and_mul`, and multiplied in two halves for rows with adapters.
         format: how the weights are stored.
         has_memory: False for a matrix that is only to tell its size.
         arena: where its bytes lie, which are zeros or those of an equal matrix; None: in memory of its own.
@@ -114,7 +116,20 @@ class PackedWeight:
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `LinearWeight.multiply`."""
+        if self._is_gated:
+            return self._halves(x, bias)
         return self._linear(x, torch.empty(x.shape[0], self.shape[0], dtype=torch.bfloat16), bias)
+
+    def _halves(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """gate and up side by side, [T, out_size]: their panels take turns, and so do columns of a plain product."""
+        half = self.shape[0] // 2
+        stored = -(-half // LANES) * LANES
+        plain: Packed = importlib.import_module(MODULE).Packed(self._format, 2 * stored, self.shape[1], False)
+        plain.place(self._memory.data_ptr())
+        sums = self._linear(x, torch.empty(x.shape[0], 2 * stored), None, plain)
+        pairs = sums.view(x.shape[0], stored // LANES, 2, LANES).transpose(1, 2).reshape(x.shape[0], 2, stored)
+        sums = pairs[:, :, :half].reshape(x.shape[0], 2 * half)
+        return (sums if bias is None else sums.add_(bias.float())).to(torch.bfloat16)
 
     def silu_and_mul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `LinearWeight.silu_and_mul`."""
@@ -145,12 +160,14 @@ class PackedWeight:
         self._kernels.lookup(self.packed, ids.data_ptr(), ids.shape[0], out.data_ptr())
         return out
 
-    def _linear(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _linear(
+        self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, packed: Packed | None = None
+    ) -> torch.Tensor:
         x = self._checked(x)
         if bias is not None and (bias.dtype != torch.bfloat16 or not bias.is_contiguous()):
             bias = bias.to(torch.bfloat16).contiguous()
         self._kernels.linear(
-            self.packed,
+            packed or self.packed,
             x.data_ptr(),
             x.shape[0],
             x.stride(0),

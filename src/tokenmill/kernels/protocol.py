@@ -24,6 +24,7 @@ class WeightRole(Enum):
     EMBEDDING = "embedding"  # looked up, and the output head where the two are tied
     HEAD = "head"  # the output head: one row per token of the vocabulary
     ROUTER = "router"  # small, and its errors send tokens to other experts
+    ADAPTER = "adapter"  # small, and added to what a matrix of fewer bits gives
 
 
 class LinearWeight(Protocol):

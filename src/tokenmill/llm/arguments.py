@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from tokenmill.config import EngineConfig
+from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.messages import GenerateText
 from tokenmill.core.names import refuse_unknown
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.demo import demo_model_path
+from tokenmill.llm.adapters import LoRARequest
 
 _C = TypeVar("_C", bound=type)
 
@@ -37,6 +39,7 @@ class ChatOptions(TypedDict, total=False):
         add_generation_prompt: let the answer begin; so it is unless the last message is continued.
         continue_final_message: leave the last message open, so that the model goes on with it.
         priority: for all conversations, or one for each.
+        lora_request: the adapter of all conversations, or one for each.
     """
 
     tools: list[dict[str, Any]] | None
@@ -44,6 +47,7 @@ class ChatOptions(TypedDict, total=False):
     add_generation_prompt: bool
     continue_final_message: bool
     priority: Priority
+    lora_request: LoRARequest | Sequence[LoRARequest | None] | None
 
 
 def template_options(options: ChatOptions) -> dict[str, Any]:
@@ -135,12 +139,17 @@ def prompt_fields(prompt: Any) -> dict[str, Any]:
 
 
 def generate_text(
-    prompt: Prompt | Conversation, params: SamplingParams, template: Mapping[str, Any], priority: int
+    prompt: Prompt | Conversation,
+    params: SamplingParams,
+    template: Mapping[str, Any],
+    priority: int,
+    adapter: AdapterRef | None = None,
 ) -> GenerateText:
     """What starts the requests of a prompt.
 
     Args:
         template: `tools`, and what else a chat template gets.
+        adapter: what they run with; None: the base model.
 
     Raises:
         InvalidRequest: it is none, or an argument would have no effect.
@@ -158,4 +167,5 @@ def generate_text(
     if priority:
         fields["priority"] = priority
     ids = [uuid.uuid4().hex for _ in range(params.n)]
-    return GenerateText(ids=ids, params=params, wants_prompt=params.prompt_logprobs is not None, **fields)
+    wants_prompt = params.prompt_logprobs is not None
+    return GenerateText(ids=ids, params=params, wants_prompt=wants_prompt, adapter=adapter, **fields)

@@ -17,6 +17,7 @@ from tokenmill.core.messages import TextOutput
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.frontend.chat_template import load_chat_template
 from tokenmill.llm import arguments
+from tokenmill.llm.adapters import LoRARequest
 from tokenmill.llm.arguments import ChatOptions, Chats, Conversation, Priority, Prompt, Prompts
 from tokenmill.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from tokenmill.llm.local_engine import LocalEngine
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 AnyPrompt = Prompt | Conversation
 OneParams = SamplingParams | None
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 EachParams = OneParams | Sequence[SamplingParams]
 
 
@@ -60,13 +62,20 @@ class LLM:
         self._default_params = SamplingParams(**default_sampling(Path(self.info.model)))
 
     def generate(
-        self, prompts: Prompts, sampling_params: EachParams = None, use_tqdm: bool = True, *, priority: Priority = None
+        self,
+        prompts: Prompts,
+        sampling_params: EachParams = None,
+        use_tqdm: bool = True,
+        *,
+        lora_request: Adapters = None,
+        priority: Priority = None,
     ) -> list[RequestOutput]:
         """Continue each prompt: a text, a list of token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`.
 
         Args:
             sampling_params: for all prompts, or one for each; None: see `get_default_sampling_params`.
             use_tqdm: show how far it is.
+            lora_request: the adapter of all prompts, or one for each (`enable_lora=True`).
             priority: for all prompts, or one for each; lower runs first (`scheduling_policy="priority"`).
 
         Returns:
@@ -75,7 +84,7 @@ class LLM:
         Raises:
             InvalidRequest: a prompt that can never run; nothing has been generated then.
         """
-        return self._run(arguments.split(prompts, int), sampling_params, use_tqdm, priority)
+        return self._run(arguments.split(prompts, int), sampling_params, use_tqdm, priority, lora_request)
 
     def chat(
         self, messages: Chats, sampling_params: EachParams = None, use_tqdm: bool = True, **options: Unpack[ChatOptions]
@@ -85,7 +94,7 @@ class LLM:
         Args:
             sampling_params, use_tqdm: as for `generate`.
             options: `tools`, `chat_template_kwargs`, `add_generation_prompt` and `continue_final_message`, see
-                `ChatOptions`; and `priority`.
+                `ChatOptions`; `priority` and `lora_request`.
 
         Raises:
             InvalidRequest: as `generate`, or the template refuses the messages.
@@ -93,15 +102,18 @@ class LLM:
         batch = arguments.split(messages, dict)
         if not all(isinstance(one, list) for one in batch):
             raise InvalidRequest("messages must be a list of messages, or a list of such lists", "messages")
-        priority, template = options.pop("priority", None), arguments.template_options(options)
-        return self._run(batch, sampling_params, use_tqdm, priority, template_options=template)
+        priority, adapters = options.pop("priority", None), options.pop("lora_request", None)
+        template = arguments.template_options(options)
+        return self._run(batch, sampling_params, use_tqdm, priority, adapters, template_options=template)
 
     def stream(
         self, prompt: AnyPrompt, sampling_params: OneParams = None, **options: Unpack[ChatOptions]
     ) -> Iterator[TextOutput]:
         """Continue one prompt or conversation, delta by delta. Leaving the loop early aborts the request."""
         (rank,) = arguments.one_each("priority", options.pop("priority", None), 1)
-        output = self.submit(prompt, sampling_params, arguments.template_options(options), priority=rank or 0)
+        (adapter,) = arguments.one_each("lora_request", options.pop("lora_request", None), 1)
+        template = arguments.template_options(options)
+        output = self.submit(prompt, sampling_params, template, priority=rank or 0, lora_request=adapter)
         try:
             while not output.finished:
                 yield from [delta for delta in self.step() if delta.id in output.request_ids]
@@ -161,12 +173,13 @@ class LLM:
         template_options: dict[str, Any] | None = None,
         priority: int = 0,
         pooling: str = "",
+        lora_request: LoRARequest | None = None,
     ) -> RequestOutput:
         """Add a prompt to those that `step` advances. The result fills up as they go; see `finished`.
 
         Args:
             template_options: of a conversation: `tools`, and variables of the chat template.
-            priority, pooling: as for `generate` and `embed`.
+            priority, pooling, lora_request: as for `generate` and `embed`.
 
         Raises:
             InvalidRequest: it can never run.
@@ -174,7 +187,8 @@ class LLM:
         params = self._default_params if sampling_params is None else sampling_params
         if priority and self._config.scheduling_policy in ("fair", "fcfs"):
             raise InvalidRequest('priority needs LLM(scheduling_policy="priority")', "priority")
-        message = arguments.generate_text(prompt, params, template_options or {}, priority)
+        adapter = self._local.adapters.find(lora_request)
+        message = arguments.generate_text(prompt, params, template_options or {}, priority, adapter)
         message.pooling = pooling or message.pooling
         text = prompt.get("prompt") if isinstance(prompt, dict) else message.text
         continuations = [CompletionOutput(index) for index in range(params.n)]
@@ -245,14 +259,21 @@ class LLM:
         self.close()
 
     def _run(
-        self, batch: list[Any], params: EachParams, use_tqdm: bool, priority: Priority = None, **wishes: Any
+        self,
+        batch: list[Any],
+        params: EachParams,
+        use_tqdm: bool,
+        priority: Priority = None,
+        adapters: Adapters = None,
+        **wishes: Any,
     ) -> list[RequestOutput]:
         own_params = arguments.one_each("sampling_params", params, len(batch))
         priorities = arguments.one_each("priority", priority, len(batch))
+        own_adapters = arguments.one_each("lora_request", adapters, len(batch))
         outputs: list[RequestOutput] = []
         try:
-            for prompt, own, rank in zip(batch, own_params, priorities, strict=True):
-                outputs.append(self.submit(prompt, own, priority=rank or 0, **wishes))
+            for prompt, own, rank, adapter in zip(batch, own_params, priorities, own_adapters, strict=True):
+                outputs.append(self.submit(prompt, own, priority=rank or 0, lora_request=adapter, **wishes))
             unfinished = outputs
             with ProgressBar(len(outputs), use_tqdm) as progress:
                 while unfinished:

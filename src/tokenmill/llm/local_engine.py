@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tokenmill.config import EngineConfig
 from tokenmill.core import messages
+from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidRequest, TokenMillError
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
@@ -19,6 +20,7 @@ from tokenmill.engine.loading import LoadedModel
 from tokenmill.engine.setup import BuiltEngine, build_engine
 from tokenmill.frontend.text_processor import Routed, load_text_processor
 from tokenmill.ipc.interrupts import interrupts_deferred
+from tokenmill.llm.adapters import NamedAdapters
 from tokenmill.llm.outputs import RequestOutput
 from tokenmill.llm.session import Session
 from tokenmill.platform.select import select_platform
@@ -41,6 +43,7 @@ class LocalEngine:
     Attributes:
         info: what was built, and is built again at the same size.
         tokenizer: the model's.
+        adapters: those that calls have named.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -53,6 +56,7 @@ class LocalEngine:
         self._text.process(self.info)
         self.tokenizer = self._text.tokenizer
         self._open: dict[str, _Open] = {}
+        self.adapters = NamedAdapters(self._look_at)
         # Asleep there is no engine; in the deeper sleep there is no model either.
         self._built: BuiltEngine | None = built
         self._model: LoadedModel | None = built.model
@@ -170,6 +174,11 @@ class LocalEngine:
         self.abort([entry.output for entry in self._open.values()])
         if self._built is not None:
             self._built.engine.close()
+
+    def _look_at(self, name: str, path: str) -> AdapterRef:
+        if self.engine.adapters is None:
+            raise InvalidRequest("lora_request needs LLM(enable_lora=True)", "lora_request")
+        return self.engine.adapters.look_at(name, path)
 
     def _deliver(self, message: messages.TextMessage) -> list[messages.TextOutput]:
         """Let the text processor handle a message and pass on what it led to; returns the texts."""

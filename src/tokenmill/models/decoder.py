@@ -72,10 +72,11 @@ class Decoder:
         if self.architecture.embedding_multiplier != 1:
             hidden.mul_(self.architecture.embedding_multiplier)
         stream = ResidualStream(hidden)
-        for layer in self.layers[:-1]:
-            layer.forward(stream, attention, plan)
+        adapted = [None if batch.adapters is None else batch.adapters.layer(i) for i in range(len(self.layers))]
+        for layer, own in zip(self.layers[:-1], adapted, strict=False):
+            layer.forward(stream, attention, plan, None, own)
         every = len(batch.output_indices) == len(batch.token_ids)
-        self.layers[-1].forward(stream, attention, plan, None if every else batch.output_indices)
+        self.layers[-1].forward(stream, attention, plan, None if every else batch.output_indices, adapted[-1])
         return stream.normed(self.final_norm)
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.heads import RotaryTables
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.architecture import LayerSpec, MoeSpec, RopeSpec
@@ -68,20 +69,27 @@ class Layer:
             self.mlp = MLP(spec.mlp, hidden_size, kernels, collective)
 
     def forward(
-        self, stream: ResidualStream, attention: AttentionBackend, plan: Any, only: torch.Tensor | None = None
+        self,
+        stream: ResidualStream,
+        attention: AttentionBackend,
+        plan: Any,
+        only: torch.Tensor | None = None,
+        adapted: AdaptedLayer | None = None,
     ) -> None:
         """Pass the stream through this layer's two blocks.
 
         Args:
             only: [S] int64, the tokens that are wanted afterwards: the stream then holds just these, and once they
                 have been attended to, nothing is computed for the others. None: all.
+            adapted: which of the tokens have adapters; None: none has.
         """
-        attended = self.attention.attend(stream.normed(self.attention_norm), attention, plan)
+        attended = self.attention.attend(stream.normed(self.attention_norm), attention, plan, adapted)
         if only is not None:
             attended, stream.hidden = attended.index_select(0, only), stream.hidden.index_select(0, only)
+            adapted = None if adapted is None else adapted.keep(only)
         stream.scale = self.spec.residual_multiplier
-        stream.delta = self.attention.output.forward(attended)
-        stream.delta = self.mlp.forward(stream.normed(self.mlp_norm))
+        stream.delta = self.attention.output.forward(attended, adapted)
+        stream.delta = self.mlp.forward(stream.normed(self.mlp_norm), adapted)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this layer."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.protocol import Kernels, WeightRole
 from tokenmill.models.targets import Target, TargetScope
 from tokenmill.parallel.collective import ALONE, Collective
@@ -49,13 +50,25 @@ class Linear:
         """Which of the outputs of all ranks are this one's; of several projections, of the first."""
         return next(iter(self.parts.values()))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in_size] -> [T, sum of part sizes], or the outputs of all ranks."""
-        return self._collective.columns(self.weight.multiply(x, self.bias), self.columns)
+    @property
+    def role(self) -> str:
+        """The role of its first projection, by which adapters call it."""
+        return next(iter(self.parts))
 
-    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
+        """[T, in_size] -> [T, sum of part sizes], or the outputs of all ranks."""
+        own = self.weight.multiply(x, self.bias)
+        if adapted is not None:
+            own = adapted.add(self.role, x, own)
+        return self._collective.columns(own, self.columns)
+
+    def silu_and_mul(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
         """Of two parts of equal size: silu(first) * second, [T, in_size] -> [T, size] (role GATE_UP)."""
-        return self._collective.columns(self.weight.silu_and_mul(x, self.bias), self.columns)
+        if adapted is None:
+            own = self.weight.silu_and_mul(x, self.bias)
+        else:
+            own = adapted.silu_and_mul(self.role, self.weight, x, self.bias)
+        return self._collective.columns(own, self.columns)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this layer."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.protocol import Kernels, WeightRole
 from tokenmill.models.architecture import MlpSpec
 from tokenmill.models.linear import Linear
@@ -24,9 +25,9 @@ class MLP:
         self.gate_up = Linear(hidden_size, pair, spec.bias, kernels, WeightRole.GATE_UP, collective)
         self.down = Linear(spec.size, {"down": hidden}, spec.bias, kernels, collective=collective)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        return self.down.forward(self.gate_up.silu_and_mul(x))
+        return self.down.forward(self.gate_up.silu_and_mul(x, adapted), adapted)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this block."""

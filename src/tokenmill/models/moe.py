@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.protocol import Kernels, WeightRole
 from tokenmill.models.architecture import MoeSpec
 from tokenmill.models.linear import Linear
@@ -30,7 +31,7 @@ class MoE:
         is_shared = not self.part.is_whole
         self._mix = SharedExperts(self.experts, self.part, collective).mix if is_shared else self.experts.mix
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]; a token's result does not depend on the others."""
         return self._mix(x, *self._route(x))
 

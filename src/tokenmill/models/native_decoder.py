@@ -54,6 +54,9 @@ class NativeDecoder:
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
         """See `Decoder.forward`; the attention is the one that it is bound to. Of several ranks only the first one has
         outputs: the others are told what the head is to be multiplied by."""
+        if batch.adapters is not None:
+            # The pass in one call has no adapters: a step with rows that have some is made kernel by kernel.
+            return self._decoder.forward(batch, attention)
         assert attention is self._attention, "the pass is bound to the memory of one attention"
         token_ids, wanted = batch.token_ids, batch.output_indices
         assert token_ids.is_contiguous() and wanted.is_contiguous(), "ids and indices lie in one piece"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tokenmill.attention.protocol import AttentionBackend, AttentionLayer
+from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.architecture import RopeSpec, SelfAttentionSpec
@@ -52,9 +53,11 @@ class SelfAttention:
         tables = None if spec.rope is None else rotary[spec.rope]
         self.layer = AttentionLayer(index, spec.scale, spec.window, norms, tables)
 
-    def attend(self, x: torch.Tensor, attention: AttentionBackend, plan: Any) -> torch.Tensor:
+    def attend(
+        self, x: torch.Tensor, attention: AttentionBackend, plan: Any, adapted: AdaptedLayer | None = None
+    ) -> torch.Tensor:
         """[T, hidden] -> [T, q_size], before the output projection; writes the tokens' k and v into the cache."""
-        own = attention.forward(self.qkv.forward(x), self.layer, plan)
+        own = attention.forward(self.qkv.forward(x, adapted), self.layer, plan)
         return self._collective.columns(own, self.heads.times(self.spec.head_dim))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
@@ -36,6 +37,11 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
     seconds = HistogramMetricFamily(
         f"{prefix}:step_seconds", "Seconds of a step by part of the loop", labels=["engine", "part"]
     )
+    loras = GaugeMetricFamily(
+        f"{prefix}:lora_requests_info",
+        "Adapters that requests run with and wait with; the value is the time",
+        labels=["engine", "max_lora", "waiting_lora_adapters", "running_lora_adapters"],
+    )
     for engine in engines:
         label, ready, stats = str(engine.index), engine.ready, engine.stats
         if ready is not None:
@@ -48,6 +54,9 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
             for name, help, value in numbers:
                 family = families.setdefault(name, kind(f"{prefix}:{name}", help, labels=["engine"]))
                 family.add_metric([label], value)
+        if ready is not None and ready.max_loras:
+            adapters = [",".join(stats.waiting_adapters), ",".join(stats.running_adapters)]
+            loras.add_metric([label, str(ready.max_loras), *adapters], time.time())
         for reason, count in stats.waiting_by_reason.items():
             waiting.add_metric([label, reason], count)
         for position, count in enumerate(stats.num_accepted_per_position):
@@ -56,7 +65,9 @@ def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Met
             _add(tokens, [label], stats.step_tokens)
         for part, values in stats.step_seconds.items():
             _add(seconds, [label, part], values)
-    yield from (family for family in (info, *families.values(), waiting, accepted, tokens, seconds) if family.samples)
+    yield from (
+        family for family in (info, *families.values(), waiting, accepted, loras, tokens, seconds) if family.samples
+    )
 
 
 def histogram(name: str, help: str, values: Histogram) -> Metric:

@@ -9,10 +9,18 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.engine_messages import Done, EngineReady, EngineReply, EngineStats, RequestState, RequestStates
+from tokenmill.core.engine_messages import (
+    AdapterSeen,
+    Done,
+    EngineReady,
+    EngineReply,
+    EngineStats,
+    RequestState,
+    RequestStates,
+)
 from tokenmill.core.errors import EngineDead
 from tokenmill.core.live import LiveReport, ShowTurns
-from tokenmill.core.messages import EngineControl, ExplainRequests, ResetPrefixCache, SetPaused
+from tokenmill.core.messages import EngineControl, ExplainRequests, LookAtAdapter, ResetPrefixCache, SetPaused
 from tokenmill.replicas.health import PartHealth, trouble_of
 
 # Counts of things.
@@ -139,6 +147,12 @@ class EngineHandle:
         reply = await self._call(ResetPrefixCache(_new_id(), preempt_running))
         assert isinstance(reply, Done)
         return reply.is_done
+
+    async def look_at_adapter(self, name: str, path: str) -> AdapterSeen:
+        """What the engine makes of the adapter in a folder."""
+        reply = await self._call(LookAtAdapter(_new_id(), name, path))
+        assert isinstance(reply, AdapterSeen)
+        return reply
 
     async def explain(self, request_ids: list[str]) -> list[RequestState]:
         """How those of the requests that the engine has are doing."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from itertools import count
 
-from tokenmill.core.engine_messages import EngineReady, EngineStats, RequestState
+from tokenmill.core.engine_messages import AdapterSeen, EngineReady, EngineStats, RequestState
 from tokenmill.replicas.engine_handle import COUNTS, EngineHandle
 
 
@@ -60,6 +60,10 @@ class Engines:
     async def reset_prefix_cache(self, preempt_running: bool) -> bool:
         """False where one of them has refused; the others have forgotten theirs."""
         return all(await asyncio.gather(*(engine.reset_prefix_cache(preempt_running) for engine in self)))
+
+    async def look_at_adapter(self, name: str, path: str) -> list[AdapterSeen]:
+        """What each of them makes of an adapter."""
+        return await asyncio.gather(*(engine.look_at_adapter(name, path) for engine in self))
 
     async def explain(self, request_ids: list[str]) -> list[RequestState]:
         """How those of the requests that any of them has are doing."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from tokenmill.core.adapters import digest_of
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.page_names import first_name, page_names
 from tokenmill.core.request import CacheKey
@@ -36,7 +37,7 @@ class PrefixIndex:
         """The names of the full pages of a request, of what it has brought elsewhere too."""
         if not self.page_size:
             return []
-        before = first_name(CacheKey(self._fingerprint, request.cache_salt))
+        before = first_name(CacheKey(self._fingerprint, request.cache_salt, digest_of(request.adapter)))
         token_ids = request.prompt_token_ids
         if request.output_token_ids:
             token_ids = token_ids + request.output_token_ids

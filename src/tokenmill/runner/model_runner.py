@@ -87,7 +87,10 @@ class ModelRunner:
         with transport:
             rows.tables.apply(plan, sent)
             if has_rest:
-                outputs = self.model.forward(build_batch(arrays, sent, rows.tables), self._attention)
+                batch = build_batch(arrays, sent, rows.tables)
+                if rows.adapters is not None:
+                    batch = replace(batch, adapters=rows.adapters.rows_of(plan))
+                outputs = self.model.forward(batch, self._attention)
                 if wanted.spans:
                     reports = rows.prompts.take(plan, wanted.spans, outputs, rows.tables, self.model.logits)
                     outputs = outputs[sent["samples"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tokenmill.adapters.rows import RowAdapters
 from tokenmill.core.plan import StepPlan
 from tokenmill.runner.prompt_reports import PromptReports
 from tokenmill.runner.row_tables import RowTables, table_arrays
@@ -18,12 +19,16 @@ class RowState:
         tables: pages and tokens, on the device.
         sampling: how each row draws. grammars: what it may draw.
         prompts: what is wanted of its prompt.
+        adapters: which adapter it has; None: the engine has none.
     """
 
-    def __init__(self, tables: RowTables, sampling: SamplingState, grammars: GrammarRows) -> None:
+    def __init__(
+        self, tables: RowTables, sampling: SamplingState, grammars: GrammarRows, adapters: RowAdapters | None = None
+    ) -> None:
         self.tables = tables
         self.sampling = sampling
         self.grammars = grammars
+        self.adapters = adapters
         self.prompts = PromptReports(len(tables.tokens), sampling.vocab_size)
 
     def enter(self, plan: StepPlan, samples: Samples) -> Arrays:
@@ -32,6 +37,8 @@ class RowState:
             self.sampling.set(new_row)
             self.prompts.set(new_row)
         self.grammars.set(plan.new_rows)
+        if self.adapters is not None:
+            self.adapters.set(plan)
         return table_arrays(plan, samples)
 
     def close(self) -> None:

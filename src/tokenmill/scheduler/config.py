@@ -24,6 +24,8 @@ class SchedulerConfig:
         batch_policy: `mixed`, `prefill-first` or one of the user's: what may share a step.
         admission: `whole-prompt`, `optimistic`, `reserve` or one of the user's: what an admitted request takes at once.
         seed: of requests that bring none.
+        max_loras: adapters in a step at most; 0: none. lora_patience: steps that a request is passed over for want of a
+            slot before one is freed for it.
     """
 
     max_num_seqs: int
@@ -34,6 +36,8 @@ class SchedulerConfig:
     batch_policy: str = "mixed"
     admission: str = "whole-prompt"
     seed: int = 0
+    max_loras: int = 0
+    lora_patience: int = 64
 
 
 @dataclass(frozen=True, slots=True)

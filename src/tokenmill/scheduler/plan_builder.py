@@ -27,7 +27,7 @@ class PlanBuilder:
         self._page_numbers: list[int] = []
         self._page_ids: list[int] = []
 
-    def add_row(self, request: Request, seed: int) -> None:
+    def add_row(self, request: Request, seed: int, adapter_slot: int = 0) -> None:
         """The request takes a row in this step: the runner gets it in full."""
         assert request.row is not None, "a request without a row cannot be scheduled"
         self._new_rows.append(
@@ -40,6 +40,8 @@ class PlanBuilder:
                 stop_token_ids=tuple(sorted(request.stop_token_ids)),
                 seed=seed,
                 pooling=request.pooling,
+                adapter=request.cache_key.adapter,
+                adapter_slot=adapter_slot,
             )
         )
 

@@ -285,6 +285,8 @@ class SchedulePass:
                 request.wait_reason = f"is {request.status.value.replace('_', ' ')}"
         elif request.awaited_page is not None and self._kv.writer_of(request.awaited_page):
             request.wait_reason = _SAME_PROMPT
+        elif request.row is None and (reason := self._state.adapters.reason_to_wait(request, self.builder.step)):
+            request.wait_reason = reason
         else:
             request.awaited_page = None
             return False
@@ -364,7 +366,8 @@ class SchedulePass:
         return f"needs {needed}, {self._kv.num_available} {verb} free or evictable"
 
     def _launch_row(self, request: Request, num_tokens: int, first_page: int, new_pages: list[int]) -> None:
-        self.builder.add_row(request, request_seed(request, self._config.seed))
+        slot = self._state.adapters.number(request) if request.cache_key.adapter else 0
+        self.builder.add_row(request, request_seed(request, self._config.seed), slot)
         self.builder.schedule(request, num_tokens, first_page, new_pages)
 
     def _chunk(self, remaining: int) -> int:

@@ -11,6 +11,7 @@ from itertools import islice
 
 import numpy as np
 
+from tokenmill.adapters.slots import AdapterSlots
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import RowFailure, StepPlan, StepResult
@@ -33,6 +34,7 @@ class Scheduler:
     """All requests between their arrival and their last output.
 
     Attributes:
+        adapters: the slots of adapters.
         draft_counts: what speculation has brought since the start.
         transfers: what is found elsewhere, loaded and saved; None: nothing is.
     """
@@ -50,13 +52,11 @@ class Scheduler:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if getattr(config, name) < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {getattr(config, name)}")
-        self.config = config
         self._policies = find_policies(config.policy, config.batch_policy, config.admission)
-        self.kv = kv
-        self._drafter = drafter
+        self.config, self.kv, self._drafter = config, kv, drafter
         self.draft_counts = DraftCounts()
-        forget = None if drafter is None else drafter.forget
-        self._state = SchedulerState(config.max_num_seqs, self._policies.queue, kv, forget, transfers)
+        self.adapters = AdapterSlots(config.max_loras, config.lora_patience)
+        self._state = SchedulerState(config.max_num_seqs, self._policies.queue, kv, self.adapters, drafter, transfers)
         self.transfers = transfers
         self._due: list[Request] = []  # sessions that may be paused and have further input
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmill.adapters.slots import AdapterSlots
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import FinishReason, Request, RequestStatus
 from tokenmill.kv.kv_manager import KVManager
+from tokenmill.scheduler.drafter import Drafter
 from tokenmill.scheduler.fairness import Rounds
 from tokenmill.scheduler.policies import QueuePolicy
 from tokenmill.scheduler.queue import RequestQueue
@@ -71,6 +73,7 @@ class SchedulerState:
     Attributes:
         num_changes: how often the queues, or the order in them, have changed.
         preempted: ids of requests that were, since somebody took note of them.
+        adapters: the slots of adapters.
         full_at: `num_changes` when all rows or pages were in use, and nobody would yield any to those who wait.
     """
 
@@ -79,16 +82,18 @@ class SchedulerState:
         num_rows: int,
         policy: QueuePolicy,
         kv: KVManager,
-        forget: Callable[[Request], None] | None = None,
+        adapters: AdapterSlots,
+        drafter: Drafter | None = None,
         transfers: Transfers | None = None,
     ) -> None:
         """
         Args:
-            forget: told of each request that is gone for good.
+            drafter: told of each request that is gone for good.
         """
         self.kv = kv
         self.transfers = transfers
-        self._forget = forget
+        self.adapters = adapters
+        self._drafter = drafter
         self._policy = policy
         self._rounds = Rounds() if policy.by_tenant else None
         self.rows = RowPool(num_rows)
@@ -135,7 +140,7 @@ class SchedulerState:
         self.waiting.add(request)
 
     def begin_step(self) -> None:
-        """A step is about to be scheduled: ranks that change with time do so now."""
+        """A step is about to be scheduled: ranks that change with time do so now, and slots get free."""
         changed = [request for request in self._policy.changed(self, self.step + 1) if request.id in self.requests]
         for request in changed:
             request.rank = self._rank(request)
@@ -143,6 +148,8 @@ class SchedulerState:
             self.num_changes += 1
             self.waiting.sort()
             self.running.sort()
+        if self.adapters.num_slots:
+            self._free_slots()
 
     def launch(self, plan: StepPlan, requests: tuple[Request, ...]) -> None:
         """A step is launched: it pins its requests, and their tenants have been served."""
@@ -159,6 +166,7 @@ class SchedulerState:
         request.move_to(RequestStatus.RUNNING)
         if request.row is None:
             request.row = self.rows.take()
+            self.adapters.join(request, self.step + 1)
         self.kv.announce(request)
 
     def preempt(self, victim: Request) -> None:
@@ -171,6 +179,14 @@ class SchedulerState:
         self.preempted.append(victim.id)
         self.waiting.add(victim)
         self.retire(victim)
+
+    def _free_slots(self) -> None:
+        """Let those yield in whose slot another adapter has waited to be for long enough."""
+        for request in self.adapters.yielding(self.step + 1, not self.running and not self.in_flight):
+            if request.is_running:
+                self.preempt(request)
+            elif request.is_paused and not request.num_inflight_steps:
+                self.take_back(request)
 
     def take_preempted(self) -> list[str]:
         """See `Scheduler.take_preempted`."""
@@ -216,10 +232,11 @@ class SchedulerState:
         self._release(request)
         if request.is_finished:
             del self.requests[request.id]
+            self.adapters.forget(request)
             if self._rounds is not None:
                 self._rounds.leave(request)
-            if self._forget is not None:
-                self._forget(request)
+            if self._drafter is not None:
+                self._drafter.forget(request)
 
     def num_returning_rows(self) -> int:
         """Rows of ended and preempted requests that return once the launched steps are committed."""
@@ -251,6 +268,7 @@ class SchedulerState:
             self.transfers.leaving(request)
         if request.row is not None:
             self.rows.give_back(request.row)
+            self.adapters.leave(request, self.step)
             self.kv.release(request, self.step)
             request.row = None
         request.num_computed_tokens = 0
@@ -266,6 +284,7 @@ class SchedulerState:
         owners = {r.id: r for r in [*self.running, *paused, *launched]}
         rows = [request.row for request in owners.values()]
         assert len(set(rows)) == len(rows) and None not in rows, "two requests own one row, or one owns none"
+        self.adapters.check_invariants(owners.values())
         assert len(rows) + self.rows.num_free == self.rows.num_rows, "a row is lost"
         for request in owners.values():
             assert request.num_inflight_steps == sum(r is request for r in launched), "in-flight steps are off"

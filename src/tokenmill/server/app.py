@@ -39,6 +39,7 @@ from tokenmill.server.openai.files import FilesQuery, FilesRoutes
 from tokenmill.server.openai.responses import ResponsesRoutes
 from tokenmill.server.openai.responses_body import ResponsesBody
 from tokenmill.server.openai.upload import UploadForm
+from tokenmill.server.operators.adapters import AdapterRoutes, LoadAdapterBody, UnloadAdapterBody
 from tokenmill.server.operators.admin import AbortBody, AdminRoutes, PauseQuery, ResetQuery
 from tokenmill.server.operators.engines import EngineRoutes, RemoveQuery, WeightsBody
 from tokenmill.server.operators.info import InfoRoutes
@@ -58,6 +59,8 @@ _BODIES = (
     DetokenizeBody,
     AbortBody,
     WeightsBody,
+    LoadAdapterBody,
+    UnloadAdapterBody,
     BatchBody,
     UploadForm,
 )
@@ -107,7 +110,7 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
     chat, text, tokens, info = ChatRoute(context), TextRoute(context), TokenRoutes(context), InfoRoutes(context)
     messages, responses = MessagesRoutes(context), ResponsesRoutes(context)
     sglang, files, batches = SglangRoutes(context), FilesRoutes(context), BatchesRoutes(context)
-    engines = EngineRoutes(context)
+    engines, adapters = EngineRoutes(context), AdapterRoutes(context)
     native, admin, embeddings = NativeRoute(context), AdminRoutes(context), EmbeddingRoute(context)
     for path, post, body in (
         ("/v1/chat/completions", chat.post, ChatBody),
@@ -121,6 +124,8 @@ def _add_routes(app: FastAPI, context: ServerContext) -> None:
         ("/detokenize", tokens.detokenize, DetokenizeBody),
         ("/abort_requests", admin.abort_requests, AbortBody),
         ("/update_weights_from_disk", engines.update_weights, WeightsBody),
+        ("/v1/load_lora_adapter", adapters.load, LoadAdapterBody),
+        ("/v1/unload_lora_adapter", adapters.unload, UnloadAdapterBody),
         ("/v1/batches", batches.create, BatchBody),
         ("/v1/files", files.create, UploadForm),
     ):

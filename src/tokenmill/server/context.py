@@ -17,6 +17,7 @@ from tokenmill.observe.event_log import EventLog
 from tokenmill.observe.metrics import Metrics
 from tokenmill.replicas.engines import Engines
 from tokenmill.replicas.fleet import Fleet
+from tokenmill.server.adapters import AdapterRegistry
 from tokenmill.server.http.body_budget import BodyBudget
 from tokenmill.server.http.errors import ModelNotFound
 from tokenmill.web.live_hub import LiveHub
@@ -52,6 +53,7 @@ class ServerContext:
         bodies: the memory that bodies on their way may take.
         batches: what keeps files and batches; None: nothing does.
         live: shows what the engines do; None: nothing does.
+        adapters: what requests may name besides the model.
     """
 
     client: EngineClient
@@ -74,6 +76,7 @@ class ServerContext:
     batches: BatchService | None = None
     fleet: Fleet | None = None
     live: LiveHub | None = None
+    adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -115,11 +118,16 @@ class ServerContext:
         if messages is not None and not isinstance(messages, str) and len(messages) > most:
             raise PromptTooLong(f"{param}: {len(messages)} do not fit into the context of {most} tokens", param)
 
+    def reply_name(self, name: str | None) -> str:
+        """What a reply calls the model that a request has named: an adapter as it did, the model by its first name."""
+        adapter = self.adapters.find(name)
+        return self.model_name if adapter is None else adapter.name
+
     def check_model(self, name: str | None) -> None:
         """Refuse another model's name; no name means the one that is served.
 
         Raises:
             ModelNotFound: naming the model.
         """
-        if name is not None and name not in self.names:
+        if name is not None and name not in self.names and self.adapters.find(name) is None:
             raise ModelNotFound(f"the model `{name}` does not exist; this server has `{self.model_name}`", "model")

@@ -105,6 +105,7 @@ def message_call(body: PromptBody) -> GenerationCall:
     if body.output_config is not None and body.output_config.format is not None:
         params["structured_outputs"] = StructuredOutputs(json=body.output_config.format.schema, param="output_config")
     return GenerationCall(
+        model=body.model,
         params=params,
         messages=messages,
         tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)] if body.tools else None,

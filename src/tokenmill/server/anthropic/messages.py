@@ -27,7 +27,7 @@ class MessagesRoutes:
         body = await read_body(request, MessagesBody, context.bodies)
         call, prompts = self._read(body)
         label = f"msg_{request.state.request_id}"
-        writer = MessageWriter(label, context.model_name)
+        writer = MessageWriter(label, context.reply_name(body.model))
         return GenerationReply(context, call, prompts, writer, label)
 
     async def count_tokens(self, request: Request) -> Response:

@@ -37,6 +37,7 @@ class GenerationCall:
         pooling: "mean" or "last": wanted is a vector for each prompt.
         timeout: seconds until the call is given up.
         kv_transfer_params: what the client says to the sources of KV.
+        model: what it names as its model, which may be an adapter.
     """
 
     params: dict[str, Any]
@@ -59,6 +60,7 @@ class GenerationCall:
     continuous_usage: bool = False
     timeout: float | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    model: str | None = None
 
 
 def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateText]:
@@ -83,6 +85,7 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
         wants_prompt=call.wants_prompt,
         pooling=call.pooling,
         kv_transfer_params=_checked_transfer(call, context),
+        adapter=context.adapters.find(call.model),
     )
     if call.messages is None:
         return [msgspec.structs.replace(message, **_prompt_field(prompt)) for prompt in _checked(call.prompts, message)]

@@ -56,7 +56,7 @@ class ChatRoute:
             id=f"chatcmpl-{body.request_id or request.state.request_id}",
             object=CHAT_CHUNK if call.stream else CHAT,
             created=int(time.time()),
-            model=context.model_name,
+            model=context.reply_name(body.model),
             system_fingerprint=context.fingerprint,
         )
         choices = ChatChoices(

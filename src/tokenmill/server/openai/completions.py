@@ -52,7 +52,7 @@ class TextRoute:
             id=f"cmpl-{body.request_id or request.state.request_id}",
             object=TEXT,
             created=int(time.time()),
-            model=context.model_name,
+            model=context.reply_name(body.model),
             system_fingerprint=context.fingerprint,
         )
         writer = ChoiceWriter(head, TextChoices(PromptShown.of(body), bool(body.echo)), call)

@@ -88,10 +88,11 @@ class EmbeddingRoute:
             truncate_prompt_tokens=body.truncate_prompt_tokens,
             pooling=body.pooling,
             timeout=body.timeout,
+            model=body.model,
         )
 
         label = f"embd-{body.request_id or request.state.request_id}"
-        writer = EmbeddingWriter(context.model_name, body.encoding_format)
+        writer = EmbeddingWriter(context.reply_name(body.model), body.encoding_format)
         return GenerationReply(context, call, messages_of(call, context), writer, label)
 
 

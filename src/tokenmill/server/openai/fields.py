@@ -144,6 +144,7 @@ def call_of(body: GenerationFields) -> GenerationCall:
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         timeout=body.timeout,
         kv_transfer_params=body.kv_transfer_params or None,
+        model=body.model,
     )
 
 

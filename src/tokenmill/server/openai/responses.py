@@ -139,7 +139,7 @@ class ResponsesRoutes:
             "id": f"resp_{secrets.token_hex(24)}",
             "object": "response",
             "created_at": int(time.time()),
-            "model": self._context.model_name,
+            "model": self._context.reply_name(body.model),
             "error": None,
             "incomplete_details": None,
             "background": bool(body.background),

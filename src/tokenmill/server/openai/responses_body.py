@@ -103,6 +103,7 @@ def response_call(body: ResponsesBody, earlier: list[dict[str, Any]]) -> Generat
         params["structured_outputs"] = structured_outputs(_response_format(body.text.format), None)
     effort = None if body.reasoning is None else body.reasoning.effort
     return GenerationCall(
+        model=body.model,
         params=params,
         messages=messages,
         tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)] if body.tools else None,

@@ -32,8 +32,19 @@ _SAMPLING_SHOWN = ("temperature", "top_p", "top_k", "min_p", *_PENALTIES)
 # Addresses, keys and places on this machine are nobody's business over HTTP.
 _PRIVATE = frozenset(
     {"api_key", "chat_template", "download_dir", "host", "kv_events_config", "model", "ssl_certfile", "ssl_keyfile"}
-    | {"batch_dir", "kv_disk", "kv_transfer_config", "otlp_traces_endpoint", "replica", "step_log", "tokenizer", "uds"}
-    | {"weight_cache_dir", "weight_memory"}
+    | {
+        "batch_dir",
+        "kv_disk",
+        "kv_transfer_config",
+        "lora_dir",
+        "lora_modules",
+        "otlp_traces_endpoint",
+        "replica",
+        "step_log",
+        "tokenizer",
+        "uds",
+    }
+    | {"lora_dir", "lora_modules", "weight_cache_dir", "weight_memory"}
 )
 
 
@@ -182,7 +193,8 @@ class AdminRoutes:
             ) from error
 
     def _described(self, ready: EngineReady) -> dict[str, Any]:
-        return msgspec.structs.asdict(ready) | {"model": self._context.model_name}
+        adapters = [adapter.name for adapter in ready.adapters]
+        return msgspec.structs.asdict(ready) | {"model": self._context.model_name, "adapters": adapters}
 
     async def _find(self, names: Sequence[str]) -> dict[str, list[str]]:
         """By each name, the open requests of the call that bears it, none if it is over.

@@ -15,13 +15,14 @@ from tokenmill.server.http.json_response import json_response
 
 
 class ModelCard(msgspec.Struct):
-    """One entry of /v1/models."""
+    """One entry of /v1/models; the parent of an adapter is the model that it changes."""
 
     id: str
     created: int
     max_model_len: int
     object: str = "model"
     owned_by: str = "tokenmill"
+    parent: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelList(msgspec.Struct):
@@ -38,8 +39,9 @@ class InfoRoutes:
         self._context = context
 
     async def models(self, _request: Request) -> Response:
-        """The models that this server has."""
-        return json_response(ModelList([self._card(name) for name in self._context.names]))
+        """The models that this server has, and the adapters."""
+        names = [*self._context.names, *(adapter.name for adapter in self._context.adapters)]
+        return json_response(ModelList([self._card(name) for name in names]))
 
     async def model(self, request: Request) -> Response:
         """One model."""
@@ -65,4 +67,6 @@ class InfoRoutes:
         return Response(self._context.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     def _card(self, name: str) -> ModelCard:
-        return ModelCard(name, self._context.started, self._context.ready.max_model_len)
+        context = self._context
+        parent = msgspec.UNSET if context.adapters.find(name) is None else context.model_name
+        return ModelCard(name, context.started, context.ready.max_model_len, parent=parent)

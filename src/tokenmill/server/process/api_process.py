@@ -28,6 +28,7 @@ from tokenmill.observe.metrics import Metrics
 from tokenmill.replicas.engines import Engines
 from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.restarts import PartCounts
+from tokenmill.server.adapters import AdapterRegistry
 from tokenmill.server.context import ServerContext, ToolParsers
 from tokenmill.server.generation.tokens import tokenizer_info
 from tokenmill.server.http.body_budget import BodyBudget
@@ -215,6 +216,7 @@ class ApiProcess(ABC):
             started=int(time.time()),
             trouble=self._trouble,
             log=self._log if config.enable_log_requests else None,
+            adapters=AdapterRegistry(ready.adapters, config.lora_dir),
             bodies=BodyBudget(config.max_body_bytes_in_flight // config.api_server_count),
         )
 

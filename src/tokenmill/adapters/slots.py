@@ -1,0 +1,161 @@
+"""`AdapterSlots`: which adapters the requests with rows use, and who gets a slot next.
+
+A step multiplies by so many adapters at most, so adapters are slots: a counted resource. A request takes part in the
+slot of its adapter as long as it owns a row; a slot that nobody takes part in keeps its adapter until another needs it,
+least recently used first. Requests whose adapter has no slot are passed over.
+
+Nobody waits for ever: who has been passed over for `patience` steps is heir to the slot that has been held longest.
+From then on no request joins that slot, and those in it yield as soon as each has brought a token since it began; so
+every turn of a slot gets everybody in it further, and the wait is bounded by the turns of those who waited longer.
+
+Counts steps, knows no clock: the same calls give the same choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tokenmill.core.request import Request
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The slot of one adapter.
+
+    Attributes:
+        held_since: the step in which somebody took part in it after nobody had.
+        used_at: the step in which somebody joined or left it last.
+        users: requests with rows, by id, and how many tokens each had when it got its row.
+    """
+
+    number: int
+    held_since: int
+    used_at: int
+    users: dict[str, tuple[Request, int]] = field(default_factory=dict)
+
+
+class AdapterSlots:
+    """Slots by the digests of adapters.
+
+    Attributes:
+        num_slots: 0: the engine has no adapters.
+    """
+
+    def __init__(self, num_slots: int, patience: int) -> None:
+        self.num_slots = num_slots
+        self._patience = patience
+        self._slots: dict[str, _Slot] = {}
+        self._passed_since: dict[str, tuple[int, int, str]] = {}  # request -> step, arrival, adapter
+        self._closing = ""
+        self._heir: tuple[str, str] | None = None  # the request that waits for a slot, and its adapter
+
+    def reason_to_wait(self, request: Request, step: int) -> str:
+        """Why a request cannot get a row now; "": its adapter has a slot, can have one, or it needs none."""
+        adapter = request.cache_key.adapter
+        if not adapter or (self._has_slot_for(adapter) and adapter != self._closing):
+            self._passed_since.pop(request.id, None)
+            return ""
+        self._passed_since.setdefault(request.id, (step, request.arrival, adapter))
+        if adapter == self._closing:
+            return f"needs adapter {adapter[:8]}, whose slot goes to another that has waited for {self._patience} steps"
+        return f"needs adapter {adapter[:8]}, all {self.num_slots} slots are in use"
+
+    def join(self, request: Request, step: int) -> None:
+        """A request gets a row."""
+        adapter = request.cache_key.adapter
+        if not adapter:
+            return
+        slot = self._slots.get(adapter)
+        if slot is None:
+            slot = self._slots[adapter] = _Slot(self._take_number(), step, step)
+        if not slot.users:
+            slot.held_since = step
+        slot.users[request.id] = request, request.num_tokens
+        slot.used_at = step
+        self._passed_since.pop(request.id, None)
+        if self._heir is not None and adapter == self._heir[1]:
+            self._closing, self._heir = "", None
+
+    def leave(self, request: Request, step: int) -> None:
+        """A request gives its row back."""
+        slot = self._slots.get(request.cache_key.adapter)
+        if slot is not None and slot.users.pop(request.id, None) is not None:
+            slot.used_at = step
+            if request.cache_key.adapter == self._closing and not slot.users:
+                self._bequeath()
+
+    def forget(self, request: Request) -> None:
+        """A request has ended, perhaps without ever getting a row."""
+        self._passed_since.pop(request.id, None)
+        if self._heir is not None and request.id == self._heir[0]:
+            self._closing, self._heir = "", None
+
+    def number(self, request: Request) -> int:
+        """The slot of a request with a row and an adapter."""
+        return self._slots[request.cache_key.adapter].number
+
+    def yielding(self, step: int, is_idle: bool) -> list[Request]:
+        """Those who must give up their rows now, since somebody has waited for a slot long enough.
+
+        Args:
+            is_idle: no request runs, so no step would ever pass.
+        """
+        if self._heir is None:
+            self._choose_heir(step, 0 if is_idle else self._patience)
+        if not self._closing:
+            return []
+        users = self._slots[self._closing].users.values()
+        return [request for request, num_tokens in users if _has_gained(request, num_tokens) or is_idle]
+
+    def check_invariants(self, owners: Iterable[Request]) -> None:
+        """Raise AssertionError where slots and the requests that own rows disagree."""
+        numbers = [slot.number for slot in self._slots.values()]
+        assert len(set(numbers)) == len(numbers) <= max(self.num_slots, 0), "two adapters in a slot"
+        assert all(0 <= number < self.num_slots for number in numbers), "a slot that does not exist"
+        users = {request_id for slot in self._slots.values() for request_id in slot.users}
+        assert users == {request.id for request in owners if request.cache_key.adapter}, (
+            "a request with a row and no slot"
+        )
+
+    def _choose_heir(self, step: int, patience: int) -> None:
+        """Let who has waited for longest have the slot that has been held for longest, if both have lasted."""
+        first = min(((since, arrival, name) for name, (since, arrival, _) in self._passed_since.items()), default=None)
+        if first is None or step - first[0] < patience:
+            return
+        adapter = self._passed_since[first[2]][2]
+        held = [(slot.held_since, slot.number, name) for name, slot in self._slots.items() if slot.users]
+        if held and step - min(held)[0] >= patience and not self._has_slot_for(adapter):
+            self._heir, self._closing = (first[2], adapter), min(held)[2]
+
+    def _has_slot_for(self, adapter: str) -> bool:
+        return adapter in self._slots or len(self._slots) < self.num_slots or bool(self._unused())
+
+    def _unused(self) -> list[tuple[int, int, str]]:
+        """Slots that nobody takes part in or has been promised, those first that have not been used for longest."""
+        kept = None if self._heir is None else self._heir[1]
+        slots = [
+            (slot.used_at, slot.number, name) for name, slot in self._slots.items() if not slot.users and name != kept
+        ]
+        return sorted(slots)
+
+    def _take_number(self) -> int:
+        """A free slot, or that of the adapter that nobody has used for longest."""
+        if len(self._slots) < self.num_slots:
+            taken = {slot.number for slot in self._slots.values()}
+            return min(set(range(self.num_slots)) - taken)
+        unused = self._unused()
+        assert unused, "a request joins only where there is a slot for it"
+        return self._slots.pop(unused[0][2]).number
+
+    def _bequeath(self) -> None:
+        """The slot that is being closed is empty: its heir has it, and nobody else, from now on."""
+        assert self._heir is not None, "a slot is closed for somebody"
+        slot = self._slots.pop(self._closing)
+        self._slots[self._heir[1]] = _Slot(slot.number, slot.used_at, slot.used_at)
+        self._closing = ""
+
+
+def _has_gained(request: Request, num_tokens: int) -> bool:
+    """Whether a request has got further since it got its row, so that giving it up costs it no progress."""
+    return not request.is_running or request.num_tokens > num_tokens

@@ -1,0 +1,37 @@
+"""The adapters of an engine that is being built: whether it can have any, where they are kept, and the first ones."""
+
+from __future__ import annotations
+
+from tokenmill.adapters.cache import AdapterCache
+from tokenmill.config import EngineConfig
+from tokenmill.config_fields import adapter_modules
+from tokenmill.core.adapters import AdapterRef
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.kernels.protocol import Kernels
+from tokenmill.models.decoder import Decoder
+from tokenmill.platform.protocol import Platform
+
+
+def adapter_cache(config: EngineConfig, platform: Platform, decoder: Decoder, kernels: Kernels) -> AdapterCache | None:
+    """Where adapters are kept; None: `--enable-lora` is not given.
+
+    Raises:
+        InvalidConfig: what runs the model has no adapters.
+    """
+    if not config.enable_lora:
+        return None
+    if platform.is_accelerator:
+        raise InvalidConfig("--enable-lora: adapters run on CPUs only so far; leave it out, or take --device cpu")
+    return AdapterCache(decoder, kernels, config.max_cpu_loras or 4 * config.max_loras, config.max_lora_rank)
+
+
+def first_adapters(config: EngineConfig, cache: AdapterCache | None) -> list[AdapterRef]:
+    """Those of `--lora-modules`, each read once.
+
+    Raises:
+        InvalidConfig: a name stands there twice.
+        InvalidCheckpoint: one cannot be served, and why.
+    """
+    if cache is None:
+        return []
+    return [cache.look_at(name, path) for name, path in adapter_modules(config.lora_modules).items()]

@@ -1,0 +1,123 @@
+"""What adapters add to a product, by the same kernels that make it: y += scale * (x A^T) B^T for some of the rows.
+
+Rows of one adapter are multiplied together, those of others one adapter after the other, and the rows of the base model
+are not touched. A row's sums are made by kernels whose results do not depend on other rows, in the order of the parts,
+so its bits are those that it has alone. The products are grouped by adapter as in Punica (Chen et al. 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tokenmill.kernels.protocol import LinearWeight
+from tokenmill.kernels.torch_kernels import silu_and_mul
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPart:
+    """What an adapter adds to one projection of a fused matrix.
+
+    Attributes:
+        start: of its columns among the outputs of the matrix.
+        rank_start: of its rows in the A of the matrix.
+        b: B, [columns, rank].
+    """
+
+    start: int
+    rank_start: int
+    b: LinearWeight
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAdapter:
+    """What an adapter adds to one matrix.
+
+    Attributes:
+        a: the A of all its parts, their rows stacked: [sum of ranks, in_size].
+    """
+
+    a: LinearWeight
+    parts: tuple[AdapterPart, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return self.a.num_bytes + sum(part.b.num_bytes for part in self.parts)
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """y [T, out_size] with what belongs to x [T, in_size], rounded once for each part; y is overwritten."""
+        inner = self.a.multiply(x)
+        for part in self.parts:
+            columns, rank = part.b.shape
+            own = y[:, part.start : part.start + columns]
+            added = part.b.logits(inner[:, part.rank_start : part.rank_start + rank].contiguous())
+            own.copy_(own.float().add_(added.float(), alpha=part.scale))
+        return y
+
+
+LayerAdapters = Mapping[str, LinearAdapter]
+"""Those of one layer, by the role of the first projection in each matrix."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedLayer:
+    """Which rows of a step have which adapters, in one layer.
+
+    Attributes:
+        uses: [n] int64, increasing, and the adapter of these rows; in the order of the slots.
+        base: [m] int64, the rows that have none.
+    """
+
+    uses: tuple[tuple[torch.Tensor, LayerAdapters], ...]
+    base: torch.Tensor
+
+    def add(self, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """y [T, out_size], which is x W^T, with what the adapters add to it."""
+        for rows, adapters in self.uses:
+            if role in adapters:
+                y[rows] = adapters[role].add(x[rows], y[rows])
+        return y
+
+    def silu_and_mul(self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `LinearWeight.silu_and_mul`; rows with adapters have theirs added before the SiLU."""
+        out = x.new_empty(x.shape[0], weight.shape[0] // 2)
+        if len(self.base):
+            out[self.base] = weight.silu_and_mul(x[self.base], bias)
+        for rows, adapters in self.uses:
+            own = x[rows]
+            if role in adapters:
+                out[rows] = silu_and_mul(adapters[role].add(own, weight.multiply(own, bias)))
+            else:
+                out[rows] = weight.silu_and_mul(own, bias)
+        return out
+
+    def keep(self, only: torch.Tensor) -> AdaptedLayer:
+        """The same of some rows, [S] int64, increasing."""
+        return AdaptedLayer(
+            tuple((_places(rows, only), adapters) for rows, adapters in self.uses), _places(self.base, only)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Which rows of a step have which adapters.
+
+    Attributes:
+        uses: [n] int64, increasing, and the adapter of these rows, layer by layer; in the order of the slots.
+        base: [m] int64, the rows that have none.
+    """
+
+    uses: tuple[tuple[torch.Tensor, Sequence[LayerAdapters]], ...]
+    base: torch.Tensor
+
+    def layer(self, index: int) -> AdaptedLayer:
+        """Of one layer."""
+        return AdaptedLayer(tuple((rows, layers[index]) for rows, layers in self.uses), self.base)
+
+
+def _places(rows: torch.Tensor, only: torch.Tensor) -> torch.Tensor:
+    return torch.isin(only, rows, assume_unique=True).nonzero().squeeze(1)

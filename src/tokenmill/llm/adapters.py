@@ -1,0 +1,67 @@
+"""`LoRARequest`, vLLM's way to name an adapter for a call of `LLM`, and the adapters that have been named so far."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.adapters.config import CONFIG_NAME
+from tokenmill.adapters.reading import WEIGHTS_NAME
+from tokenmill.core.adapters import AdapterRef
+from tokenmill.core.errors import InvalidRequest
+
+_State = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """An adapter to run prompts with.
+
+    Attributes:
+        lora_int_id: vLLM's number of it; what is in the files counts here, so it means nothing.
+        lora_path: folder with adapter_config.json and adapter_model.safetensors.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+
+class NamedAdapters:
+    """Adapters by what is in their files, read again whenever these have changed.
+
+    Args:
+        look_at: reads the adapter of a name and a folder.
+    """
+
+    def __init__(self, look_at: Callable[[str, str], AdapterRef]) -> None:
+        self._look_at = look_at
+        self._known: dict[LoRARequest, tuple[_State, AdapterRef]] = {}
+
+    def find(self, request: LoRARequest | None) -> AdapterRef | None:
+        """What a request names; None for none.
+
+        Raises:
+            InvalidRequest: it is no LoRARequest.
+            InvalidCheckpoint: its files cannot be served, and why.
+        """
+        if request is None:
+            return None
+        if not isinstance(request, LoRARequest):
+            raise InvalidRequest(f"not a LoRARequest, but {type(request).__name__}", "lora_request")
+        state = _state_of(Path(request.lora_path))
+        known = self._known.get(request)
+        if known is None or not state or known[0] != state:
+            known = self._known[request] = state, self._look_at(request.lora_name, request.lora_path)
+        return known[1]
+
+
+def _state_of(folder: Path) -> _State:
+    """What tells that files have changed; nothing where they are not there."""
+    try:
+        states = [os.stat(folder / name) for name in (CONFIG_NAME, WEIGHTS_NAME)]
+    except OSError:
+        return ()
+    return tuple((state.st_ino, state.st_size, state.st_mtime_ns) for state in states)

@@ -1,0 +1,72 @@
+"""What adapters do is what peft does, in several families and with every option that is supported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.adapters.trained import LINEARS, make_adapter
+from tests.checkpoints import load_oracle, make_checkpoint
+from tokenmill import LLM, LoRARequest, SamplingParams
+
+ATTENTION = LINEARS[:4]
+SIZE = {"max_model_len": 128, "num_pages": 64, "max_num_seqs": 8, "enable_lora": True, "dtype": "float32"}
+GREEDY = SamplingParams(max_tokens=5, temperature=0.0, logprobs=5, prompt_logprobs=0, ignore_eos=True)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "all linears": {},
+    "rslora": {"use_rslora": True, "r": 3},
+    "rank and alpha patterns": {
+        "rank_pattern": {"q_proj": 2, r"layers.1.self_attn.v_proj": 6, "^model.layers.0.self_attn.k_proj": 1},
+        "alpha_pattern": {"o_proj": 3, r".*\.1\.self_attn\.q_proj": 20},
+    },
+    "some layers": {"layers_to_transform": [1], "layers_pattern": "layers"},
+    "one layer": {"layers_to_transform": 0},
+    "a regular expression": {"target_modules": r".*\.(?:0\.self_attn\.[qv]|1\.self_attn\.o)_proj"},
+    "parts of fused matrices": {"target_modules": ["k_proj", "v_proj"]},
+    "whole names": {"target_modules": ["model.layers.1.self_attn.q_proj"], "layers_to_transform": None},
+    "all but some": {"exclude_modules": ["layers.0.self_attn.q_proj", "v_proj"]},
+}
+
+
+@torch.no_grad()
+def largest_difference(oracle: torch.nn.Module, prompt: list[int], output: Any) -> float:
+    """Of the log probabilities of the prompt's tokens and of the likeliest at each position after it."""
+    ids = prompt + list(output.outputs[0].token_ids)
+    expected = oracle(torch.tensor([ids])).logits[0].log_softmax(-1)
+    places = [*enumerate(output.prompt_logprobs[1:]), *enumerate(output.outputs[0].logprobs, len(prompt) - 1)]
+    return max(
+        abs(one.logprob - float(expected[place, token]))
+        for place, position in places
+        for token, one in position.items()
+    )
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "granite", "smollm3", "qwen3_moe"])
+def test_log_probabilities_are_those_of_peft(family: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    seed = int(rng.integers(2**31))
+    base = make_checkpoint(tmp_path / "base", family, seed=seed)
+    linears = ATTENTION if family == "qwen3_moe" else LINEARS
+    options = OPTIONS if family == "qwen3" else {name: OPTIONS[name] for name in ("all linears", "rslora")}
+    oracles: list[Any] = [load_oracle(base)]
+    requests: list[LoRARequest | None] = [None]
+    for number, (name, config) in enumerate(options.items()):
+        folder = tmp_path / str(number)
+        oracles.append(make_adapter(base, folder, seed + number, **{"target_modules": linears, **config}))
+        requests.append(LoRARequest(name.replace(" ", "-"), number + 1, str(folder)))
+    prompt = rng.integers(3, 300, 21).tolist()
+    with LLM(base, max_loras=4, **SIZE) as llm:
+        outputs = llm.generate([prompt] * len(requests), GREEDY, use_tqdm=False, lora_request=requests)
+    for request, oracle, output in zip(requests, oracles, outputs, strict=True):
+        assert largest_difference(oracle, prompt, output) < 1e-4, request
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) > 1, "adapters that change nothing"
+
+
+def test_experts_and_routers_are_refused_by_name(tmp_path: Path) -> None:
+    base = make_checkpoint(tmp_path / "base", "qwen3_moe")
+    make_adapter(base, tmp_path / "a", 1, target_modules=["q_proj"], target_parameters=["mlp.experts.down_proj"])
+    with LLM(base, **SIZE) as llm, pytest.raises(ValueError, match="target_parameters is set, which is not supported"):
+        llm.generate([[1, 2]], GREEDY, use_tqdm=False, lora_request=LoRARequest("a", 1, str(tmp_path / "a")))
