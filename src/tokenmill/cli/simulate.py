@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +48,5 @@ def make_parser() -> Parser:
     """The parser of `simulate`."""
     parser = Parser("simulate", "What would become of a trace: real scheduler, cache and router, no model.", "TRACE")
     add_simulation_flags(parser, f"a file of `tokenmill fit`, or `{RECORDED}`: a step log with its own times")
-    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="a JSON line for each column")
-    parser.set_defaults(json=False)
+    parser.add_argument("--json", action="store_true", help="a JSON line for each column")
     return parser

@@ -86,7 +86,7 @@ class StepModel(msgspec.Struct, kw_only=True):
         terms: seconds of one of each of `TERMS`.
         largest: the most of each of the fields of `StepSize` that was recorded.
         ratios: quantiles, evenly spaced from 0 to 1, of recorded over predicted seconds, of steps that were held out.
-        error: mean of |predicted / recorded - 1| of these.
+        error: mean of |recorded / predicted - 1| of these.
         num_steps: recorded ones.
     """
 
@@ -157,7 +157,7 @@ def fit(steps: Sequence[tuple[StepSize, float]]) -> StepModel:
         terms=found[1 + num_rates :],
         largest=[max(getattr(size, name) for size in sizes) for name in StepSize.__struct_fields__],
         ratios=np.quantile(ratios, np.linspace(0.0, 1.0, NUM_QUANTILES)).tolist(),
-        error=float(np.abs(1.0 / ratios - 1.0).mean()),
+        error=float(np.abs(ratios - 1.0).mean()),
         num_steps=len(steps),
     )
 
@@ -173,7 +173,10 @@ def _columns(sizes: Sequence[StepSize]) -> Floats:
 
 
 def _fitted(columns: Floats, seconds: Floats) -> Floats:
-    return nnls(columns / seconds[:, None], np.ones(len(seconds)))
+    """Errors count by what a step was predicted to take: by what it took, the mean would come out too low."""
+    found = nnls(columns / seconds[:, None], np.ones(len(seconds)))
+    scale = np.maximum(columns @ found, 1e-9)
+    return nnls(columns / scale[:, None], seconds / scale)
 
 
 def recorded_steps(records: Iterable[StepRecord]) -> Iterator[tuple[StepSize, float]]:
