@@ -39,7 +39,9 @@ PROFILE = "profile:"
 def add_simulation_flags(parser: Parser, step_model: str) -> None:
     """Add all of them; `step_model` is the help of that flag."""
     parser.add_argument(
-        "trace", metavar="TRACE", help=f"Mooncake JSONL, Azure CSV, a step log, or {PROFILE}NAME ({', '.join(PROFILES)})"
+        "trace",
+        metavar="TRACE",
+        help=f"Mooncake JSONL, Azure CSV, a step log, or {PROFILE}NAME ({', '.join(PROFILES)})",
     )
     parser.add_argument("--step-model", required=True, metavar="FILE", help=step_model)
     group = parser.add_argument_group("trace")
@@ -49,7 +51,9 @@ def add_simulation_flags(parser: Parser, step_model: str) -> None:
     group.add_argument("--block-size-of-trace", type=int, default=512, metavar="N", help="tokens of a hash's block")
     group.add_argument("--request-rate", type=float, default=1.0, metavar="X", help="of a profile, per second")
     group = parser.add_argument_group("steps")
-    group.add_argument("--beyond", action="store_true", help="allow steps beyond those that the step model was fitted to")
+    group.add_argument(
+        "--beyond", action="store_true", help="allow steps beyond those that the step model was fitted to"
+    )
     group.add_argument("--no-noise", action="store_true", help="steps take what the model says, no more and no less")
     group = parser.add_argument_group("policies; NAME,NAME and so on: each combination in turn")
     for flag, field in POLICIES.items():

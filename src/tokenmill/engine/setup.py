@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.config import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
-from tokenmill.core.errors import InvalidConfig, OutOfMemory
+from tokenmill.core.errors import OutOfMemory
 from tokenmill.engine.drafting import describe_speculation, speculation_of, with_speculation
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.loading import LoadedModel, Progress, StartupTimer, load, size_kv

@@ -40,7 +40,7 @@ class CountingExecutor:
         self._vocab_size = vocab_size
 
     def launch(self, plan: StepPlan) -> StepOutcome:
-        """Tokens by request and place, so that one that is computed again gets the same. Ids of requests are numbers."""
+        """Tokens by request and place, so that one computed again gets the same. Ids of requests are numbers."""
         brings = plan.num_samples > 0
         places = (plan.num_computed + plan.num_scheduled).astype(np.int64)
         keys = np.array([int(one) for one in plan.request_ids], np.int64)

@@ -66,7 +66,11 @@ class StepSize(msgspec.Struct, frozen=True):
 
     @classmethod
     def _of(
-        cls, computed: npt.NDArray[np.int32], scheduled: npt.NDArray[np.int32], samples: npt.NDArray[np.int32], pages: int
+        cls,
+        computed: npt.NDArray[np.int32],
+        scheduled: npt.NDArray[np.int32],
+        samples: npt.NDArray[np.int32],
+        pages: int,
     ) -> Self:
         lengths = scheduled.astype(np.int64)
         is_decode = lengths == 1
@@ -119,14 +123,14 @@ class StepModel(msgspec.Struct, kw_only=True):
         return self.seconds(size) * ratio
 
     def check_domain(self, size: StepSize) -> None:
-        """Refuse a step that is too far beyond what was recorded.
+        """Refuse a step that is too far beyond what was recorded. Its new pages are cheap, and nobody's limit.
 
         Raises:
             InvalidConfig: saying of what it has how much.
         """
         for name, known in zip(StepSize.__struct_fields__, self.largest, strict=True):
             has = getattr(size, name)
-            if has > REACH * max(1, known):
+            if name != "pages" and has > REACH * max(1, known):
                 raise InvalidConfig(
                     f"a step has {has:,} {name}, the step model was fitted to at most {known:,}: fit it to a log with "
                     f"such steps, or let it guess with --beyond"
@@ -223,11 +227,13 @@ def describe(model: StepModel) -> str:
     """Lines on what was fitted, how far off it was, and what it knows."""
     one = model.seconds(StepSize(1, 1, 1, 1, 0, 0))
     low, high = model.ratios[1], model.ratios[-2]
-    largest = ", ".join(f"{most:,} {name}" for name, most in zip(StepSize.__struct_fields__, model.largest, strict=True))
+    largest = ", ".join(
+        f"{most:,} {name}" for name, most in zip(StepSize.__struct_fields__, model.largest, strict=True)
+    )
     return "\n".join(
         [
-            f"{model.num_steps:,} steps; off by {model.error:.1%} on average in a third that was held out, where a step "
-            f"took {low:.2f} to {high:.2f} times as long as predicted (98% of them)",
+            f"{model.num_steps:,} steps; off by {model.error:.1%} on average in a third that was held out, where a "
+            f"step took {low:.2f} to {high:.2f} times as long as predicted (98% of them)",
             f"a step of one token takes {one * 1e3:.2f} ms, {model.fixed * 1e3:.2f} ms of it whatever it holds",
             f"knows steps of at most {largest}",
         ]

@@ -74,7 +74,9 @@ class RecordedTimes:
             return now
         seconds = next(self._seconds, None)
         if seconds is None:
-            raise TokenMillError("the simulation has more turns than the log: it was cut off, or records another version")
+            raise TokenMillError(
+                "the simulation has more turns than the log: it was cut off, or records another version"
+            )
         return now + seconds
 
 
