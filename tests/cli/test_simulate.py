@@ -90,10 +90,6 @@ def test_a_profile_needs_no_file(flags: list[str], capsys: pytest.CaptureFixture
         (["--max-model-len", "100000"], "exceeds the model's context"),
         (["--policy", "fastest"], "must be one of fair, fcfs, priority"),
         (["--speed", "0"], "must be above 0"),
-        (
-            ["--max-num-seqs", "64", "--max-num-batched-tokens", "4096", "--speed", "1000"],
-            "the step model was fitted to at most",
-        ),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(
@@ -101,6 +97,15 @@ def test_what_cannot_be_simulated_is_refused(
 ) -> None:
     assert main(["simulate", *flags, *more]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_steps_beyond_the_model_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [{"timestamp": 0, "input_length": 60, "output_length": 2, "hash_ids": [i]} for i in range(40)]
+    Path(flags[0]).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    large = [*flags, "--max-num-seqs", "64", "--max-num-batched-tokens", "4096"]
+    assert main(["simulate", *large]) == 2
+    assert "2,400 tokens, the step model was fitted to at most" in capsys.readouterr().err
+    assert main(["simulate", *large, "--beyond"]) == 0
 
 
 def test_the_kv_cache_has_a_size(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:

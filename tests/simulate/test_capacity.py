@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 import numpy as np
+import pytest
 
 from tests.simulate.test_fleet import simulation
 from tokenmill.core.errors import InvalidConfig, TokenMillError

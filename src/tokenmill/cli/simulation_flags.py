@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tokenmill.cli.bench.workload import (
     PROFILES,
-    LogNormalLengths,
     arrival_times,
     at_least,
     find_profile,
@@ -140,18 +138,13 @@ def _profile_arrivals(namespace: argparse.Namespace, vocab_size: int) -> list[Ar
     profile, scale = find_profile(namespace.trace.removeprefix(PROFILE)), read_scale(namespace.length_scale)
     given = read_given(namespace, os.environ)
     seed, count = build(EngineConfig, given).seed, namespace.num_prompts or 1000
-    source = np.random.default_rng(seed)
-
-    def lengths(law: LogNormalLengths) -> list[int]:
-        law = law.scaled(scale)
-        drawn = np.rint(source.lognormal(law.mean, law.deviation, count))
-        return np.clip(drawn, 1, law.high).astype(int).tolist()  # type: ignore[no-any-return]
-
+    source = random.Random(seed)
     times = arrival_times(count, namespace.request_rate * namespace.speed, profile.variation, seed)
-    columns = zip(times, lengths(profile.input_len), lengths(profile.output_len), strict=True)
+    prompts, outputs = profile.input_len.scaled(scale), profile.output_len.scaled(scale)
+    lengths = [(prompts.draw(source), outputs.draw(source)) for _ in range(count)]
     return [
         Arrival(seconds, block_tokens([number], prompt, prompt, vocab_size), output, str(number))
-        for number, (seconds, prompt, output) in enumerate(columns)
+        for number, (seconds, (prompt, output)) in enumerate(zip(times, lengths, strict=True))
     ]
 
 

@@ -32,7 +32,8 @@ def nnls(matrix: Floats, target: Floats) -> Floats:
     # Columns of equal length: tokens squared stand beside ones.
     lengths = np.sqrt((matrix * matrix).sum(axis=0))
     lengths[lengths == 0.0] = 1.0
-    return _solve(matrix / lengths, target) / lengths
+    found: Floats = _solve(matrix / lengths, target) / lengths
+    return found
 
 
 def _solve(matrix: Floats, target: Floats) -> Floats:

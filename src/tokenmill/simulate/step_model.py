@@ -61,8 +61,9 @@ class StepSize(msgspec.Struct, frozen=True):
     @classmethod
     def of_record(cls, plan: Mapping[str, Any]) -> Self:
         """The size of a recorded plan."""
-        columns = (np.array(plan[name], np.int32) for name in ("num_computed", "num_scheduled", "num_samples"))
-        return cls._of(*columns, len(plan["page_ids"]))
+        names = ("num_computed", "num_scheduled", "num_samples")
+        computed, scheduled, samples = (np.array(plan[name], np.int32) for name in names)
+        return cls._of(computed, scheduled, samples, len(plan["page_ids"]))
 
     @classmethod
     def _of(

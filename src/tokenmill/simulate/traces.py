@@ -132,7 +132,8 @@ def block_tokens(blocks: Sequence[int], length: int, block_size: int, vocab_size
     digits = numbers[:, None] // vocab_size ** np.arange(num_digits, dtype=object) % vocab_size
     places = np.arange(length)
     rows = np.minimum(places // block_size, len(blocks) - 1)
-    return digits.astype(np.int32)[rows, places % block_size % num_digits]
+    token_ids: IntArray = digits.astype(np.int32)[rows, places % block_size % num_digits]
+    return token_ids
 
 
 def _read_mooncake(path: Path, options: TraceOptions) -> Iterator[Arrival]:

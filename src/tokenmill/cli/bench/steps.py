@@ -6,7 +6,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tokenmill.cli.bench.offline import add_engine_flags, engine_config, highest_token_id, run_batch
@@ -19,36 +19,28 @@ from tokenmill.core.errors import InvalidConfig
 OUTPUT_TOKENS = 24
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Batches to run: of 1, 2, 4 ... requests, each with prompts of about 1, 1/4, 1/16 ... of the longest length.
+def batches(longest: int, most_rows: int, kv_tokens: int, source: random.Random, top: int) -> Iterator[list[Prompt]]:
+    """Batches of 1, 2, 4 ... requests, each with prompts of about 1, 1/4, 1/16 ... of the longest length.
 
-    Attributes:
+    Lengths vary in each batch, so that prompts and decodes of all sizes meet.
+
+    Args:
         longest: tokens of prompt and output.
         most_rows: requests that run at the same time.
         kv_tokens: that the cache holds: larger batches are left out.
+        top: the highest token id.
     """
+    for rows in (1 << power for power in range(most_rows.bit_length())):
+        context = longest - 2 * OUTPUT_TOKENS
+        while context >= 1:
+            if rows * (context + 2 * OUTPUT_TOKENS) <= kv_tokens:
+                yield [_prompt(source, context, top) for _ in range(rows)]
+            context //= 4
 
-    longest: int
-    most_rows: int
-    kv_tokens: int
 
-    def batches(self, source: random.Random, highest_token_id: int) -> Iterator[list[Prompt]]:
-        """Lengths vary in each batch, so that prompts and decodes of all sizes meet."""
-        rows = 1
-        while rows <= self.most_rows:
-            context = self.longest - 2 * OUTPUT_TOKENS
-            while context >= 1:
-                if rows * (context + 2 * OUTPUT_TOKENS) <= self.kv_tokens:
-                    yield [self._prompt(source, context, highest_token_id) for _ in range(rows)]
-                context //= 4
-            rows *= 2
-
-    @staticmethod
-    def _prompt(source: random.Random, context: int, highest_token_id: int) -> Prompt:
-        length = source.randint(max(1, context // 2), context)
-        token_ids = [source.randint(0, highest_token_id) for _ in range(length)]
-        return Prompt(token_ids, source.randint(OUTPUT_TOKENS // 2, 2 * OUTPUT_TOKENS))
+def _prompt(source: random.Random, context: int, top: int) -> Prompt:
+    token_ids = [source.randint(0, top) for _ in range(source.randint(max(1, context // 2), context))]
+    return Prompt(token_ids, source.randint(OUTPUT_TOKENS // 2, 2 * OUTPUT_TOKENS))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -68,9 +60,8 @@ def run(arguments: Sequence[str]) -> int:
         log = Path(config.step_log or Path(folder) / "steps.log")
         with load_llm(replace(config, step_log=str(log))) as llm:
             longest = min(namespace.longest, llm.info.max_model_len)
-            rows = min(namespace.most_rows, llm.info.max_num_seqs)
-            grid = Grid(longest, rows, llm.info.num_pages * llm.info.page_size)
-            for batch in grid.batches(random.Random(config.seed), highest_token_id(llm)):
+            sizes = longest, min(namespace.most_rows, llm.info.max_num_seqs), llm.info.num_pages * llm.info.page_size
+            for batch in batches(*sizes, random.Random(config.seed), highest_token_id(llm)):
                 tokens = sum(len(prompt.token_ids) for prompt in batch)
                 print(f"{len(batch)} requests with {tokens:,} tokens", file=sys.stderr)
                 run_batch(llm, batch, temperature=0.6)
