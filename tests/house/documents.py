@@ -45,7 +45,8 @@ def commands(program: str) -> Iterator[tuple[Snippet, list[str]]]:
     for snippet in snippets():
         if snippet.language == "sh":
             for line in snippet.text.replace("\\\n", " ").splitlines():
-                for part in re.split(r"\||<|>", line.split("  #")[0]):
+                # What stands in quotes is no pipe.
+                for part in re.split(r'[|<>](?=(?:[^"]*"[^"]*")*[^"]*$)', line.split("  #")[0]):
                     # Other programs may have quotes over many lines.
                     if part.split()[:1] == [program]:
                         yield snippet, shlex.split(part.replace("[MODEL] [flags]", ""))[1:]

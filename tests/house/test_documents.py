@@ -102,7 +102,7 @@ def test_commands_of_the_documents_name_verbs_and_flags_that_exist():
         own = home.parent.glob("*.py") if home.name == "__init__.py" else [home]
         source = "".join(path.read_text() for path in own) + "".join(
             (ROOT / "src/tokenmill" / name).read_text()
-            for name in ("core/sampling_params.py", "cli/model_access.py", "config.py")
+            for name in ("core/sampling_params.py", "cli/model_access.py", "cli/simulation_flags.py", "config.py")
         )
         for word in words[1:]:
             if word.startswith("--") and word != "--help":

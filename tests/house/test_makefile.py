@@ -69,7 +69,7 @@ def test_the_line_budget_is_counted_and_kept():
     assert [line.split(maxsplit=1)[1] for line in totals] == [
         "of 4400 lines of Python code: the core",
         "of 10200 lines of Python code: all that runs a model, with the core",
-        "of 10400 lines of Python code: user's side",
+        "of 10600 lines of Python code: user's side",
         "of 1800 lines of Python code: what both sides share",
         "of 1300 lines of Python code: the room adapters/",
         "of 1300 lines of Python code: the room batches/",

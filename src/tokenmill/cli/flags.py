@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,12 +43,18 @@ class Given:
     file_name: str = ""
 
 
-def add_flags(parser: Parser, config_class: type, title: str) -> None:
-    """Add the flags of a config class as a group of their own; flags that are not given leave no attribute."""
+def add_flags(parser: Parser, config_class: type, title: str, names: Collection[str] | None = None) -> None:
+    """Add the flags of a config class as a group of their own; flags that are not given leave no attribute.
+
+    Args:
+        names: the fields whose flags they are; None: all.
+    """
     group = parser.add_argument_group(title)
     parser.is_engines = True
     for setting in settings(config_class):
-        names = (setting.flag, *setting.how.aliases)
+        if names is not None and setting.name not in names:
+            continue
+        spellings = (setting.flag, *setting.how.aliases)
         how: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS, "help": _help(setting)}
         if setting.kind == "bool":
             how["action"] = argparse.BooleanOptionalAction
@@ -56,8 +62,8 @@ def add_flags(parser: Parser, config_class: type, title: str) -> None:
             how |= {"type": _reader(setting), "metavar": _metavar(setting)}
             if setting.how.repeat:
                 how["action"] = "extend"
-                parser.repeatable.update(names)
-        group.add_argument(*names, **how)
+                parser.repeatable.update(spellings)
+        group.add_argument(*spellings, **how)
 
 
 def add_config_file_flag(parser: Parser) -> None:

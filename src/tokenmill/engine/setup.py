@@ -15,7 +15,7 @@ from tokenmill.adapters.start import adapter_cache, first_adapters
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.config import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
-from tokenmill.core.errors import InvalidConfig, OutOfMemory
+from tokenmill.core.errors import OutOfMemory
 from tokenmill.engine.drafting import describe_speculation, speculation_of, with_speculation
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.loading import LoadedModel, Progress, StartupTimer, load, size_kv
@@ -38,7 +38,7 @@ from tokenmill.runner.staging import Staging
 from tokenmill.runner.step_sampler import DeviceSampler, HostSampler
 from tokenmill.runner.transport import HostTransport
 from tokenmill.sampling.grammar_rows import GrammarRows
-from tokenmill.scheduler.config import SchedulerConfig, find_policies
+from tokenmill.scheduler.config import find_policies
 from tokenmill.structured.cache import GrammarCache
 from tokenmill.structured.compiler import GrammarTokenizer
 from tokenmill.structured.sandbox import Limits
@@ -296,18 +296,9 @@ def log_header(config: EngineConfig, size: KVSize, limits: ModelLimits) -> LogHe
     """What a recorded schedule is replayed with.
 
     Raises:
-        InvalidConfig: see `scheduler_config`.
+        InvalidConfig: see `scheduler_config_of`.
     """
-    return LogHeader(
-        scheduler=scheduler_config(config, size),
-        num_pages=size.num_pages,
-        page_size=config.page_size,
-        enable_prefix_caching=config.enable_prefix_caching,
-        max_model_len=size.max_model_len,
-        vocab_size=limits.vocab_size,
-        eos_token_ids=sorted(limits.eos_token_ids),
-        depth=2 if config.async_scheduling else 1,
-    )
+    return LogHeader.of(config, size.num_pages, size.max_model_len, limits.vocab_size, sorted(limits.eos_token_ids))
 
 
 def grammar_cache(config: EngineConfig, folder: Path, limits: ModelLimits) -> GrammarCache:
@@ -319,26 +310,3 @@ def grammar_cache(config: EngineConfig, folder: Path, limits: ModelLimits) -> Gr
         eos_token_ids=tuple(sorted(limits.eos_token_ids)),
     )
     return GrammarCache(tokenizer, Limits(options.compile_seconds, options.compile_bytes), options.cache_bytes)
-
-
-def scheduler_config(config: EngineConfig, size: KVSize) -> SchedulerConfig:
-    """The scheduler's part of the config.
-
-    Raises:
-        InvalidConfig: without chunked prefill a step must hold the longest prompt.
-    """
-    if not config.enable_chunked_prefill and config.step_budget < size.max_model_len:
-        raise InvalidConfig(
-            f"--no-enable-chunked-prefill needs --max-num-batched-tokens of at least the context ({size.max_model_len})"
-        )
-    return SchedulerConfig(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.step_budget,
-        long_prefill_token_threshold=config.long_prefill_token_threshold,
-        enable_chunked_prefill=config.enable_chunked_prefill,
-        policy=config.scheduling_policy,
-        batch_policy=config.batch_policy,
-        admission=config.admission,
-        seed=config.seed,
-        max_loras=config.max_loras if config.enable_lora else 0,
-    )

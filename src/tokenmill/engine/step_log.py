@@ -20,6 +20,7 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
+from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import RowFailure, StepPlan, StepResult
@@ -30,7 +31,7 @@ from tokenmill.kv.kv_manager import KVManager
 from tokenmill.kv.page_pool import RESERVED_PAGES, PagePool
 from tokenmill.kv.prefix_cache import NullCache
 from tokenmill.kv.radix_tree import RadixTree
-from tokenmill.scheduler.config import SchedulerConfig
+from tokenmill.scheduler.config import SchedulerConfig, scheduler_config_of
 from tokenmill.scheduler.drafter import Drafter
 from tokenmill.scheduler.scheduler import Scheduler
 from tokenmill.speculation.config import SpeculationSettings
@@ -104,6 +105,26 @@ class LogHeader(msgspec.Struct, kw_only=True):
     depth: int
     speculation: SpeculationSettings | None = None
     transfers: TransferSettings | None = None
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, num_pages: int, max_model_len: int, vocab_size: int, eos_token_ids: list[int]
+    ) -> Self:
+        """What a config says, with what is known of the model and its memory.
+
+        Raises:
+            InvalidConfig: see `scheduler_config_of`.
+        """
+        return cls(
+            scheduler=scheduler_config_of(config, max_model_len),
+            num_pages=num_pages,
+            page_size=config.page_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            depth=2 if config.async_scheduling else 1,
+        )
 
     def make_scheduler(self, events: KVEventLog | None = None, drafter: Drafter | None = None) -> Scheduler:
         """A scheduler over `num_pages` usable pages; the reserved page 0 comes on top.

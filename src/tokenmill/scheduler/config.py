@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tokenmill.config import EngineConfig
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.scheduler.policies import (
     ADMISSION_POLICIES,
     BATCH_POLICIES,
@@ -59,4 +61,27 @@ def find_policies(queue: str, batch: str, admission: str) -> Policies:
         find_policy("--scheduling-policy", queue, QUEUE_POLICIES, QueuePolicy),
         find_policy("--batch-policy", batch, BATCH_POLICIES, BatchPolicy),
         find_policy("--admission", admission, ADMISSION_POLICIES, AdmissionPolicy),
+    )
+
+
+def scheduler_config_of(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
+    """The scheduler's part of a config that has been resolved for its device.
+
+    Raises:
+        InvalidConfig: without chunked prefill a step must hold the longest prompt.
+    """
+    if not config.enable_chunked_prefill and config.step_budget < max_model_len:
+        raise InvalidConfig(
+            f"--no-enable-chunked-prefill needs --max-num-batched-tokens of at least the context ({max_model_len})"
+        )
+    return SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.step_budget,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        policy=config.scheduling_policy,
+        batch_policy=config.batch_policy,
+        admission=config.admission,
+        seed=config.seed,
+        max_loras=config.max_loras if config.enable_lora else 0,
     )

@@ -125,8 +125,8 @@ def compare(path: Path, others: Sequence[Mapping[str, str]]) -> list[Schedule]:
 
 def _simulate(header: LogHeader, config: SchedulerConfig, records: Sequence[StepRecord]) -> Schedule:
     """Let a scheduler have the arrivals of a log."""
-    tokens = dict(_tokens(records))
-    arrivals, leaves = _arrivals(records)
+    tokens = dict(tokens_of(records))
+    arrivals, leaves = arrivals_of(records)
     cost, executor = StepCost.of(records), RecordedTokens(tokens)
     limits = ModelLimits(header.max_model_len, header.vocab_size, frozenset(header.eos_token_ids))
     header.scheduler, header.transfers = config, None
@@ -173,7 +173,7 @@ def _observe(
             schedule.end.append(seconds)
 
 
-def _tokens(records: Sequence[StepRecord]) -> Iterator[tuple[tuple[str, int], int]]:
+def tokens_of(records: Sequence[StepRecord]) -> Iterator[tuple[tuple[str, int], int]]:
     """Every token that a step brought, by request and place; what was sampled again comes later and wins."""
     plans = {record.plan["step"]: record.plan for record in records if record.plan is not None}
     for record in records:
@@ -190,7 +190,7 @@ def _tokens(records: Sequence[StepRecord]) -> Iterator[tuple[tuple[str, int], in
                 yield (request_id, first + number), token
 
 
-def _arrivals(records: Sequence[StepRecord]) -> tuple[list[tuple[float, RecordedInput]], dict[str, int]]:
+def arrivals_of(records: Sequence[StepRecord]) -> tuple[list[tuple[float, RecordedInput]], dict[str, int]]:
     """What came, each with its time, and after how many tokens clients left their requests (those that had some)."""
     found: list[tuple[float, RecordedInput]] = []
     leaves: dict[str, int] = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import IntArray, StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import Proposal, RequestStatus
 from tokenmill.engine.engine import Engine, ModelLimits
@@ -94,27 +95,28 @@ def _engine(header: LogHeader, executor: RecordedExecutor, drafter: Drafter | No
     return Engine(header.make_scheduler(drafter=drafter), executor, limits, header.depth)
 
 
-def apply_input(engine: Engine, arrived: RecordedInput) -> None:
-    """Let an engine have what came once before.
+def apply_input(engine: Engine, arrived: RecordedInput) -> list[TokenOutput]:
+    """Let an engine have what came once before; what it says of it at once.
 
     Raises:
         InvalidRequest: it continues a session that this engine does not have.
     """
     match arrived:
         case Added(message, status):
-            engine.add(message, RequestStatus(status))
+            return engine.add(message, RequestStatus(status))
         case Extended(request_id, token_ids, params, is_last):
             engine.extend(request_id, token_ids, params, is_last)
         case Woken(request_id):
             engine.wake(request_id)
         case Aborted(ids):
-            engine.abort(ids)
+            return engine.abort(ids)
         case CacheReset(preempt_running):
             engine.reset_prefix_cache(preempt_running)
         case Paused(is_paused):
             engine.set_paused(is_paused)
         case _:
             engine.take_news([arrived])
+    return []
 
 
 def _array(values: list[int]) -> IntArray:

@@ -156,7 +156,7 @@ def read_workload(namespace: argparse.Namespace, seed: int) -> Workload:
     """
     at_least("--num-prompts", namespace.num_prompts, 1)
     at_least("--prefix-len", namespace.prefix_len, 0)
-    scale = _read_scale(namespace.length_scale)
+    scale = read_scale(namespace.length_scale)
     if namespace.profile is None:
         if scale != 1:
             raise InvalidConfig("--length-scale needs a --profile")
@@ -215,7 +215,12 @@ def at_least(flag: str, value: float, least: float) -> None:
         raise InvalidConfig(f"{flag} must be at least {least}, got {value}")
 
 
-def _read_scale(text: str) -> float:
+def read_scale(text: str) -> float:
+    """`1/16` or `0.5`.
+
+    Raises:
+        InvalidConfig: it is not above 0 and at most 1.
+    """
     try:
         scale = float(Fraction(text))
     except (ValueError, ZeroDivisionError):

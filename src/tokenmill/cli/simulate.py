@@ -1,0 +1,52 @@
+"""`tokenmill simulate TRACE`: the real scheduler, cache and router on a virtual clock, under one policy or several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenmill.cli.parser import Parser
+from tokenmill.cli.simulation_flags import (
+    add_simulation_flags,
+    check_plain,
+    make_simulation,
+    policies_of,
+    read_arrivals,
+)
+
+RECORDED = "recorded"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print what became of the requests, a column for each combination of policies; returns 0.
+
+    Raises:
+        TokenMillError: a trace, a model or a step model that cannot be read, or a flag that cannot be simulated.
+    """
+    namespace = make_parser().parse(arguments)
+    from tokenmill.simulate.lives import side_by_side
+    from tokenmill.simulate.simulation import each_policy, run_recorded
+
+    if namespace.step_model == RECORDED:
+        check_plain(namespace)
+        outcomes = [run_recorded(Path(namespace.trace))]
+    else:
+        simulation = make_simulation(namespace)
+        arrivals = read_arrivals(namespace, simulation.header.vocab_size)
+        choices = list(each_policy(policies_of(namespace)))
+        outcomes = [simulation.with_policies(fields).run(arrivals) for fields in choices]
+    if namespace.json:
+        for outcome in outcomes:
+            print(json.dumps(outcome.summary()))
+    else:
+        print(side_by_side(outcomes))
+    return 0
+
+
+def make_parser() -> Parser:
+    """The parser of `simulate`."""
+    parser = Parser("simulate", "What would become of a trace: real scheduler, cache and router, no model.", "TRACE")
+    add_simulation_flags(parser, f"a file of `tokenmill fit`, or `{RECORDED}`: a step log with its own times")
+    parser.add_argument("--json", action="store_true", help="a JSON line for each column")
+    return parser

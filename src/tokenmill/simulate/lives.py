@@ -1,0 +1,152 @@
+"""What became of each request in a simulation, and what that comes to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(slots=True)
+class Life:
+    """One request; moments in seconds from the start.
+
+    Attributes:
+        engine: that had it.
+        times: when each output token was there.
+        end: when it ended; None: it never did.
+        error: why it failed.
+    """
+
+    tenant: str
+    arrived: float
+    engine: int
+    num_prompt_tokens: int
+    times: list[float] = field(default_factory=list)
+    end: float | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """A whole run.
+
+    Attributes:
+        name: of its policies.
+        lives: by request id, in the order of arrival.
+        seconds: from the first arrival to the last end.
+        num_steps, num_tokens: that engines ran; what the prefix cache supplied is not among the tokens.
+        busy: seconds in which each engine ran steps.
+        queried, hits: prompt tokens that caches were asked for, and had.
+    """
+
+    name: str = ""
+    lives: dict[str, Life]
+    seconds: float
+    num_steps: int
+    num_tokens: int
+    num_preemptions: int
+    busy: list[float]
+    queried: int
+    hits: int
+
+    @property
+    def ttft(self) -> list[float]:
+        """Seconds to the first token, of each request that got one."""
+        return [life.times[0] - life.arrived for life in self.lives.values() if life.times]
+
+    @property
+    def itl(self) -> npt.NDArray[np.float64]:
+        """Seconds between one output token and the next, of all requests."""
+        gaps = [np.diff(life.times) for life in self.lives.values() if len(life.times) > 1]
+        return np.concatenate(gaps) if gaps else np.zeros(0)
+
+    @property
+    def e2e(self) -> list[float]:
+        """Seconds to the end, of each request that came to a good one."""
+        return [life.end - life.arrived for life in self.lives.values() if life.end is not None and life.error is None]
+
+    def summary(self) -> dict[str, Any]:
+        """Plain numbers, for JSON; seconds unless the name says otherwise. Without samples a distribution is None."""
+        num_output = sum(len(life.times) for life in self.lives.values())
+        span = max(self.seconds, 1e-9)
+        return {
+            "policies": self.name,
+            "requests": len(self.lives),
+            "errors": sum(life.error is not None for life in self.lives.values()),
+            "seconds": self.seconds,
+            "steps": self.num_steps,
+            "tokens_run": self.num_tokens,
+            "output_tokens_per_second": num_output / span,
+            "requests_per_second": len(self.e2e) / span,
+            "busy": float(np.mean(self.busy)) / span,
+            "prefix_hit_rate": self.hits / self.queried if self.queried else 0.0,
+            "preemptions": self.num_preemptions,
+            "fairness": self.fairness(),
+            "ttft": distribution(self.ttft),
+            "itl": distribution(self.itl),
+            "e2e": distribution(self.e2e),
+        }
+
+    def fairness(self) -> float:
+        """Jain's index (Jain, Chiu and Hawe 1984) of the tokens per second that each tenant got while it waited.
+
+        1: all got the same; 1/n: one of n tenants got everything. A tenant's speed is that of its prompts' and outputs'
+        tokens over the sum of its requests' seconds.
+        """
+        tokens: dict[str, int] = defaultdict(int)
+        waited: dict[str, float] = defaultdict(float)
+        for life in self.lives.values():
+            if life.end is not None and life.error is None:
+                tokens[life.tenant] += life.num_prompt_tokens + len(life.times)
+                waited[life.tenant] += life.end - life.arrived
+        return jain([tokens[one] / max(waited[one], 1e-9) for one in tokens])
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's index of shares, none below 0; 1 of none."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
+
+
+def distribution(samples: Sequence[float] | npt.NDArray[np.float64]) -> dict[str, float] | None:
+    """Mean, p50, p90 and p99, as the benchmarks have them; None without samples."""
+    if len(samples) == 0:
+        return None
+    quantiles = np.percentile(samples, PERCENTILES).tolist()
+    names = (f"p{percent}" for percent in PERCENTILES)
+    return {"mean": float(np.mean(samples)), **dict(zip(names, quantiles, strict=True))}
+
+
+def side_by_side(outcomes: Sequence[Outcome]) -> str:
+    """A table: a column for each run, a row for each figure."""
+    summaries = [outcome.summary() for outcome in outcomes]
+    rows = [("", [one.name for one in outcomes])]
+    for label, name, form in (
+        ("requests", "requests", ",d"),
+        ("errors", "errors", ",d"),
+        ("seconds in all", "seconds", ",.2f"),
+        ("requests/s", "requests_per_second", ",.3f"),
+        ("output tokens/s", "output_tokens_per_second", ",.1f"),
+        ("engines are busy", "busy", ".1%"),
+        ("tokens run", "tokens_run", ",d"),
+        ("prompts from cache", "prefix_hit_rate", ".1%"),
+        ("preemptions", "preemptions", ",d"),
+        ("fairness (Jain)", "fairness", ".3f"),
+    ):
+        rows.append((label, [format(one[name], form) for one in summaries]))
+    for label, name in (("to first token", "ttft"), ("between tokens", "itl"), ("to the end", "e2e")):
+        for figure in ("mean", *(f"p{percent}" for percent in PERCENTILES)):
+            cells = ["-" if one[name] is None else f"{one[name][figure] * 1e3:,.1f}" for one in summaries]
+            rows.append((f"ms {label}, {figure}", cells))
+    widths = [max(len(cells[column]) for _, cells in rows) for column in range(len(outcomes))]
+    return "\n".join(
+        f"{label:<25}" + "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        for label, cells in rows
+    )
