@@ -86,7 +86,7 @@ class Observer:
         """The last thousand turns, oldest first; what came since the last of them makes one more."""
         if self._news:
             self._news.at = time.perf_counter()
-            self._log.add(None, None, StepRecord(), self._take_news())
+            self._log.add_news(self._take_news())
         return self._log.turns()
 
     def _take_news(self) -> News:

@@ -249,10 +249,17 @@ class StepLog:
                 failures=result.failures,
                 proposals={index: (ids.tolist(), is_forced) for index, (ids, is_forced) in result.proposals.items()},
             )
-        self.num_turns += 1
-        self._recent.append(Turn(self.num_turns, plan, record, news))
+        self._keep(plan, record, news)
         if self._file is not None:
             self._write(_with_plan(plan, msgspec.structs.replace(record, inputs=inputs)))
+
+    def add_news(self, news: News) -> None:
+        """Something came between two turns, and somebody looks: a turn in memory alone, since the file is replayed."""
+        self._keep(None, StepRecord(), news)
+
+    def _keep(self, plan: StepPlan | None, record: StepRecord, news: News) -> None:
+        self.num_turns += 1
+        self._recent.append(Turn(self.num_turns, plan, record, news))
 
     def recent(self) -> Iterator[StepRecord]:
         """The last thousand records, oldest first."""
