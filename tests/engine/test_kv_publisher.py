@@ -15,6 +15,7 @@ from tests.scheduler.paged_memory_runner import expected_output
 from tokenmill.config import EngineConfig
 from tokenmill.config_fields import KVEventsConfig
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.request import CacheKey
 from tokenmill.engine.kv_publisher import KVPublisher
 from tokenmill.kv.events import CacheCleared, KVEventLog, PagesRemoved, PagesStored
 
@@ -90,7 +91,7 @@ def test_salts_give_other_names_to_the_same_tokens() -> None:
 def test_a_name_fits_a_signed_64_bit_integer() -> None:
     log = KVEventLog()
     pages = np.arange(1, 61, dtype=np.int32)
-    log.stored("", None, np.arange(120, dtype=np.int32), pages)
+    log.stored(CacheKey(""), None, np.arange(120, dtype=np.int32), pages)
     (stored,) = log.take()
     assert isinstance(stored, PagesStored)
     assert len(set(stored.hashes)) == 60

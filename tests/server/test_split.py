@@ -249,7 +249,7 @@ def test_a_consumer_that_is_killed_leaves_its_pages_to_the_end_of_their_leases(t
         os.kill(split.decode.api_pid, signal.SIGKILL)
         for _ in range(5):
             computed_prompt(split, fresh_prompt(200))
-        assert split.prefill.metric("num_pages_pinned") > 0
+        split.prefill.wait_for(lambda: split.prefill.metric("num_pages_pinned") > 0)  # told once a second
         split.prefill.wait_until_unused()  # without any request that would stir the engine
 
 

@@ -72,7 +72,7 @@ class Fleet:
             ready = self._parts.engines.ready
             if ready is None:
                 raise Conflict("no engine takes requests now")
-            if Path(model).resolve() == Path(ready.model).resolve():
+            if _folder(model) == Path(ready.model).resolve():
                 raise InvalidRequest("the engines run from this folder: give new weights another one", "model_path")
             new = await self._start(model, (0, len(old)))
             if (trouble := _difference(ready, new)) is not None:
@@ -119,6 +119,13 @@ class Fleet:
             await self._remove(index, None)
             if number + 1 < len(old):
                 await self._start(model, (number + 1, len(old)))
+
+
+def _folder(model: str) -> Path:
+    try:
+        return Path(model).resolve()
+    except (OSError, ValueError, RuntimeError):
+        raise InvalidRequest("model_path is no path", "model_path") from None
 
 
 def _difference(old: EngineReady, new: EngineReady) -> str | None:
