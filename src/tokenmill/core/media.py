@@ -1,0 +1,86 @@
+"""Media in a prompt: where their placeholders stand, what they show, and by which ids their tokens are told apart.
+
+A prompt holds one placeholder for each embedding that an image comes to. All placeholders of all images are one token,
+so whatever compares tokens (the radix tree, the disk tier, the router) would take two images of a size for the same.
+On its way through the engine a placeholder is therefore a *surrogate*: an id above every vocabulary, made of the hash
+of the content and of its place in it. The model is given the placeholder itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b, shake_256
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+# No vocabulary is as large, and ids stay int32. The bits below it are the content's.
+SURROGATE = 1 << 30
+
+
+class MediaSpan(NamedTuple):
+    """One image in a prompt.
+
+    Attributes:
+        offset, length: its placeholders, in tokens.
+        digest: hash of what it shows, after it was resized.
+        rows, columns: patches of its grid; `length` is their product, less what is merged.
+        token_id: the placeholder as the model knows it.
+    """
+
+    offset: int
+    length: int
+    digest: str
+    rows: int
+    columns: int
+    token_id: int
+
+    @property
+    def end(self) -> int:
+        """The token behind it."""
+        return self.offset + self.length
+
+
+class MediaInput(msgspec.Struct, array_like=True):
+    """One image of a request, as it comes to the engine. `pixels`: [height, width, 3] uint8, raster order."""
+
+    span: MediaSpan
+    pixels: bytes
+
+
+def content_digest(pixels: bytes, height: int, width: int, processor: str) -> str:
+    """What an image shows: 32 hexadecimal digits of its pixels, its shape and how it was prepared."""
+    hash = blake2b(f"{processor}/{height}x{width}/".encode(), digest_size=16)
+    hash.update(pixels)
+    return hash.hexdigest()
+
+
+def surrogate_ids(digest: str, length: int) -> npt.NDArray[np.int32]:
+    """[length] int32, the ids of a content's placeholders: 30 bits of its hash and their place each."""
+    numbers = np.frombuffer(shake_256(digest.encode()).digest(4 * length), dtype=np.uint32)
+    return (numbers % SURROGATE + SURROGATE).astype(np.int32)
+
+
+def with_surrogates(token_ids: list[int], media: Sequence[MediaInput]) -> list[int]:
+    """A prompt with surrogates instead of placeholders."""
+    if not media:
+        return token_ids
+    ids = np.array(token_ids, dtype=np.int32)
+    for span in (one.span for one in media):
+        ids[span.offset : span.end] = surrogate_ids(span.digest, span.length)
+    return list(ids.tolist())
+
+
+def with_placeholders(token_ids: Sequence[int], spans: Sequence[MediaSpan]) -> npt.NDArray[np.int32]:
+    """A prompt as the model knows it: [n] int32, memory of its own."""
+    ids = np.array(token_ids, dtype=np.int32)
+    for span in spans:
+        ids[span.offset : span.end] = span.token_id
+    return ids
+
+
+def without_pixels(media: Sequence[MediaInput]) -> list[MediaInput]:
+    """What a schedule depends on; what the images show stays out of logs."""
+    return [MediaInput(one.span, b"") for one in media]

@@ -1,0 +1,1 @@
+"""Images: pixels, towers, positions, and the cache of what the encoder has made of them."""

@@ -1,0 +1,92 @@
+"""A small random Qwen3-VL checkpoint, and transformers' answers on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.checkpoints import VOCAB_SIZE, make_tokenizer, randomize
+
+MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+MIN_PIXELS, MAX_PIXELS = 32 * 32, 96 * 96
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def make_vision_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+    """Write a checkpoint of four text layers and a tower of four blocks, with tokenizer, template and processor."""
+    folder.mkdir(parents=True, exist_ok=True)
+    special = make_tokenizer(folder, VOCAB_SIZE)
+    ids = _add_marks(folder)
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    text = {
+        "vocab_size": VOCAB_SIZE + len(MARKS),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "rope_parameters": rope,
+        "eos_token_id": special["<|im_end|>"],
+        "pad_token_id": special["<|endoftext|>"],
+    }
+    tower = {
+        "depth": 4,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_heads": 4,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 36,
+        "deepstack_visual_indexes": [0, 1, 2],
+    }
+    config = transformers.Qwen3VLConfig(
+        text_config=text,
+        vision_config=tower,
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=False,
+    )
+    model = transformers.Qwen3VLForConditionalGeneration(config)
+    randomize(model, seed)
+    model.to(dtype).save_pretrained(folder)
+    _write(folder / "generation_config.json", {"eos_token_id": [special["<|im_end|>"]]})
+    size = {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}
+    _write(folder / "preprocessor_config.json", {"size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3})
+    return folder
+
+
+def load_vision_oracle(folder: Path) -> transformers.PreTrainedModel:
+    """The checkpoint as a transformers model: float32, eager attention, eval mode."""
+    return transformers.Qwen3VLForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def _add_marks(folder: Path) -> dict[str, int]:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    taken = {token["id"] for token in tokenizer["added_tokens"]} | set(tokenizer["model"]["vocab"].values())
+    first = max(taken) + 1
+    for number, mark in enumerate(MARKS):
+        like = dict(tokenizer["added_tokens"][0])
+        tokenizer["added_tokens"].append(like | {"id": first + number, "content": mark})
+    _write(folder / "tokenizer.json", tokenizer)
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    _write(folder / "tokenizer_config.json", config | {"chat_template": TEMPLATE})
+    return {mark: first + number for number, mark in enumerate(MARKS)}
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
