@@ -18,6 +18,7 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.sampling_params import MAX_LOGPROBS
 from tokenmill.kv_transfer_config import parse_kv_transfer_config
 from tokenmill.speculation.config import parse_config
+from tokenmill.vision_config import VisionConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 # What they stand for, where that is not the same word.
@@ -33,7 +34,7 @@ ROUTING_POLICIES = ("cost", "fewest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(VisionConfig):
     """What the engine process needs to know. A field left at None is decided by `resolve` or by the engine at start."""
 
     model: str = flag("", "checkpoint folder or hub id (none: the bundled demo model)", aliases=("--model-path",))

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from tokenmill.kernels.adapters import AdapterRows
+from tokenmill.kernels.heads import StepAngles
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,24 @@ class DeviceLens:
         """A copy of a batch's lengths."""
         device = batch.token_ids.device
         return cls(torch.from_numpy(batch.context_lens).to(device), torch.from_numpy(batch.query_starts).to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class MediaTokens:
+    """What a step with images in its requests needs besides its tokens.
+
+    Attributes:
+        positions: [3, T] int64, of time, row and column; all equal where a token is text.
+        axes: [head_dim / 2] int64, which of the three each frequency of the rotary embedding turns by.
+        indices: [K] int64, increasing: which of the T tokens are placeholders.
+        embeddings: [K, 1 + levels, hidden_size] what stands in their place, and what is added to them behind layer 0,
+            1, ...; None where K is 0.
+    """
+
+    positions: torch.Tensor
+    axes: torch.Tensor
+    indices: torch.Tensor
+    embeddings: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +61,7 @@ class ForwardBatch:
         output_indices: [S] int64, increasing: which of the T tokens have an output (the last one of each request that
             samples).
         adapters: which of the tokens run with which adapters; None: all with the base model alone.
+        media: positions and embeddings where a request has images; None: all are text.
         lens: the lengths on the device, where they were sent along with the rest; None: not yet.
     """
 
@@ -55,3 +75,11 @@ class ForwardBatch:
     output_indices: torch.Tensor
     lens: DeviceLens | None = None
     adapters: AdapterRows | None = None
+    media: MediaTokens | None = None
+
+
+def angles_of(batch: ForwardBatch) -> StepAngles:
+    """The rotary angles of a step's tokens."""
+    if batch.media is None:
+        return StepAngles(batch.positions)
+    return StepAngles(batch.media.positions, batch.media.axes)

@@ -29,6 +29,7 @@ from tokenmill.core.answer import AnswerPiece
 from tokenmill.core.api_messages import ForSibling, FromSibling
 from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineReply, EngineStats
 from tokenmill.core.live import ShowTurns
+from tokenmill.core.media import MediaInput
 from tokenmill.core.part_messages import EngineNews, EngineReport, FromPart, LeaveWorker, Message, Ping, WatchEngine
 from tokenmill.core.plan import TokenLogprobs
 from tokenmill.core.request import FinishReason
@@ -119,6 +120,7 @@ class AddRequest(Message, kw_only=True):
     """One request to run. `params.max_tokens` may be None; the engine caps it by the context.
 
     Attributes:
+        media: its images, whose placeholders in the prompt are surrogates; see `core/media.py`.
         output_token_ids: what it has brought already, on an engine that died; it goes on behind them.
         worker: the inbox of the text worker that its outputs go to.
         num_missing_tokens: those whose KV the engine did not have when it was chosen, as far as was known; 0: all.
@@ -142,6 +144,7 @@ class AddRequest(Message, kw_only=True):
     is_background: bool = False
     kv_transfer_params: dict[str, Any] | None = None
     adapter: AdapterRef | None = None
+    media: list[MediaInput] = []
 
 
 # --- API -> engine ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.core.media import MediaSpan
 from tokenmill.core.request import Proposal, TokenArray
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.transfers import PlanTransfers
@@ -32,6 +33,7 @@ class AdmittedRequest:
         stop_token_ids: ids to mask while fewer than `params.min_tokens` tokens are out.
         seed: the seed its draws are keyed by; never None here.
         pooling: "mean" or "last": a vector is wanted for its prompt; "": none.
+        media: the images of its prompt.
         adapter: digest of its adapter; "": none. adapter_slot: where that is to stand, from 0.
     """
 
@@ -45,6 +47,7 @@ class AdmittedRequest:
     pooling: str = ""
     adapter: str = ""
     adapter_slot: int = 0
+    media: tuple[MediaSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class StepPlan:
             `page_table[page_rows[i], page_numbers[i]] = page_ids[i]`.
         draft_ids: [D] int32, the draft tokens of all requests in batch order, `num_samples - 1` of each that samples;
             None: there are none.
+        forget, encode: digests of images whose outputs are let go of, and then of those that the step needs first.
         transfers: pages to be loaded and saved beside the step, which may have no requests then; None: there are none.
     """
 
@@ -79,6 +83,8 @@ class StepPlan:
     page_ids: IntArray
     draft_ids: IntArray | None = None
     transfers: PlanTransfers | None = None
+    encode: tuple[str, ...] = ()
+    forget: tuple[str, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.media import MediaSpan
 from tokenmill.core.sampling_params import SamplingParams
 
 TokenArray = npt.NDArray[np.int32]
@@ -123,6 +124,7 @@ class Request:
         num_inflight_steps: launched, uncommitted steps that use its row and pages.
         awaited_page: a page of its prompt that a running request is about to compute; it waits for that one.
         has_drafts: a launched step runs draft tokens of it; how many tokens that brings, its commit says.
+        media: the images of its prompt, whose placeholders are surrogates in `token_ids`.
         mask_missed: the mask of its grammar was late for a step; it is sampled again once the launched steps that use
             it are committed.
         is_background: it comes after all that are not, whatever the policy, and yields to them.
@@ -152,6 +154,7 @@ class Request:
         "is_background",
         "is_resumable",
         "mask_missed",
+        "media",
         "max_tokens_total",
         "num_accepted_tokens",
         "num_cached_tokens",
@@ -192,6 +195,7 @@ class Request:
         is_resumable: bool = False,
         pooling: str = "",
         is_background: bool = False,
+        media: tuple[MediaSpan, ...] = (),
         status: RequestStatus = RequestStatus.WAITING,
     ) -> None:
         prompt = np.asarray(prompt_token_ids, dtype=np.int32)
@@ -208,6 +212,7 @@ class Request:
         self.rank: tuple[tuple[bool, Any], int, int] = (is_background, 0), 0, arrival
         self.awaited_page: Hashable | None = None
         self.is_background = is_background
+        self.media = media
         self.is_resumable = is_resumable
         self.inputs: deque[TurnInput] = deque()
         self.pooling = pooling

@@ -14,9 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tokenmill.core.adapters import digest_of
 from tokenmill.core.engine_messages import EngineStats
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.media import without_pixels
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TurnInput
@@ -129,6 +132,8 @@ class Engine:
         except InvalidRequest as refusal:
             self._release([message.id])
             return [_refused(message.id, refusal)]
+        if message.media:
+            message = msgspec.structs.replace(message, media=without_pixels(message.media))
         self._observer.record(Added(message, status.value))
         self.num_arrived += 1
         return []
@@ -150,6 +155,7 @@ class Engine:
             is_resumable=message.is_resumable,
             pooling=message.pooling,
             is_background=message.is_background,
+            media=tuple(one.span for one in message.media),
             status=status,
         )
 

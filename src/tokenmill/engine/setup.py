@@ -42,6 +42,7 @@ from tokenmill.scheduler.config import find_policies
 from tokenmill.structured.cache import GrammarCache
 from tokenmill.structured.compiler import GrammarTokenizer
 from tokenmill.structured.sandbox import Limits
+from tokenmill.vision.start import Vision, load_vision
 from tokenmill.weights.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def _build(
         size = size_kv(config, platform, model, available)
         memory = allocate(config, platform, model.architecture, model.attention, size, model.draft)
     limits = dataclasses.replace(limits, max_model_len=size.max_model_len)
-    runner = make_runner(config, platform, model, memory, grammars, adapters)
+    vision = load_vision(config, model)
+    runner = make_runner(config, platform, model, memory, grammars, adapters, vision)
     graphs = _capture(platform, runner, timer)
     on_thread = config.async_scheduling and not platform.is_accelerator
     executor: Executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
@@ -150,7 +152,7 @@ def _build(
         limits,
         header.depth,
         Observer(log),
-        [grammars] if adapters is None else [grammars, adapters],
+        [gate for gate in (grammars, adapters, vision and vision.pixels) if gate is not None],
         desk,
     )
     engine.adapters = adapters
@@ -241,13 +243,15 @@ def make_runner(
     memory: StepMemory,
     grammars: GrammarCache,
     adapters: AdapterCache | None = None,
+    vision: Vision | None = None,
 ) -> ModelRunner:
     """What a step is on the platform."""
     on_host = not platform.is_accelerator
     proposes = speculation_of(config, platform) is not None
     masks = GrammarRows(grammars.template, model.architecture.vocab_size, on_host, proposes)
     of_rows = None if adapters is None else RowAdapters(config.max_num_seqs, adapters.find)
-    rows, attention = RowState(memory.tables, memory.sampling, masks, of_rows), memory.attention
+    encoder = None if vision is None else vision.encoder
+    rows, attention = RowState(memory.tables, memory.sampling, masks, of_rows, encoder), memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)
     own = in_one_call(model.decoder, attention)

@@ -37,7 +37,16 @@ class RotaryTables:
 
         The sign of the half rotation is folded into sin: x * cos + swap_halves(x) * [-sin, sin].
         """
-        cos, sin = self.cos[positions], self.sin[positions]
+        return self._both_halves(self.cos[positions], self.sin[positions])
+
+    def lookup_axes(self, positions: torch.Tensor, axes: torch.Tensor) -> CosSin:
+        """`lookup` where each frequency turns by one of several positions: positions [A, T], axes [head_dim / 2]."""
+        columns = torch.arange(len(axes), device=axes.device)
+        places = positions[axes].T  # [T, head_dim / 2]
+        return self._both_halves(self.cos[places, columns], self.sin[places, columns])
+
+    @staticmethod
+    def _both_halves(cos: torch.Tensor, sin: torch.Tensor) -> CosSin:
         return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
 
 
@@ -45,13 +54,14 @@ class StepAngles:
     """The angles of a step's tokens: looked up in each table once, when the first layer with it asks.
 
     Args:
-        positions: [T] int64.
+        positions: [T] int64; or [A, T] with `axes`, see `RotaryTables.lookup_axes`.
     """
 
-    __slots__ = ("_found", "_positions")
+    __slots__ = ("_axes", "_found", "_positions")
 
-    def __init__(self, positions: torch.Tensor) -> None:
+    def __init__(self, positions: torch.Tensor, axes: torch.Tensor | None = None) -> None:
         self._positions = positions
+        self._axes = axes
         self._found: dict[RotaryTables, CosSin] = {}
 
     def of(self, rotary: RotaryTables | None) -> CosSin | None:
@@ -59,7 +69,9 @@ class StepAngles:
         if rotary is None:
             return None
         if rotary not in self._found:
-            self._found[rotary] = rotary.lookup(self._positions)
+            axes = self._axes
+            found = rotary.lookup(self._positions) if axes is None else rotary.lookup_axes(self._positions, axes)
+            self._found[rotary] = found
         return self._found[rotary]
 
 

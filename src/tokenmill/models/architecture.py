@@ -164,6 +164,7 @@ class Architecture:
         name: as config.json says it, e.g. `Qwen3ForCausalLM`.
         weight_names: what checkpoints call the weights; see `models.weight_names`.
         norm_eps: of the final norm.
+        tower: what the names of weights begin with that belong to a vision tower; "": it takes text only.
         tie_embeddings: the output head is the embedding table.
         embedding_multiplier: of the embeddings that enter the first layer.
         logits_scaling: logits are divided by it.
@@ -185,6 +186,7 @@ class Architecture:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
+    tower: str = ""
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Bytes of KV that one token takes, over all layers."""

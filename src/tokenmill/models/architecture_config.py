@@ -31,6 +31,9 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
     """
     name = _architecture_name(fields, source)
     family = FAMILIES[name]
+    if family.text_config:
+        # What stands beside the decoder's config wins over what stands in it.
+        fields = {**_part(fields, "text_config", source), **fields}
     config = ConfigReader(fields, source, family.defaults)
     _refuse_unsupported(config)
     rope, max_position = read_rope(config, config.integer("max_position_embeddings", 32768))
@@ -49,7 +52,20 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         bos_token_id=next(iter(config.integers("bos_token_id")), None),
         eos_token_ids=tuple(token for token in config.integers("eos_token_id") if 0 <= token < vocab_size),
         dtype=_dtype_name(config),
+        tower=family.tower,
     )
+
+
+def _part(fields: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
+    """An object in a config.
+
+    Raises:
+        InvalidCheckpoint: it is none.
+    """
+    part = fields.get(name)
+    if not isinstance(part, dict):
+        raise ConfigReader(fields, source).error(f"{name} must be an object")
+    return {key: value for key, value in part.items() if key != "architectures"}
 
 
 def _architecture_name(fields: Mapping[str, Any], source: str) -> str:

@@ -71,10 +71,15 @@ class Decoder:
         hidden = self._embed(batch.token_ids)
         if self.architecture.embedding_multiplier != 1:
             hidden.mul_(self.architecture.embedding_multiplier)
+        media = None if batch.media is None else batch.media.embeddings
+        if batch.media is not None and media is not None:
+            hidden[batch.media.indices] = media[:, 0].to(hidden.dtype)
         stream = ResidualStream(hidden)
         adapted = [None if batch.adapters is None else batch.adapters.layer(i) for i in range(len(self.layers))]
-        for layer, own in zip(self.layers[:-1], adapted, strict=False):
+        for index, (layer, own) in enumerate(zip(self.layers[:-1], adapted, strict=False), 1):
             layer.forward(stream, attention, plan, None, own)
+            if batch.media is not None and media is not None and index < media.shape[1]:
+                stream.hidden.index_add_(0, batch.media.indices, media[:, index].to(hidden.dtype))
         every = len(batch.output_indices) == len(batch.token_ids)
         self.layers[-1].forward(stream, attention, plan, None if every else batch.output_indices, adapted[-1])
         return stream.normed(self.final_norm)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tokenmill.models.config_reader import ConfigReader
-from tokenmill.models.weight_names import LLAMA_NAMES
+from tokenmill.models.weight_names import LLAMA_NAMES, QWEN3_VL_NAMES
 
 Windows = tuple[int | None, ...]
 
@@ -37,6 +37,8 @@ class Family:
         head_norms: RMSNorm over each head of q and k.
         head_dim: config field `head_dim` when it is absent; None: hidden size / heads.
         has_experts: the config describes experts.
+        text_config: the config of the decoder is a part of the file. tower: what the names of the other weights begin
+            with, which are not the decoder's; "": there are none.
         has_multipliers: the config has the four multipliers of Granite; the scale of attention is one of them.
         defaults: values of fields that may be absent.
         weight_names: what checkpoints call the weights.
@@ -52,6 +54,8 @@ class Family:
     head_norms: bool = False
     head_dim: int | None = None
     has_experts: bool = False
+    text_config: bool = False
+    tower: str = ""
     has_multipliers: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     weight_names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
@@ -152,6 +156,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             head_norms=True,
             has_experts=True,
             gguf="qwen3moe",
+        ),
+        "Qwen3VLForConditionalGeneration": Family(
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            head_norms=True,
+            head_dim=128,
+            text_config=True,
+            tower="model.visual.",
+            defaults={"rope_theta": 500000.0, "max_position_embeddings": 128000},
+            weight_names=QWEN3_VL_NAMES,
         ),
         "SmolLM3ForCausalLM": Family(
             windows=_windows_without_rope,

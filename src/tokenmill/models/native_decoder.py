@@ -57,6 +57,7 @@ class NativeDecoder:
         if batch.adapters is not None:
             # The pass in one call has no adapters: a step with rows that have some is made kernel by kernel.
             return self._decoder.forward(batch, attention)
+        assert batch.media is None, "models with images have an attention that takes positions"
         assert attention is self._attention, "the pass is bound to the memory of one attention"
         token_ids, wanted = batch.token_ids, batch.output_indices
         assert token_ids.is_contiguous() and wanted.is_contiguous(), "ids and indices lie in one piece"

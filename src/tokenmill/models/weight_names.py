@@ -30,6 +30,11 @@ LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
 )
 """Role of a weight -> what Llama, and most families after it, call it, without `.weight` or `.bias`."""
 
+QWEN3_VL_NAMES: Mapping[str, str] = MappingProxyType(
+    {role: name.replace("model.", "model.language_model.", 1) for role, name in LLAMA_NAMES.items()}
+)
+"""The same where a vision tower stands beside the decoder."""
+
 
 @dataclass(frozen=True, slots=True)
 class WeightKey:

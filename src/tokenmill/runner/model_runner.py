@@ -90,6 +90,8 @@ class ModelRunner:
                 batch = build_batch(arrays, sent, rows.tables)
                 if rows.adapters is not None:
                     batch = replace(batch, adapters=rows.adapters.rows_of(plan))
+                if rows.encoder is not None:
+                    batch = replace(batch, media=rows.encoder.add_to(batch, plan))
                 outputs = self.model.forward(batch, self._attention)
                 if wanted.spans:
                     reports = rows.prompts.take(plan, wanted.spans, outputs, rows.tables, self.model.logits)

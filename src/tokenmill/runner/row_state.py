@@ -10,6 +10,7 @@ from tokenmill.runner.samples import Samples
 from tokenmill.runner.transport import Arrays
 from tokenmill.sampling.grammar_rows import GrammarRows
 from tokenmill.sampling.state import SamplingState
+from tokenmill.vision.encoder import Encoder
 
 
 class RowState:
@@ -20,15 +21,22 @@ class RowState:
         sampling: how each row draws. grammars: what it may draw.
         prompts: what is wanted of its prompt.
         adapters: which adapter it has; None: the engine has none.
+        encoder: which images it has; None: the model takes text only.
     """
 
     def __init__(
-        self, tables: RowTables, sampling: SamplingState, grammars: GrammarRows, adapters: RowAdapters | None = None
+        self,
+        tables: RowTables,
+        sampling: SamplingState,
+        grammars: GrammarRows,
+        adapters: RowAdapters | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         self.tables = tables
         self.sampling = sampling
         self.grammars = grammars
         self.adapters = adapters
+        self.encoder = encoder
         self.prompts = PromptReports(len(tables.tokens), sampling.vocab_size)
 
     def enter(self, plan: StepPlan, samples: Samples) -> Arrays:
@@ -39,6 +47,8 @@ class RowState:
         self.grammars.set(plan.new_rows)
         if self.adapters is not None:
             self.adapters.set(plan)
+        if self.encoder is not None:
+            self.encoder.set(plan)
         return table_arrays(plan, samples)
 
     def close(self) -> None:

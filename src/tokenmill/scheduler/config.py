@@ -28,6 +28,8 @@ class SchedulerConfig:
         seed: of requests that bring none.
         max_loras: adapters in a step at most; 0: none. lora_patience: steps that a request is passed over for want of a
             slot before one is freed for it.
+        encoder_budget: tokens of images that a step encodes. encoder_cache_tokens: of those whose outputs are kept.
+        disable_chunked_mm_input: a step does not end within an image.
     """
 
     max_num_seqs: int
@@ -40,6 +42,9 @@ class SchedulerConfig:
     seed: int = 0
     max_loras: int = 0
     lora_patience: int = 64
+    encoder_budget: int = 0
+    encoder_cache_tokens: int = 0
+    disable_chunked_mm_input: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +89,7 @@ def scheduler_config_of(config: EngineConfig, max_model_len: int) -> SchedulerCo
         admission=config.admission,
         seed=config.seed,
         max_loras=config.max_loras if config.enable_lora else 0,
+        encoder_budget=config.encoder_budget,
+        encoder_cache_tokens=config.encoder_cache_tokens,
+        disable_chunked_mm_input=config.disable_chunked_mm_input,
     )

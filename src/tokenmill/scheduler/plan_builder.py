@@ -6,6 +6,7 @@ from hashlib import blake2b
 
 import numpy as np
 
+from tokenmill.core.media import with_placeholders
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.request import Request, TokenArray
 from tokenmill.core.transfers import PlanTransfers
@@ -34,7 +35,7 @@ class PlanBuilder:
             AdmittedRequest(
                 row=request.row,
                 request_id=request.id,
-                token_ids=request.token_ids.copy(),
+                token_ids=with_placeholders(request.token_ids, request.media),
                 num_prompt_tokens=request.num_prompt_tokens,
                 params=request.params,
                 stop_token_ids=tuple(sorted(request.stop_token_ids)),
@@ -42,6 +43,7 @@ class PlanBuilder:
                 pooling=request.pooling,
                 adapter=request.cache_key.adapter,
                 adapter_slot=adapter_slot,
+                media=request.media,
             )
         )
 
@@ -89,7 +91,12 @@ class PlanBuilder:
             self._page_numbers.append(number)
             self._page_ids.append(page)
 
-    def build(self, transfers: PlanTransfers | None = None) -> StepPlan:
+    def build(
+        self,
+        transfers: PlanTransfers | None = None,
+        encode: tuple[str, ...] = (),
+        forget: tuple[str, ...] = (),
+    ) -> StepPlan:
         """Freeze. All arrays are int32; see `StepPlan` for their shapes."""
         return StepPlan(
             step=self.step,
@@ -104,6 +111,8 @@ class PlanBuilder:
             page_ids=np.array(self._page_ids, dtype=np.int32),
             draft_ids=np.concatenate(self._draft_ids) if self._draft_ids else None,
             transfers=transfers,
+            encode=encode,
+            forget=forget,
         )
 
 

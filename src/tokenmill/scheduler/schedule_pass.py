@@ -123,7 +123,13 @@ class SchedulePass:
             if self.builder.budget == 0:
                 request.wait_reason = "the token budget of the step is used up"
                 continue
-            enough_pages &= self._advance_one(request, 1 if remaining == 1 else self._chunk(remaining))
+            num_tokens = 1 if remaining == 1 else self._chunk(remaining)
+            if request.media:
+                num_tokens, reason = self._state.encoder.limit(request, request.num_computed_tokens, num_tokens)
+                if not num_tokens:
+                    request.wait_reason = reason
+                    continue
+            enough_pages &= self._advance_one(request, num_tokens)
         return enough_pages
 
     def _is_held(self, request: Request) -> bool:
@@ -271,8 +277,13 @@ class SchedulePass:
                 if victim is request:
                     return False
         first_page = len(self._kv.pages(request)) - len(new_pages) if new_pages else 0
-        self.builder.schedule(request, num_tokens, first_page, new_pages)
+        self._schedule(request, num_tokens, first_page, new_pages)
         return enough_pages
+
+    def _schedule(self, request: Request, num_tokens: int, first_page: int, new_pages: list[int]) -> None:
+        if request.media:
+            self._state.encoder.take(request, request.num_computed_tokens, num_tokens, self.builder.step)
+        self.builder.schedule(request, num_tokens, first_page, new_pages)
 
     def _choose_victim(self) -> Request:
         """Who yields, of those that are not in the step already."""
@@ -310,10 +321,9 @@ class SchedulePass:
         match = self._kv.match(request, self.builder.step)
         if reason := self._reason_to_wait(request, match):
             return reason
-        remaining = request.num_tokens - match.num_tokens
-        num_tokens = self._chunk(remaining)
-        if num_tokens < remaining and not self._config.enable_chunked_prefill:
-            return f"needs {remaining} tokens of a step's budget, {self.builder.budget} are left"
+        num_tokens, reason = self._first_chunk(request, match.num_tokens)
+        if reason:
+            return reason
         hold = self._num_tokens_to_hold(request, match.num_tokens + num_tokens)
         while not self._kv.acquire(request, match, hold, self.builder.step, self._num_reserved):
             if self._drop_draft_pages():
@@ -343,10 +353,9 @@ class SchedulePass:
         """Let one that kept its row go on: a session with new input, or one that a launched step still pins."""
         if request.num_inflight_steps:
             return "waits for a launched step that still uses its row"
-        remaining = request.num_uncomputed_tokens
-        num_tokens = self._chunk(remaining)
-        if num_tokens < remaining and not self._config.enable_chunked_prefill:
-            return f"needs {remaining} tokens of a step's budget, {self.builder.budget} are left"
+        num_tokens, reason = self._first_chunk(request, request.num_computed_tokens)
+        if reason:
+            return reason
         hold = self._num_tokens_to_hold(request, request.num_computed_tokens + num_tokens)
         first_page = len(self._kv.pages(request))
         while (new_pages := self._kv.allocate(request, hold, self._num_reserved)) is None:
@@ -358,6 +367,18 @@ class SchedulePass:
         self._launch_row(request, num_tokens, first_page, new_pages)
         return ""
 
+    def _first_chunk(self, request: Request, start: int) -> tuple[int, str]:
+        """How many tokens one that is not in the step yet runs from `start` on, or why it must wait."""
+        remaining = request.num_tokens + request.num_pending_tokens - start
+        num_tokens = self._chunk(remaining)
+        if request.media:
+            num_tokens, reason = self._state.encoder.limit(request, start, num_tokens)
+            if not num_tokens:
+                return 0, reason
+        if num_tokens < remaining and not self._config.enable_chunked_prefill:
+            return 0, f"needs {remaining} tokens of a step's budget, {self.builder.budget} are left"
+        return num_tokens, ""
+
     def _num_tokens_to_hold(self, request: Request, end: int) -> int:
         return max(end, self._admission.num_tokens_to_hold(request, end, self._state))
 
@@ -368,7 +389,7 @@ class SchedulePass:
     def _launch_row(self, request: Request, num_tokens: int, first_page: int, new_pages: list[int]) -> None:
         slot = self._state.adapters.number(request) if request.cache_key.adapter else 0
         self.builder.add_row(request, request_seed(request, self._config.seed), slot)
-        self.builder.schedule(request, num_tokens, first_page, new_pages)
+        self._schedule(request, num_tokens, first_page, new_pages)
 
     def _chunk(self, remaining: int) -> int:
         """Tokens of one request in this step."""

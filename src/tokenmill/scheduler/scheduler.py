@@ -25,6 +25,7 @@ from tokenmill.scheduler.reports import add_extras, count_reasons, prompt_report
 from tokenmill.scheduler.schedule_pass import SchedulePass
 from tokenmill.scheduler.state import InFlightStep, SchedulerState, is_ready
 from tokenmill.scheduler.transfers import Transfers
+from tokenmill.vision.encoder_cache import EncoderCache
 
 # Inputs of a session that may wait for the end of its turn.
 MAX_QUEUED_INPUTS = 16
@@ -35,6 +36,7 @@ class Scheduler:
 
     Attributes:
         adapters: the slots of adapters.
+        encoder: the outputs of images.
         draft_counts: what speculation has brought since the start.
         transfers: what is found elsewhere, loaded and saved; None: nothing is.
     """
@@ -56,7 +58,12 @@ class Scheduler:
         self.config, self.kv, self._drafter = config, kv, drafter
         self.draft_counts = DraftCounts()
         self.adapters = AdapterSlots(config.max_loras, config.lora_patience)
-        self._state = SchedulerState(config.max_num_seqs, self._policies.queue, kv, self.adapters, drafter, transfers)
+        self.encoder = EncoderCache(
+            config.encoder_budget, config.encoder_cache_tokens, not config.disable_chunked_mm_input
+        )
+        self._state = SchedulerState(
+            config.max_num_seqs, self._policies.queue, kv, self.adapters, self.encoder, drafter, transfers
+        )
         self.transfers = transfers
         self._due: list[Request] = []  # sessions that may be paused and have further input
 
@@ -152,6 +159,7 @@ class Scheduler:
         if request.status not in ARRIVING:
             raise InvalidRequest(f"a request that arrives waits; this one is {request.status.value}")
         self._check_size(request.max_tokens_total)
+        self._check_media(request)
         self._state.enter(request)
 
     def wake(self, request_id: str) -> None:
@@ -225,7 +233,7 @@ class Scheduler:
         orders = None if self.transfers is None else self.transfers.take_orders()
         if step.is_empty and orders is None:
             return None
-        plan = step.builder.build(orders)
+        plan = step.builder.build(orders, *self.encoder.take_orders())
         self._state.launch(plan, tuple(step.builder.requests))
         return plan
 
@@ -356,6 +364,15 @@ class Scheduler:
             return [TokenOutput(request.id, [], FinishReason.ERROR, error=str(error))]
         self._state.waiting.add(request)
         return []
+
+    def _check_media(self, request: Request) -> None:
+        """Raise InvalidRequest for one whose images could never be encoded."""
+        config = self.config
+        if request.media:
+            budget = config.max_num_batched_tokens
+            threshold = config.long_prefill_token_threshold if config.enable_chunked_prefill else 0
+            step_tokens = min(threshold or budget, budget)
+            self.encoder.check(request.media, step_tokens, not config.enable_chunked_prefill)
 
     def _check_size(self, num_tokens: int) -> None:
         """Raise InvalidRequest for one that could never run to `num_tokens` tokens."""

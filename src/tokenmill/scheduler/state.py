@@ -21,6 +21,7 @@ from tokenmill.scheduler.fairness import Rounds
 from tokenmill.scheduler.policies import QueuePolicy
 from tokenmill.scheduler.queue import RequestQueue
 from tokenmill.scheduler.transfers import Transfers
+from tokenmill.vision.encoder_cache import EncoderCache
 
 _READY = frozenset({RequestStatus.WAITING, RequestStatus.PREEMPTED})
 _LEAVING = frozenset({RequestStatus.PREEMPTED, RequestStatus.FINISHED})
@@ -73,7 +74,7 @@ class SchedulerState:
     Attributes:
         num_changes: how often the queues, or the order in them, have changed.
         preempted: ids of requests that were, since somebody took note of them.
-        adapters: the slots of adapters.
+        adapters: the slots of adapters. encoder: the outputs of images.
         full_at: `num_changes` when all rows or pages were in use, and nobody would yield any to those who wait.
     """
 
@@ -83,6 +84,7 @@ class SchedulerState:
         policy: QueuePolicy,
         kv: KVManager,
         adapters: AdapterSlots,
+        encoder: EncoderCache,
         drafter: Drafter | None = None,
         transfers: Transfers | None = None,
     ) -> None:
@@ -93,6 +95,7 @@ class SchedulerState:
         self.kv = kv
         self.transfers = transfers
         self.adapters = adapters
+        self.encoder = encoder
         self._drafter = drafter
         self._policy = policy
         self._rounds = Rounds() if policy.by_tenant else None
@@ -148,6 +151,7 @@ class SchedulerState:
             self.num_changes += 1
             self.waiting.sort()
             self.running.sort()
+        self.encoder.begin()
         if self.adapters.num_slots:
             self._free_slots()
 
@@ -269,6 +273,7 @@ class SchedulerState:
         if request.row is not None:
             self.rows.give_back(request.row)
             self.adapters.leave(request, self.step)
+            self.encoder.leave(request)
             self.kv.release(request, self.step)
             request.row = None
         request.num_computed_tokens = 0
@@ -285,6 +290,7 @@ class SchedulerState:
         rows = [request.row for request in owners.values()]
         assert len(set(rows)) == len(rows) and None not in rows, "two requests own one row, or one owns none"
         self.adapters.check_invariants(owners.values())
+        self.encoder.check_invariants(owners.values())
         assert len(rows) + self.rows.num_free == self.rows.num_rows, "a row is lost"
         for request in owners.values():
             assert request.num_inflight_steps == sum(r is request for r in launched), "in-flight steps are off"

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenmill.attention.batch import ForwardBatch
+from tokenmill.attention.batch import ForwardBatch, angles_of
 from tokenmill.attention.kv_cache import HeadMajorKV
 from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.kernels.heads import StepAngles, split_heads
@@ -81,7 +81,7 @@ class CpuAttention:
             (request, self.kv.page_rows(batch.page_table[request, : num_pages[request]]))
             for request in np.flatnonzero(batch.query_lens > 1).tolist()
         )
-        return CpuPlan(batch, StepAngles(batch.positions), self.kv.slot_rows(batch.slots), prefills)
+        return CpuPlan(batch, angles_of(batch), self.kv.slot_rows(batch.slots), prefills)
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: CpuPlan) -> torch.Tensor:
         """See `AttentionBackend.forward`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenmill.attention.batch import ForwardBatch
+from tokenmill.attention.batch import ForwardBatch, angles_of
 from tokenmill.attention.kv_cache import HeadMajorKV
 from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.kernels.heads import StepAngles, split_heads
@@ -29,7 +29,7 @@ class ReferenceAttention:
 
     def plan(self, batch: ForwardBatch) -> ReferencePlan:
         """See `AttentionBackend.plan`."""
-        return ReferencePlan(batch, StepAngles(batch.positions))
+        return ReferencePlan(batch, angles_of(batch))
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: ReferencePlan) -> torch.Tensor:
         """See `AttentionBackend.forward`."""

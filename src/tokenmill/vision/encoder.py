@@ -1,0 +1,139 @@
+"""The runner's end: pixels of requests that are alive, outputs that the scheduler keeps, and what a step needs of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tokenmill.attention.batch import ForwardBatch, MediaTokens
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.media import MediaInput, MediaSpan
+from tokenmill.core.messages import AddRequest
+from tokenmill.core.plan import AdmittedRequest, StepPlan
+from tokenmill.core.request import RequestStatus
+from tokenmill.vision.positions import Positions, frequency_axes, prompt_positions
+from tokenmill.vision.spec import VisionSpec
+from tokenmill.vision.tower import Tower
+
+
+class PixelStore:
+    """The pixels of all images of requests that are alive: a gate that lets everybody through at once."""
+
+    status = RequestStatus.WAITING
+
+    def __init__(self) -> None:
+        self._requests: dict[str, list[MediaInput]] = {}
+        self._users: dict[str, dict[str, MediaInput]] = {}  # digest -> request -> one that shows it
+
+    def admit(self, message: AddRequest) -> bool:
+        """Keep what a request brings.
+
+        Raises:
+            InvalidRequest: its images lie over each other, or at the prompt's end.
+        """
+        end = 0
+        for one in message.media:
+            if one.span.offset < end or one.span.end >= len(message.prompt_token_ids):
+                raise InvalidRequest("the placeholders of an image are out of place", "messages")
+            end = one.span.end
+        if message.media:
+            self._requests[message.id] = message.media
+            for one in message.media:
+                self._users.setdefault(one.span.digest, {})[message.id] = one
+        return True
+
+    def collect(self, timeout: float) -> dict[str, InvalidRequest | None]:
+        """Nobody waits here."""
+        return {}
+
+    def release(self, request_id: str) -> None:
+        """A request has gone."""
+        for one in self._requests.pop(request_id, ()):
+            users = self._users.get(one.span.digest, {})
+            users.pop(request_id, None)
+            if not users:
+                self._users.pop(one.span.digest, None)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._requests.clear()
+        self._users.clear()
+
+    def find(self, digest: str) -> MediaInput:
+        """An image that a living request has brought."""
+        return next(iter(self._users[digest].values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What stands in a row: the spans of its prompt, and where the prompt's tokens stand."""
+
+    media: tuple[MediaSpan, ...]
+    positions: Positions
+    shift: int
+
+
+class Encoder:
+    """Encodes what plans say, and gives steps the embeddings and positions of their tokens.
+
+    Args:
+        head_dim: of the text model.
+    """
+
+    def __init__(self, spec: VisionSpec, tower: Tower, pixels: PixelStore, head_dim: int) -> None:
+        self._spec = spec
+        self._tower = tower
+        self._pixels = pixels
+        self._axes = torch.from_numpy(frequency_axes(spec.sections, head_dim // 2))
+        self._outputs: dict[str, torch.Tensor] = {}
+        self._rows: dict[int, _Row] = {}
+
+    def set(self, plan: StepPlan) -> None:
+        """Take in a plan: its new rows, and what it forgets and encodes."""
+        for new in plan.new_rows:
+            self._rows.pop(new.row, None)
+            if new.media:
+                self._rows[new.row] = self._row(new)
+        for digest in plan.forget:
+            self._outputs.pop(digest, None)
+        for digest in plan.encode:
+            self._output(digest)
+
+    def add_to(self, batch: ForwardBatch, plan: StepPlan) -> MediaTokens | None:
+        """What a step's batch needs besides its tokens; None: all its requests are text."""
+        rows = plan.rows.tolist()
+        if not any(row in self._rows for row in rows):
+            return None
+        positions = np.tile(batch.positions.numpy(), (3, 1))
+        indices: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        spans = zip(rows, plan.num_computed.tolist(), batch.query_starts.tolist(), batch.query_lens.tolist(), strict=False)
+        for row, start, first, count in spans:
+            own = self._rows.get(row)
+            if own is None:
+                continue
+            in_prompt = max(0, min(count, own.positions.shape[1] - start))
+            positions[:, first : first + in_prompt] = own.positions[:, start : start + in_prompt]
+            positions[:, first + in_prompt : first + count] += own.shift
+            for span in own.media:
+                low, high = max(span.offset, start), min(span.end, start + count)
+                if low < high:
+                    indices.append(torch.arange(low - start + first, high - start + first))
+                    values.append(self._output(span.digest)[low - span.offset : high - span.offset])
+        places = torch.cat(indices) if indices else torch.zeros(0, dtype=torch.int64)
+        embeddings = torch.cat(values) if values else None
+        return MediaTokens(torch.from_numpy(positions), self._axes, places, embeddings)
+
+    def _row(self, new: AdmittedRequest) -> _Row:
+        return _Row(new.media, *prompt_positions(new.num_prompt_tokens, new.media, self._spec.merge))
+
+    def _output(self, digest: str) -> torch.Tensor:
+        # One that a failed step was to encode is missing, and is encoded now: whoever needs it has brought its pixels.
+        if digest not in self._outputs:
+            one = self._pixels.find(digest)
+            size = self._spec.patch_size
+            shape = one.span.rows * size, one.span.columns * size, 3
+            self._outputs[digest] = self._tower.encode(np.frombuffer(one.pixels, np.uint8).reshape(shape).copy())
+        return self._outputs[digest]

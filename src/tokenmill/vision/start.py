@@ -1,0 +1,69 @@
+"""What an engine starts with for a model that takes images; what is not built for these is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tokenmill.config import EngineConfig
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.machine.device import DTYPES
+from tokenmill.models.architecture import Architecture
+from tokenmill.platform.protocol import Platform
+from tokenmill.vision.encoder import Encoder, PixelStore
+from tokenmill.vision.spec import read_vision
+from tokenmill.vision.tower import load_tower
+
+if TYPE_CHECKING:
+    from tokenmill.engine.loading import LoadedModel
+
+# They take positions from the batch; native attention counts them itself.
+BACKENDS = ("cpu", "reference")
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """The two ends of it in an engine: the pixels that requests bring, and what encodes them."""
+
+    pixels: PixelStore
+    encoder: Encoder
+
+
+def with_vision(config: EngineConfig, architecture: Architecture, platform: Platform) -> EngineConfig:
+    """The config as it is for a model; of one that takes images, with an attention that knows their positions.
+
+    Raises:
+        InvalidConfig: it asks for something that such models do not have yet.
+    """
+    if not architecture.tower:
+        return config
+    refused = {
+        "--device cuda": platform.is_accelerator,
+        "--tensor-parallel-size": config.tensor_parallel_size > 1,
+        "--enable-lora": config.enable_lora,
+        "--speculative-config": config.speculative_config is not None,
+        "--load-format dummy": config.load_format == "dummy",
+        f"--attention-backend {config.attention_backend}": config.attention_backend not in ("auto", *BACKENDS),
+        "--kv-cache-dtype int8": config.kv_cache_dtype == "int8",
+    }
+    for flag, is_given in refused.items():
+        if is_given:
+            raise InvalidConfig(f"{flag}: {architecture.name} takes images, and models that do cannot have it yet")
+    if min(config.encoder_budget, config.encoder_cache_tokens) < 1:
+        raise InvalidConfig("--encoder-budget and --encoder-cache-tokens must be at least 1")
+    backend = "cpu" if config.attention_backend == "auto" else config.attention_backend
+    return dataclasses.replace(config, attention_backend=backend)
+
+
+def load_vision(config: EngineConfig, model: LoadedModel) -> Vision | None:
+    """Read the tower of a model; None: it takes text only.
+
+    Raises:
+        InvalidCheckpoint: the tower is broken or not supported.
+    """
+    spec = read_vision(model.folder)
+    if spec is None:
+        return None
+    pixels, tower = PixelStore(), load_tower(model.folder, spec, DTYPES[config.dtype])
+    return Vision(pixels, Encoder(spec, tower, pixels, model.decoder.attention_spec.head_dim))

@@ -1,0 +1,44 @@
+"""`VisionConfig`: the flags of models that take images; `EngineConfig` has them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from tokenmill.config_fields import flag
+from tokenmill.core.errors import InvalidConfig
+
+IMAGES_PER_PROMPT = 8
+
+
+class _Limits(msgspec.Struct, forbid_unknown_fields=True):
+    image: int = IMAGES_PER_PROMPT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig:
+    """What an engine needs to know of images; models that take text only do not look at it."""
+
+    encoder_budget: int = flag(4096, "image tokens that a step encodes at most", size=True)
+    encoder_cache_tokens: int = flag(8192, "image tokens whose encoder outputs are kept at most", size=True)
+    disable_chunked_mm_input: bool = flag(False, "a step does not end within an image")
+    limit_mm_per_prompt: str | None = flag(
+        None, f'images of one request at most, as JSON: {{"image": 4}} (auto: {IMAGES_PER_PROMPT})'
+    )
+
+    def images_per_prompt(self) -> int:
+        """Images of one request at most.
+
+        Raises:
+            InvalidConfig: the flag is no such JSON.
+        """
+        if self.limit_mm_per_prompt is None:
+            return IMAGES_PER_PROMPT
+        try:
+            limit = msgspec.json.decode(self.limit_mm_per_prompt, type=_Limits).image
+        except msgspec.DecodeError as error:
+            raise InvalidConfig(f"--limit-mm-per-prompt: {error}") from error
+        if limit < 0:
+            raise InvalidConfig(f"--limit-mm-per-prompt: image must be 0 or more, got {limit}")
+        return limit
