@@ -19,7 +19,8 @@ MAX_KWARGS_BYTES = 64 << 10
 def normalize_messages(messages: object) -> list[dict[str, Any]]:
     """Check messages and join their text parts.
 
-    Content given as `[{"type": "text", "text": ...}]` becomes one string, the parts joined by newlines; the JSON
+    Content given as `[{"type": "text", "text": ...}]` becomes one string, the parts joined by newlines, unless there
+    are images between them; the JSON
     arguments of tool calls become objects. Other keys are passed on as they are.
 
     Raises:
@@ -83,20 +84,36 @@ def _normalize(message: object, where: str) -> dict[str, Any]:
     return normal
 
 
-def _content_text(content: object, where: str) -> str | None:
+def _content_text(content: object, where: str) -> str | list[dict[str, Any]] | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidRequest(f"{where}.content must be a string or a list of parts", "messages")
-    texts = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise InvalidRequest(f"{where}.content[{i}]: only text parts are supported, got type {kind!r}", "messages")
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{where}.content[{i}].text must be a string", "messages")
-        texts.append(part["text"])
-    return "\n".join(texts)
+    parts = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
+
+
+def _part(part: object, where: str) -> dict[str, Any]:
+    """A part of a message. An image that has been taken out of it is a part without a URL."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or kind not in ("text", "image_url", "image"):
+        raise InvalidRequest(f"{where}: only text parts and image_url are supported, got type {kind!r}", "messages")
+    if kind == "image":
+        return {"type": "image"}
+    if kind == "image_url":
+        return {"type": "image_url", "image_url": {"url": _url(part.get("image_url"), where)}}
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequest(f"{where}.text must be a string", "messages")
+    return {"type": "text", "text": part["text"]}
+
+
+def _url(given: object, where: str) -> str:
+    url = given.get("url") if isinstance(given, dict) else given
+    if not isinstance(url, str):
+        raise InvalidRequest(f"{where}.image_url must be an object with a url", "messages")
+    return url
 
 
 def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 from tokenmill.core.errors import InvalidRequest, PromptTooLong
+from tokenmill.core.media import MediaInput
 from tokenmill.core.messages import EncodeText, GenerateText
 from tokenmill.frontend.chat_template import ChatTemplate
 from tokenmill.frontend.tokenizer import Tokenizer
+from tokenmill.vision.prompts import MediaPrompts
 
 # Of a prompt that will be cut to fit, or is only to be counted, this many contexts are worth encoding.
 _MOST_TO_CUT = 8
@@ -25,35 +27,42 @@ class PromptEncoder:
         vocab_size: the model's; ids must be below it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, media: MediaPrompts | None = None
+    ) -> None:
+        """`media` is what makes prompts of chats with images; None: the model takes text only."""
         self._tokenizer = tokenizer
+        self._media = media
         self._chat_template = chat_template
         self.max_model_len = 0
         self.vocab_size = tokenizer.vocab_size
 
-    def prompt(self, message: GenerateText) -> list[int]:
-        """The prompt of a request.
+    def prompt(self, message: GenerateText) -> tuple[list[int], list[MediaInput]]:
+        """The prompt of a request, and its images.
 
         Raises:
             InvalidRequest: it is empty, too long, outside the vocabulary, or the chat template refuses it.
         """
         param = "prompt" if message.messages is None else "messages"
         is_cut = message.truncate_prompt_tokens is not None
+        media: list[MediaInput] = []
         if message.token_ids is not None:
             token_ids = message.token_ids
         elif message.messages is not None:
             # The template spells out every special token, so the tokenizer must not add its own.
-            token_ids = self._encode(self._render(message, is_cut), False, param, is_cut)
+            token_ids, media = self._chat(message, is_cut)
         else:
             token_ids = self._encode(message.text or "", True, param, is_cut)
         if not token_ids:
             raise InvalidRequest("the prompt is empty: at least one token is needed", param)
         self.check_ids(token_ids, param)
         if message.truncate_prompt_tokens is not None:
+            if media:
+                raise InvalidRequest("a prompt with images cannot be cut", "truncate_prompt_tokens")
             token_ids = self._cut(token_ids, message.truncate_prompt_tokens, message.params.max_tokens)
         if self.max_model_len and len(token_ids) >= self.max_model_len:
             raise self._too_long(f"{len(token_ids)} tokens", param)
-        return token_ids
+        return token_ids, media
 
     def tokens(self, message: EncodeText) -> list[int]:
         """The tokens of a text or a chat, of up to some contexts.
@@ -62,6 +71,8 @@ class PromptEncoder:
             InvalidRequest: it is longer, or the chat template refuses the messages.
         """
         param = "prompt" if message.messages is None else "messages"
+        if message.messages is not None and self._media is not None:
+            return self._chat(message, is_cut=True)[0]
         text = (message.text or "") if message.messages is None else self._render(message, is_cut=True)
         return self._encode(text, message.add_special_tokens, param, is_cut=True)
 
@@ -110,10 +121,22 @@ class PromptEncoder:
         room = self.max_model_len * (_MOST_TO_CUT if is_cut else 1)
         return 0 < 8 * room < num_characters and num_characters > self._tokenizer.longest_token * room
 
+    def _chat(self, message: GenerateText | EncodeText, is_cut: bool) -> tuple[list[int], list[MediaInput]]:
+        """The tokens of a chat, and its images. The template spells out every special token, so none is added."""
+        if self._media is None:
+            return self._encode(self._render(message, is_cut), False, "messages", is_cut), []
+        assert message.messages is not None, "only chats have images"
+        bare, urls = self._media.take_images(message.messages)
+        (bare, tools), mark = self._media.hide([bare, message.tools])
+        text = self._render(msgspec.structs.replace(message, messages=bare, tools=tools), is_cut)
+        return self._media.place(self._media.encode(text, mark), urls)
+
     def _render(self, message: GenerateText | EncodeText, is_cut: bool) -> str:
         if self._chat_template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions or serve with --chat-template")
         assert message.messages is not None, "only chats are rendered"
+        if self._media is None and any(isinstance(one.get("content"), list) for one in message.messages):
+            raise InvalidRequest("this model takes no images", "messages")
         # A template takes longer than this look at what it will be given, and long chats are as quickly sent as texts.
         num_bytes = len(msgspec.json.encode((message.messages, message.tools)))
         if self._cannot_fit(num_bytes // _MOST_BYTES, is_cut):

@@ -13,6 +13,7 @@ import msgspec
 
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.media import MediaInput
 from tokenmill.core.messages import CallRules, Decoded, DecodeTokens, Encoded, EncodeText, GenerateText, RequestRejected
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.core.structured_outputs import StructuredOutputs
@@ -23,6 +24,7 @@ from tokenmill.frontend.reasoning import STYLES
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.frontend.tool_parsers.protocol import Tool
 from tokenmill.frontend.tool_parsers.select import NOTATIONS
+from tokenmill.vision.prompts import MediaPrompts
 
 _logger = logging.getLogger(__name__)
 
@@ -37,12 +39,14 @@ class PreparedPrompt:
     """All that a `GenerateText` comes to.
 
     Attributes:
+        token_ids: with a placeholder for each embedding of an image. media: these.
         params: with the grammar and the bad words in the form that the engine takes.
     """
 
     token_ids: list[int]
     params: SamplingParams
     thinking: Thinking | None
+    media: list[MediaInput]
 
 
 Prepared = PreparedPrompt | Encoded | Decoded | RequestRejected
@@ -52,10 +56,15 @@ class PromptProcessor:
     """Brings what clients ask to the form that the engine takes, for one model."""
 
     def __init__(
-        self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, any_whitespace: bool, max_string_length: int
+        self,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        any_whitespace: bool,
+        max_string_length: int,
+        media: MediaPrompts | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._prompts = PromptEncoder(tokenizer, chat_template)
+        self._prompts = PromptEncoder(tokenizer, chat_template, media)
         self._any_whitespace = any_whitespace
         self._max_string_length = max_string_length
 
@@ -80,7 +89,7 @@ class PromptProcessor:
             return rejection(message, error)
 
     def _prompt(self, message: GenerateText) -> PreparedPrompt:
-        prompt = self._prompts.prompt(message)
+        prompt, media = self._prompts.prompt(message)
         message.params.check_vocabulary(self._prompts.vocab_size)
         thinking = self._thinking(message.reasoning, prompt)
         params = self._constrained(message, thinking)
@@ -90,7 +99,7 @@ class PromptProcessor:
         if params.bad_words:
             bad_word_ids = self._prompts.bad_word_ids(params.bad_words)
             params = msgspec.structs.replace(params, bad_words=(), bad_word_ids=bad_word_ids)
-        return PreparedPrompt(prompt, params, thinking)
+        return PreparedPrompt(prompt, params, thinking, media)
 
     def _constrained(self, message: GenerateText, thinking: Thinking | None) -> SamplingParams:
         """The parameters with what the answer must look like in the form that the engine takes."""

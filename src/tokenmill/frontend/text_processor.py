@@ -18,6 +18,7 @@ import msgspec
 
 from tokenmill.config import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
+from tokenmill.core.media import with_surrogates
 from tokenmill.core.messages import (
     AbortRequests,
     AddRequest,
@@ -49,6 +50,8 @@ from tokenmill.frontend.stop_strings import StopStrings
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.frontend.tool_parsers.select import NOTATIONS
 from tokenmill.model_files import eos_token_ids
+from tokenmill.vision.prompts import MediaPrompts
+from tokenmill.vision.spec import read_vision
 
 # The demo model is too small to end every text that it begins.
 DEMO_STRING_LENGTH = 80
@@ -87,15 +90,16 @@ class TextProcessor:
         eos_token_ids: frozenset[int] = frozenset(),
         any_whitespace: bool = True,
         max_string_length: int = 0,
+        media: MediaPrompts | None = None,
     ) -> None:
         """`eos_token_ids` are the model's own: ending on one of them is a plain stop, with no `stop_reason`.
 
         `worker`: the inbox that outputs should come to.
 
-        `any_whitespace`, `max_string_length`: see `GrammarBuilder`.
+        `any_whitespace`, `max_string_length`: see `GrammarBuilder`. `media`: see `PromptEncoder`.
         """
         self.tokenizer = tokenizer
-        self._prompts = PromptProcessor(tokenizer, chat_template, any_whitespace, max_string_length)
+        self._prompts = PromptProcessor(tokenizer, chat_template, any_whitespace, max_string_length, media)
         self._worker = worker
         self._eos_token_ids = eos_token_ids
         self._open: dict[str, _OpenRequest] = {}
@@ -169,7 +173,7 @@ class TextProcessor:
             requests.append(
                 AddRequest(
                     id=request_id,
-                    prompt_token_ids=prompt,
+                    prompt_token_ids=with_surrogates(prompt, prepared.media),
                     params=params,
                     output_token_ids=[token_id for delta in deltas for token_id in delta],
                     priority=message.priority,
@@ -182,6 +186,7 @@ class TextProcessor:
                     is_background=message.is_background,
                     kv_transfer_params=message.kv_transfer_params,
                     adapter=message.adapter,
+                    media=prepared.media,
                 )
             )
         return requests
@@ -299,6 +304,19 @@ def load_text_processor(
         eos_token_ids=eos_token_ids(folder),
         any_whitespace=not config.structured_outputs().disable_any_whitespace,
         max_string_length=_max_string_length(folder, config),
+        media=_media_prompts(folder, config, tokenizer),
+    )
+
+
+def _media_prompts(folder: Path, config: EngineConfig, tokenizer: Tokenizer) -> MediaPrompts | None:
+    """What makes prompts of images, for a model that takes them."""
+    spec = read_vision(folder)
+    if spec is None:
+        return None
+    special = [tokenizer.token(token_id) for token_id in spec.special_ids]
+    names = [token for token in special if token is not None]
+    return MediaPrompts(
+        spec, config.images_per_prompt(), lambda text: tokenizer.encode(text, add_special_tokens=False), names
     )
 
 

@@ -14,6 +14,8 @@ from typing import Any, TypedDict, TypeVar
 from tokenmill.config import EngineConfig
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.frontend.chat_messages import normalize_messages
+from tokenmill.llm.images import with_data_urls
 from tokenmill.core.messages import GenerateText
 from tokenmill.core.names import refuse_unknown
 from tokenmill.core.sampling_params import SamplingParams
@@ -131,7 +133,7 @@ def prompt_fields(prompt: Any) -> dict[str, Any]:
         return {"text": prompt}
     kinds = {type(part) for part in prompt} if isinstance(prompt, list | tuple) else {None}
     if kinds == {dict}:
-        return {"messages": list(prompt)}
+        return {"messages": normalize_messages(with_data_urls(list(prompt)))}
     if kinds <= {int}:
         return {"token_ids": list(prompt)}
     forms = "a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"

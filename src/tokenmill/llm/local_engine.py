@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokenmill.config import EngineConfig
+from tokenmill.core.media import with_placeholders
 from tokenmill.core import messages
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidRequest, TokenMillError
@@ -195,7 +196,7 @@ class LocalEngine:
             if isinstance(message, messages.AbortRequests):
                 deltas.extend(self._publish(self.engine.abort(message.ids)))
             elif isinstance(message, messages.AddRequest):
-                self._open[message.id].output.prompt_token_ids = message.prompt_token_ids
+                self._open[message.id].output.prompt_token_ids = _shown(message)
                 deltas.extend(self._publish(self.engine.add(message)))
         return deltas
 
@@ -210,3 +211,10 @@ class LocalEngine:
             if session is not None:
                 session.turn_ended(delta.finish_reason)
         return delta
+
+
+def _shown(message: messages.AddRequest) -> list[int]:
+    """A prompt as the model is given it."""
+    if not message.media:
+        return message.prompt_token_ids
+    return list(with_placeholders(message.prompt_token_ids, [one.span for one in message.media]).tolist())
