@@ -13,6 +13,7 @@ from tests.scheduler.drafters import KnowingDrafter
 from tests.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output, next_token
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.media import MediaInput, with_surrogates
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.request import FinishReason, Request, RequestStatus, TokenArray
 from tokenmill.core.sampling_params import SamplingParams
@@ -51,6 +52,9 @@ class Settings:
     transfers: TransferSettings | None = None
     max_loras: int = 0
     lora_patience: int = 8
+    encoder_budget: int = 0
+    encoder_cache_tokens: int = 0
+    whole_images: bool = False
     connect: Callable[[Harness], TransferDesk] | None = None
 
 
@@ -107,6 +111,9 @@ class Harness:
             s.admission,
             max_loras=s.max_loras,
             lora_patience=s.lora_patience,
+            encoder_budget=s.encoder_budget,
+            encoder_cache_tokens=s.encoder_cache_tokens,
+            disable_chunked_mm_input=s.whole_images,
         )
         self.header = LogHeader(
             scheduler=config,
@@ -151,13 +158,15 @@ class Harness:
         is_background = bool(params.pop("is_background", False))
         request_id = str(len(self.records))
         adapter = params.pop("adapter", None)
+        media: list[MediaInput] = params.pop("media", [])  # type: ignore[assignment]
         kv_transfer_params = params.pop("kv_transfer_params", None)
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.settings.eos)
         self.records[request_id] = Record(prompt, sampling, stop_ids, pooling=pooling)
         message = AddRequest(
             id=request_id,
-            prompt_token_ids=prompt,
+            prompt_token_ids=with_surrogates(prompt, media),
+            media=media,
             params=sampling,
             priority=priority,
             cache_salt=salt,
@@ -236,6 +245,8 @@ class Harness:
         self.abort(*[request.id for request in self.scheduler.requests.values() if request.is_paused])
         self.settle()
         assert self.kv.num_pinned == 0, "pages are still in use"
+        self.scheduler.encoder.begin()
+        assert self.scheduler.encoder._num_held() == 0, "outputs of images are still held"
         assert self.scheduler._state.rows.num_free == self.settings.max_num_seqs, "rows are still in use"
         self.check_outputs()
 

@@ -55,6 +55,7 @@ class PagedMemoryRunner:
         self.starts: list[Any] = []
         self.owners: dict[int, AdmittedRequest] = {}
         self.num_late = 0
+        self.encoded: set[str] = set()
 
     def launch(self, plan: StepPlan) -> StepOutcome:
         """Run the step. Behind a failed step all are refused until `recover`."""
@@ -76,12 +77,17 @@ class PagedMemoryRunner:
         """Write the step's tokens to their slots, then sample from the contexts as the pages have them."""
         if plan.step in self.failing_steps:
             raise RuntimeError(f"step {plan.step} fails as planned")
+        assert not self.encoded & set(plan.encode), "an image is encoded whose output is there"
+        self.encoded = (self.encoded - set(plan.forget)) | set(plan.encode)
         for new in plan.new_rows:
             self.owners[new.row] = new
             self.token_table[new.row, : len(new.token_ids)] = new.token_ids
         self.page_table[plan.page_rows, plan.page_numbers] = plan.page_ids
         self.enter_drafts(plan)
         for row, start, count in zip(plan.rows, plan.num_computed, plan.num_scheduled, strict=True):
+            for span in self.owners[row].media:
+                is_needed = span.offset < start + count and span.end > start
+                assert not is_needed or span.digest in self.encoded, "a step without the output of its image"
             for position in range(start, start + count):
                 page = self.page_table[row, position // self.page_size]
                 assert page > 0, "a token is written to the reserved page"

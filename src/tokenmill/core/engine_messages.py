@@ -69,6 +69,8 @@ class EngineStats(EngineMessage, kw_only=True):
         num_drafts, num_draft_tokens, num_accepted_tokens: what speculation proposed and what was kept of it.
         num_accepted_per_position: how often the first token of a draft was kept, the first two, and so on.
         running_adapters, waiting_adapters: names of those that requests run with and wait with.
+        encoder_tokens: image tokens that were encoded. encoder_queries, encoder_hits: images that steps needed, and
+            those that were encoded already.
         num_loaded_tokens, num_stored_tokens: whose KV came from elsewhere, and was stored there.
     """
 
@@ -98,6 +100,9 @@ class EngineStats(EngineMessage, kw_only=True):
     num_stored_tokens: int = 0
     running_adapters: list[str] = msgspec.field(default_factory=list)
     waiting_adapters: list[str] = msgspec.field(default_factory=list)
+    encoder_tokens: int = 0
+    encoder_queries: int = 0
+    encoder_hits: int = 0
 
 
 class Done(EngineMessage):

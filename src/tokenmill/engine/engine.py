@@ -335,6 +335,9 @@ class Engine:
             num_accepted_per_position=list(drafts.accepted_per_position),
             running_adapters=self._adapters_of(is_running=True),
             waiting_adapters=self._adapters_of(is_running=False),
+            encoder_tokens=self.scheduler.encoder.counts.num_tokens,
+            encoder_queries=self.scheduler.encoder.counts.num_queries,
+            encoder_hits=self.scheduler.encoder.counts.num_hits,
             num_loaded_tokens=0 if transfers is None else transfers.num_loaded_tokens,
             num_stored_tokens=0 if transfers is None else transfers.num_stored_tokens,
         )

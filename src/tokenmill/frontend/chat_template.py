@@ -187,6 +187,8 @@ def _strftime_now(pattern: str) -> str:
 
 def _cut_after_final_message(text: str, message: dict[str, Any]) -> str:
     content = message.get("content") or ""
+    if not isinstance(content, str):
+        raise InvalidRequest("continue_final_message: the last message has images", "messages")
     end = text.rfind(content.strip())
     if not content.strip() or end < 0:
         raise InvalidRequest("continue_final_message: the template does not show the last message", "messages")

@@ -98,6 +98,9 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "corrupted_requests", "Requests ended by NaN or infinite logits", stats.num_corrupted
     yield "prompt_tokens", "Prompt tokens processed", stats.prompt_tokens
     yield "generation_tokens", "Tokens generated", stats.generation_tokens
+    yield "mm_encoder_tokens", "Image tokens encoded", stats.encoder_tokens
+    yield "mm_cache_queries", "Images that steps needed", stats.encoder_queries
+    yield "mm_cache_hits", "Images whose encoder output was there", stats.encoder_hits
     yield "spec_decode_num_drafts", "Drafts that speculation made", stats.num_drafts
     yield "spec_decode_num_draft_tokens", "Tokens of these drafts", stats.num_draft_tokens
     yield "spec_decode_num_accepted_tokens", "Those of them that were kept", stats.num_accepted_tokens

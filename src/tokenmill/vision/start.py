@@ -43,6 +43,8 @@ def with_vision(config: EngineConfig, architecture: Architecture, platform: Plat
         "--tensor-parallel-size": config.tensor_parallel_size > 1,
         "--enable-lora": config.enable_lora,
         "--speculative-config": config.speculative_config is not None,
+        "--kv-transfer-config": config.kv_transfer_config is not None,
+        "--quantization": config.quantization != "none",
         "--load-format dummy": config.load_format == "dummy",
         f"--attention-backend {config.attention_backend}": config.attention_backend not in ("auto", *BACKENDS),
         "--kv-cache-dtype int8": config.kv_cache_dtype == "int8",

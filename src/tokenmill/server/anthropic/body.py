@@ -129,14 +129,16 @@ def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
         raise InvalidRequest(f"{where}.content must be a string or a list of blocks", "messages")
-    texts: list[str] = []
+    shown: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for i, part in enumerate(content):
         place = f"{where}.content[{i}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text":
-            texts.append(_field(part, "text", str, place))
+            shown.append({"type": "text", "text": _field(part, "text", str, place)})
+        elif kind == "image" and role == "user":
+            shown.append(_image(_field(part, "source", dict, place), f"{place}.source"))
         elif kind == "tool_use" and role == "assistant":
             calls.append(_call(part, place))
         elif kind == "tool_result" and role == "user":
@@ -148,10 +150,22 @@ def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
             raise InvalidRequest(
                 f"{place}: a block of type {name[:40]} is not supported in a {role} message", "messages"
             )
-    own: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+    has_images = any(part["type"] != "text" for part in shown)
+    own: dict[str, Any] = {"role": role, "content": shown if has_images else "\n".join(part["text"] for part in shown)}
     if calls:
         own["tool_calls"] = calls
-    return [*results, own] if texts or calls or not results else results
+    return [*results, own] if shown or calls or not results else results
+
+
+def _image(source: dict[str, Any], where: str) -> dict[str, Any]:
+    """An image block's source as a part of OpenAI's form."""
+    if source.get("type") == "url":
+        url = _field(source, "url", str, where)
+    elif source.get("type") == "base64":
+        url = f"data:{_field(source, 'media_type', str, where)};base64,{_field(source, 'data', str, where)}"
+    else:
+        raise InvalidRequest(f"{where}.type must be base64 or url", "messages")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _call(part: dict[str, Any], where: str) -> dict[str, Any]:

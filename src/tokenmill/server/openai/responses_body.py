@@ -133,7 +133,7 @@ def input_messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                 role = _ROLES.get(_field(item, "role", where))
                 if role is None:
                     raise InvalidRequest(f"{where}.role must be user, assistant, system or developer", "input")
-                messages.append({"role": role, "content": _text(item.get("content"), f"{where}.content")})
+                messages.append({"role": role, "content": _content(item.get("content"), f"{where}.content")})
             case "function_call":
                 function = {"name": _field(item, "name", where), "arguments": _field(item, "arguments", where)}
                 call = {"id": _field(item, "call_id", where), "type": "function", "function": function}
@@ -148,6 +148,20 @@ def input_messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
             case other:
                 raise InvalidRequest(f"{where}: items of type {str(other)[:40]} are not supported", "input")
     return messages
+
+
+def _content(content: object, where: str) -> str | list[dict[str, Any]]:
+    """The text of a message; its parts in the form of chats where there are images between them."""
+    parts = content if isinstance(content, list) else []
+    if not any(isinstance(part, dict) and part.get("type") == "input_image" for part in parts):
+        return _text(content, where)
+    return [_part(part, f"{where}[{i}]") for i, part in enumerate(parts)]
+
+
+def _part(part: object, where: str) -> dict[str, Any]:
+    if isinstance(part, dict) and part.get("type") == "input_image":
+        return {"type": "image_url", "image_url": {"url": _field(part, "image_url", where)}}
+    return {"type": "text", "text": _text([part], where)}
 
 
 def _text(content: object, where: str) -> str:
