@@ -1,0 +1,139 @@
+"""Sizes and pixels as transformers has them; files that mean harm end in an error, and the process goes on."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as their_resize
+
+from tests.vision_checkpoints import MAX_PIXELS, MIN_PIXELS
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.media import content_digest, surrogate_ids
+from tokenmill.vision.decoding import ImageDecoder, ImageLimits
+from tokenmill.vision.prompts import MOST_BYTES, data_of
+from tokenmill.vision.resize import smart_resize
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[ImageDecoder]:
+    decoder = ImageDecoder(ImageLimits(32, MIN_PIXELS, MAX_PIXELS))
+    yield decoder
+    decoder.close()
+
+
+def file_of(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def test_sizes_are_those_of_transformers(rng: np.random.Generator) -> None:
+    for height, width in np.exp(rng.uniform(0, 9, (10000, 2))).astype(int).tolist():
+        if max(height, width) > 200 * min(height, width):
+            with pytest.raises(InvalidRequest, match="200 times"):
+                smart_resize(height, width, 32, 65536, 16777216)
+        else:
+            assert smart_resize(height, width, 32, 65536, 16777216) == their_resize(height, width, 32, 65536, 16777216)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
+def test_pixels_are_those_of_transformers(decoder: ImageDecoder, rng: np.random.Generator, mode: str) -> None:
+    image = Image.fromarray(rng.integers(0, 256, (75, 131, 3), dtype=np.uint8)).convert(mode)
+    head, pixels = decoder.decode(file_of(image))
+    size = {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}
+    processor = Qwen2VLImageProcessorPil(patch_size=16, size=size, image_mean=[0.0] * 3, image_std=[1.0] * 3)
+    patches = processor(images=[image], return_tensors="np").pixel_values
+    rows, columns = head.height // 32, head.width // 32
+    groups = patches.reshape(rows, columns, 2, 2, 3, 2, 16, 16)[:, :, :, :, :, 0]
+    theirs = groups.transpose(0, 2, 5, 1, 3, 6, 4).reshape(head.height, head.width, 3)
+    ours = np.frombuffer(pixels, np.uint8).reshape(theirs.shape) / 255
+    assert np.abs(ours - theirs).max() <= 1 / 255 + 1e-6
+
+
+def test_formats_are_told_by_their_content(decoder: ImageDecoder, rng: np.random.Generator) -> None:
+    image = Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    for kind in ("PNG", "JPEG", "WEBP", "GIF"):
+        head, pixels = decoder.decode(file_of(image, kind))
+        assert len(pixels) == head.height * head.width * 3
+
+
+def _png(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that says it is so large."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+
+
+def _whole() -> bytes:
+    return file_of(Image.effect_noise((300, 300), 90))
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (_png(30000, 30000), "at most 64,000,000 are decoded"),
+        (_png(1, 60000), "200 times"),
+        (_png(500, 500), "cannot be decoded"),
+        (_whole()[:2000], "cannot be decoded"),
+        (b"", "cannot be decoded"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "cannot be decoded"),
+        (file_of(Image.new("RGB", (64, 64)), "BMP"), "cannot be decoded"),
+        (file_of(Image.new("RGB", (64, 64)), "TIFF"), "cannot be decoded"),
+        (b"%PDF-1.4" + _whole(), "cannot be decoded"),
+    ],
+    ids=["bomb", "line", "short data", "truncated", "empty", "svg", "bmp", "tiff", "polyglot"],
+)
+def test_files_that_mean_harm_are_refused(decoder: ImageDecoder, data: bytes, sentence: str) -> None:
+    with pytest.raises(InvalidRequest, match=sentence) as refusal:
+        decoder.decode(data)
+    assert "0x" not in str(refusal.value)
+    decoder.decode(_whole())  # it goes on
+
+
+def test_only_the_first_frame_of_an_animation_is_decoded(decoder: ImageDecoder) -> None:
+    frames = [Image.new("RGB", (64, 64), (0, 0, number % 256)) for number in range(300)]
+    red = Image.new("RGB", (64, 64), (255, 0, 0))
+    head, pixels = decoder.decode(file_of(red, "GIF", save_all=True, append_images=frames))
+    assert set(np.frombuffer(pixels, np.uint8).reshape(-1, 3)[:, 0].tolist()) == {255}
+    assert (head.height, head.width) == (64, 64)
+
+
+def test_the_process_is_started_again_when_it_has_died(decoder: ImageDecoder) -> None:
+    decoder.decode(_whole())
+    assert decoder._process is not None
+    decoder._process.kill()
+    decoder._process.wait()
+    with pytest.raises(InvalidRequest):
+        decoder.decode(_whole())
+    decoder.decode(_whole())
+
+
+def test_data_urls_are_read_and_others_are_not() -> None:
+    data = base64.b64encode(b"bytes").decode()
+    for head in ("data:image/png;base64,", "data:image/jpeg;name=a.jpg;base64,", "data:;base64,"):
+        assert data_of(head + data) == b"bytes"
+    for url in ("data:image/png," + data, "http://a/b", "DATA", "data:image/png;base64,%%%", ""):
+        with pytest.raises(InvalidRequest):
+            data_of(url)
+    with pytest.raises(InvalidRequest, match="more than 32 MiB"):
+        data_of("data:image/png;base64," + "A" * (MOST_BYTES * 4 // 3 + 100))
+
+
+def test_surrogates_tell_contents_apart() -> None:
+    first, second = (content_digest(b"pixels", *shape, "p") for shape in ((2, 1), (1, 2)))
+    assert first != second
+    ids = surrogate_ids(first, 500)
+    assert ids.min() >= 1 << 30
+    assert (ids[:16] == surrogate_ids(first, 16)).all()
+    assert not set(ids.tolist()) & set(surrogate_ids(second, 500).tolist())
