@@ -229,9 +229,7 @@ class Harness:
         chunk = min(self.settings.budget, self.settings.threshold or self.settings.budget)
         alive = self.scheduler.requests.values()
         # A chunk may end before each image, and before each one that is not to be cut once more.
-        alone = [
-            -(-r.num_tokens // chunk) + 2 * len(r.media) + r.max_tokens_total - r.num_tokens + 1 for r in alive
-        ]
+        alone = [-(-r.num_tokens // chunk) + 2 * len(r.media) + r.max_tokens_total - r.num_tokens + 1 for r in alive]
         alone += [2 * self.settings.max_model_len for inputs in self.inputs.values() for _ in inputs]
         return self.settings.depth * (sum(alone) + 2)
 

@@ -210,3 +210,17 @@ def test_text_alone_has_the_bits_of_the_plain_text_model(
     (found,) = llm.generate([prompt], params)
     assert tokens(found) == tokens(expected)
     assert found.outputs[0].logprobs == expected.outputs[0].logprobs
+
+
+def test_kv_of_images_is_found_on_disk_again(checkpoint: Path, rng: np.random.Generator, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    image, other = picture(rng, 96, 96), picture(rng, 96, 96)
+    options = {"dtype": "float32", "num_pages": 50, "page_size": 4, "kv_disk": str(tmp_path), "kv_disk_size": 1 << 24}
+    with LLM(checkpoint, **options) as llm:
+        (expected,) = llm.chat(chat(image, "a question"), GREEDY)
+    with LLM(checkpoint, **options) as llm:
+        (found, different) = llm.chat([chat(image, "a question"), chat(other, "a question")], GREEDY)
+        assert llm._local.engine.scheduler.encoder.counts.num_tokens == 9  # the other one's
+    assert tokens(found) == tokens(expected)
+    assert found.num_cached_tokens > 12
+    assert different.num_cached_tokens <= 8

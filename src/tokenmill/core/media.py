@@ -73,7 +73,9 @@ def with_surrogates(token_ids: list[int], media: Sequence[MediaInput]) -> list[i
     return list(ids.tolist())
 
 
-def with_placeholders(token_ids: Sequence[int], spans: Sequence[MediaSpan]) -> npt.NDArray[np.int32]:
+def with_placeholders(
+    token_ids: Sequence[int] | npt.NDArray[np.int32], spans: Sequence[MediaSpan]
+) -> npt.NDArray[np.int32]:
     """A prompt as the model knows it: [n] int32, memory of its own."""
     ids = np.array(token_ids, dtype=np.int32)
     for span in spans:

@@ -18,6 +18,7 @@ from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import OutOfMemory
 from tokenmill.engine.drafting import describe_speculation, speculation_of, with_speculation
 from tokenmill.engine.engine import Engine, ModelLimits
+from tokenmill.engine.gates import Gate
 from tokenmill.engine.loading import LoadedModel, Progress, StartupTimer, load, size_kv
 from tokenmill.engine.memory import StepMemory, allocate, connect_sources, take_memory
 from tokenmill.engine.observer import Observer
@@ -152,7 +153,7 @@ def _build(
         limits,
         header.depth,
         Observer(log),
-        [gate for gate in (grammars, adapters, vision and vision.pixels) if gate is not None],
+        _gates(grammars, adapters, vision),
         desk,
     )
     engine.adapters = adapters
@@ -162,6 +163,16 @@ def _build(
     ready.takes_transfer_params = connection is not None and connection.takes_params
     ready.speculation = describe_speculation(header.speculation, model.draft)
     return BuiltEngine(engine, ready, take_memory(config, platform, memory), model)
+
+
+def _gates(grammars: GrammarCache, adapters: AdapterCache | None, vision: Vision | None) -> list[Gate]:
+    """What requests may have to wait for, as far as this engine has it."""
+    gates: list[Gate] = [grammars]
+    if adapters is not None:
+        gates.append(adapters)
+    if vision is not None:
+        gates.append(vision.pixels)
+    return gates
 
 
 def room_for_kv(

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokenmill.config import EngineConfig
-from tokenmill.core.media import with_placeholders
 from tokenmill.core import messages
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidRequest, TokenMillError
+from tokenmill.core.media import with_placeholders
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.engine import Engine

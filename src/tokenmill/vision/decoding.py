@@ -134,7 +134,9 @@ def decode_image(data: bytes, limits: ImageLimits) -> tuple[ImageHead, bytes]:
     with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
         width, height = opened.size
         if width * height > MOST_PIXELS:
-            raise InvalidRequest(f"an image of {width} x {height} pixels: at most {MOST_PIXELS:,} are decoded", "messages")
+            raise InvalidRequest(
+                f"an image of {width} x {height} pixels: at most {MOST_PIXELS:,} are decoded", "messages"
+            )
         smart_resize(height, width, limits.factor, limits.min_pixels, limits.max_pixels)
         image: Any = ImageOps.exif_transpose(opened).convert("RGB")  # the first frame
     rows, columns = smart_resize(image.height, image.width, limits.factor, limits.min_pixels, limits.max_pixels)

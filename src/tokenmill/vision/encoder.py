@@ -109,7 +109,9 @@ class Encoder:
         positions = np.tile(batch.positions.numpy(), (3, 1))
         indices: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
-        spans = zip(rows, plan.num_computed.tolist(), batch.query_starts.tolist(), batch.query_lens.tolist(), strict=False)
+        spans = zip(
+            rows, plan.num_computed.tolist(), batch.query_starts.tolist(), batch.query_lens.tolist(), strict=False
+        )
         for row, start, first, count in spans:
             own = self._rows.get(row)
             if own is None:

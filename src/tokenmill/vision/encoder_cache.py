@@ -72,7 +72,9 @@ class EncoderCache:
         lengths = [span.length for span in media]
         needed = sum(lengths) if whole_prompts else max(lengths, default=0)
         if needed > min(self.budget, self.capacity):
-            what = f"an image of {needed} tokens" if len(lengths) == 1 or not whole_prompts else f"{needed} image tokens"
+            what = (
+                f"an image of {needed} tokens" if len(lengths) == 1 or not whole_prompts else f"{needed} image tokens"
+            )
             raise InvalidRequest(
                 f"{what} cannot be encoded: a step encodes {self.budget} (--encoder-budget), "
                 f"{self.capacity} are kept (--encoder-cache-tokens)",
@@ -102,9 +104,15 @@ class EncoderCache:
             if span.digest in seen or (entry is not None and entry.users):
                 continue
             if entry is None and span.length > left:
-                return before, f"needs the encoder for {span.length} tokens, {left} of {self.budget} are left in the step"
+                return (
+                    before,
+                    f"needs the encoder for {span.length} tokens, {left} of {self.budget} are left in the step",
+                )
             if span.length > room:
-                return before, f"needs {span.length} tokens of the encoder cache, {room} of {self.capacity} are not held"
+                return (
+                    before,
+                    f"needs {span.length} tokens of the encoder cache, {room} of {self.capacity} are not held",
+                )
             left, room = left - (span.length if entry is None else 0), room - span.length
             seen.add(span.digest)
         return num_tokens, ""
@@ -153,9 +161,7 @@ class EncoderCache:
         return sum(entry.length for entry in self._entries.values() if entry.users)
 
     def _encode_span(self, span: MediaSpan, step: int) -> None:
-        unused = sorted(
-            (entry.used_at, digest) for digest, entry in self._entries.items() if not entry.users
-        )
+        unused = sorted((entry.used_at, digest) for digest, entry in self._entries.items() if not entry.users)
         for _, digest in unused:
             if self.num_used + span.length <= self.capacity:
                 break

@@ -41,7 +41,6 @@ class Tower:
         """Memory of the weights."""
         return sum(weight.nbytes for weight in self._weights.values())
 
-    @torch.inference_mode()
     def encode(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
         """The embeddings of an image, and of each deepstack block.
 
@@ -51,6 +50,10 @@ class Tower:
         Returns:
             [n, 1 + deepstack, out_size] in the dtype of the weights; n = height * width / factor**2.
         """
+        with torch.inference_mode():
+            return self._encode(pixels)
+
+    def _encode(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
         spec = self.spec
         rows, columns = pixels.shape[0] // spec.patch_size, pixels.shape[1] // spec.patch_size
         x = F.linear(self._patches(pixels), self._weights["patch_embed.proj.weight"].flatten(1))
@@ -87,7 +90,7 @@ class Tower:
         return (table[corners] * shares.to(table.dtype).unsqueeze(2)).sum(1)
 
     def _angles(self, row: torch.Tensor, column: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, [patches, 1, head_dim] float32: the first half of a head turns by the row, then by the column."""
+        """cos and sin, [patches, 1, head_dim] float32: a quarter of a head turns by the row, the next by the column."""
         quarter = torch.arange(0, self.spec.hidden_size // self.spec.num_heads // 2, 2, dtype=torch.float32)
         frequencies = 1.0 / self.spec.theta ** (quarter / (2 * len(quarter)))
         half = torch.cat((torch.outer(row.float(), frequencies), torch.outer(column.float(), frequencies)), 1)
@@ -125,9 +128,9 @@ def load_tower(folder: Path, spec: VisionSpec, dtype: torch.dtype) -> Tower:
     """
     checkpoint, shapes = open_checkpoint(folder), tower_shapes(spec)
     stored = {name: one for name, one in checkpoint.tensors.items() if name.startswith(PREFIX)}
-    for name in stored:
+    for name, one in stored.items():
         if name.removeprefix(PREFIX) not in shapes:
-            raise InvalidCheckpoint(f"{stored[name].file}: tensor {name} has no place in the vision tower")
+            raise InvalidCheckpoint(f"{one.file}: tensor {name} has no place in the vision tower")
     weights = {}
     for name, shape in shapes.items():
         tensor = stored.get(PREFIX + name)

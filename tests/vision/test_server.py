@@ -1,0 +1,108 @@
+"""Images over HTTP, in the forms of three APIs; bombs end in 400, and a stream beside them goes on."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.server.running_server import RunningServer, start_server
+from tokenmill.config import EngineConfig
+from tokenmill.replicas.starter import ENGINE_MODULE
+
+NUM_TOKENS = 6
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Path) -> Iterator[RunningServer]:
+    engine = EngineConfig(
+        model=str(checkpoint), dtype="float32", num_pages=200, max_num_seqs=8, limit_mm_per_prompt='{"image": 2}'
+    )
+    with start_server(engine, ENGINE_MODULE, served_model_name=("tiny",)) as running:
+        yield running
+
+
+def url_of(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+@pytest.fixture
+def image(rng: np.random.Generator) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (96, 96, 3), dtype=np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def chat_body(*urls: str, **more: object) -> dict[str, object]:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    content = [*parts, {"type": "text", "text": "hello"}]
+    return {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        **more,
+    }
+
+
+def test_three_apis_show_the_model_the_same_image(server: RunningServer, image: bytes) -> None:
+    chat = server.post("/v1/chat/completions", chat_body(url_of(image))).json()
+    text = chat["choices"][0]["message"]["content"]
+    encoded = server.metric("mm_encoder_tokens_total")
+    assert encoded >= 9
+    parts = [{"type": "input_image", "image_url": url_of(image)}, {"type": "input_text", "text": "hello"}]
+    limits = {"model": "tiny", "temperature": 0}
+    body = {"input": [{"role": "user", "content": parts}], "max_output_tokens": NUM_TOKENS, **limits}
+    responses = server.post("/v1/responses", body).json()
+    assert responses["output"][-1]["content"][0]["text"] == text
+    assert responses["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(image).decode()}
+    blocks = [{"type": "image", "source": source}, {"type": "text", "text": "hello"}]
+    body = {"messages": [{"role": "user", "content": blocks}], "max_tokens": NUM_TOKENS, **limits}
+    assert server.post("/v1/messages", body).json()["content"][0]["text"] == text
+    server.wait_until_unused()
+    assert server.metric("mm_encoder_tokens_total") == encoded
+
+
+def _bomb() -> bytes:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", 30000, 30000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(10**7)))
+
+
+def test_bombs_are_bad_requests_and_a_stream_beside_them_goes_on(server: RunningServer, image: bytes) -> None:
+    body = chat_body(url_of(image), max_tokens=60, ignore_eos=True)
+    alone = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+    messages = body["messages"]
+    more = {"max_tokens": 60, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    stream = server.client.chat.completions.create(model="tiny", messages=messages, stream=True, **more)  # type: ignore[call-overload]
+    first = next(stream).choices[0].delta.content or ""
+    for urls in (
+        [url_of(_bomb())],
+        [url_of(image[:500])],
+        [url_of(b"<svg/>")],
+        ["http://127.0.0.1:1/a.png"],
+        ["file:///etc/passwd"],
+        [url_of(image)] * 3,
+    ):
+        refusal = server.post("/v1/chat/completions", chat_body(*urls))
+        assert refusal.status_code == 400, urls[0][:40]
+        assert refusal.json()["error"]["param"] == "messages"
+    assert first + "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == alone
+
+
+def test_sound_is_refused_by_name(server: RunningServer) -> None:
+    body = chat_body()
+    body["messages"] = [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": ""}}]}]
+    refusal = server.post("/v1/chat/completions", body)
+    assert refusal.status_code == 400
+    assert "input_audio" in refusal.json()["error"]["message"]
