@@ -1,4 +1,4 @@
-"""The runner's end: pixels of requests that are alive, outputs that the scheduler keeps, and what a step needs of them."""
+"""The runner's end: pixels of living requests, outputs that the scheduler keeps, and what a step needs of them."""
 
 from __future__ import annotations
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import importlib.util
 import re
 import secrets
 from collections.abc import Callable
 from typing import Any
 
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.media import MediaInput, MediaSpan, content_digest
 from tokenmill.vision.decoding import ImageDecoder, ImageLimits
 from tokenmill.vision.spec import VisionSpec
@@ -31,11 +32,16 @@ class MediaPrompts:
         limit: images of a request.
         encode: text -> token ids, special tokens among them.
         special_tokens: as text, what clients must not spell.
+
+    Raises:
+        InvalidConfig: Pillow is missing.
     """
 
     def __init__(
         self, spec: VisionSpec, limit: int, encode: Callable[[str], list[int]], special_tokens: list[str]
     ) -> None:
+        if importlib.util.find_spec("PIL") is None:
+            raise InvalidConfig("this model takes images, which Pillow decodes: pip install 'tokenmill[vision]'")
         self._spec = spec
         self._limit = limit
         self._encode = encode
@@ -61,7 +67,7 @@ class MediaPrompts:
         return self._hidden(value, mark), mark
 
     def encode(self, text: str, mark: str) -> list[int]:
-        """The tokens of a rendered chat: special ones where the template has put them, characters where a client has."""
+        """The tokens of a rendered chat: special where the template has put them, plain where a client has."""
         pieces = re.split(f"{mark}:([0-9]):", text)
         token_ids = self._encode(pieces[0])
         for number, piece in zip(pieces[1::2], pieces[2::2], strict=True):
@@ -133,10 +139,9 @@ def _without_url(content: Any, urls: list[str]) -> Any:
         return content
     parts = []
     for part in content:
+        if part["type"] == "image":
+            raise InvalidRequest("an image part is {'type': 'image_url', 'image_url': {'url': ...}}", "messages")
         if part["type"] == "image_url":
             urls.append(part["image_url"]["url"])
-            part = {"type": "image"}
-        elif part["type"] == "image":
-            raise InvalidRequest("an image part is {'type': 'image_url', 'image_url': {'url': ...}}", "messages")
-        parts.append(part)
+        parts.append({"type": "image"} if part["type"] == "image_url" else part)
     return parts

@@ -1,4 +1,4 @@
-"""The size to which an image is brought before its patches are taken: Qwen2-VL's rule, exactly as transformers has it."""
+"""The size to which an image is brought before its patches are taken: Qwen2-VL's rule, as transformers has it."""
 
 from __future__ import annotations
 

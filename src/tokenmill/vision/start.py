@@ -44,6 +44,8 @@ def with_vision(config: EngineConfig, architecture: Architecture, platform: Plat
         "--enable-lora": config.enable_lora,
         "--speculative-config": config.speculative_config is not None,
         "--kv-transfer-config": config.kv_transfer_config is not None,
+        "--kv-source": bool(config.kv_source),
+        "--kv-host-size": config.kv_host_size is not None,
         "--quantization": config.quantization != "none",
         "--load-format dummy": config.load_format == "dummy",
         f"--attention-backend {config.attention_backend}": config.attention_backend not in ("auto", *BACKENDS),

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional as F
+from torch.nn import functional
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.parallel.shard import Part
@@ -56,7 +56,7 @@ class Tower:
     def _encode(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
         spec = self.spec
         rows, columns = pixels.shape[0] // spec.patch_size, pixels.shape[1] // spec.patch_size
-        x = F.linear(self._patches(pixels), self._weights["patch_embed.proj.weight"].flatten(1))
+        x = functional.linear(self._patches(pixels), self._weights["patch_embed.proj.weight"].flatten(1))
         x = x + self._weights["patch_embed.proj.bias"]
         row, column = _places(rows, columns, spec.merge)
         x = x + self._table(row, rows, column, columns)
@@ -101,7 +101,7 @@ class Tower:
         qkv = self._linear(f"{name}.attn.qkv", self._norm(f"{name}.norm1", x))
         q, k, v = qkv.view(len(x), 3, self.spec.num_heads, -1).unbind(1)
         q, k, v = (one.transpose(0, 1).unsqueeze(0) for one in (_rotate(q, cos, sin), _rotate(k, cos, sin), v))
-        attended = F.scaled_dot_product_attention(q, k, v).squeeze(0).transpose(0, 1).flatten(1)
+        attended = functional.scaled_dot_product_attention(q, k, v).squeeze(0).transpose(0, 1).flatten(1)
         x = x + self._linear(f"{name}.attn.proj", attended)
         return x + self._mlp(f"{name}.mlp", self._norm(f"{name}.norm2", x), "tanh")
 
@@ -110,14 +110,16 @@ class Tower:
         return x.view(-1, self.spec.hidden_size * self.spec.merge**2)
 
     def _mlp(self, name: str, x: torch.Tensor, approximate: str) -> torch.Tensor:
-        hidden = F.gelu(self._linear(f"{name}.linear_fc1", x), approximate=approximate)
+        hidden = functional.gelu(self._linear(f"{name}.linear_fc1", x), approximate=approximate)
         return self._linear(f"{name}.linear_fc2", hidden)
 
     def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self._weights[f"{name}.weight"], self._weights[f"{name}.bias"])
+        return functional.linear(x, self._weights[f"{name}.weight"], self._weights[f"{name}.bias"])
 
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, x.shape[-1:], self._weights[f"{name}.weight"], self._weights[f"{name}.bias"], EPS)
+        return functional.layer_norm(
+            x, x.shape[-1:], self._weights[f"{name}.weight"], self._weights[f"{name}.bias"], EPS
+        )
 
 
 def load_tower(folder: Path, spec: VisionSpec, dtype: torch.dtype) -> Tower:
