@@ -18,7 +18,7 @@ struct Strides {
   int64_t hidden, qkv, attention_out, intermediate;
 
   explicit Strides(const Decoder& decoder)
-      : hidden(stride_of(decoder.embedding.depth)),
+      : hidden(stride_of(decoder.hidden_size)),
         qkv(stride_of(decoder.attention.shape.qkv_size())),
         attention_out(0),
         intermediate(0) {
@@ -68,13 +68,13 @@ class ForwardPass {
   //   write attention_out | output: read it, write delta | norm: read delta; write intermediate | down: read it, ...
   //                       meet                           meet                                   meet
   bool run() {
-    if (!embed()) return false;
+    if (!begin()) return false;
     for (const auto& layer : decoder_.layers) {
       attend(layer);
-      if (&layer == &decoder_.layers.back()) keep_outputs();
+      if (&layer == &decoder_.layers.back() && decoder_.final_norm) keep_outputs();
       if (!meet() || !feed_forward(layer)) return false;
     }
-    if (call_.out) norm(decoder_.final_norm, {call_.out, decoder_.embedding.depth});
+    end();
     return true;
   }
 
@@ -93,6 +93,22 @@ class ForwardPass {
   bool meet() const {
     Meeting* meeting = decoder_.gathering.meeting;
     return !meeting || meeting->meet();
+  }
+
+  bool begin() {
+    if (!call_.hidden) return embed();
+    copy_rows(call_.hidden, decoder_.hidden_size, residual_.data, residual_.stride);
+    return true;
+  }
+
+  void end() {
+    const Buffer out{call_.out, decoder_.hidden_size};
+    if (decoder_.final_norm) {
+      if (call_.out) norm(decoder_.final_norm, out);
+      return;
+    }
+    norm(decoder_.layers.back().mlp_norm, normed_);  // for the sum: what is normed nobody reads
+    if (call_.out) copy_rows(residual_.data, residual_.stride, out.data, out.stride);
   }
 
   // Embeddings that are multiplied are a delta to a residual stream of zeros: the first norm multiplies and rounds them.
@@ -138,7 +154,7 @@ class ForwardPass {
   void norm(const uint16_t* weight, const Buffer& out) const {
     const uint16_t* delta = has_delta_ ? delta_.data : nullptr;
     table_.rms_norm({residual_.data, residual_.stride, delta, delta_.stride, delta_scale_, weight, decoder_.eps,
-                     out.data, out.stride, rows_, decoder_.embedding.depth}, threads_);
+                     out.data, out.stride, rows_, decoder_.hidden_size}, threads_);
   }
 
   void project(const Projection& projection, const Buffer& x, const Buffer& out) const {
@@ -148,9 +164,15 @@ class ForwardPass {
 
   // Keeps only the rows of tokens that have an output; of attention_out, where other ranks are writing, its own columns.
   void keep_outputs() {
-    keep_rows(residual_, 0, decoder_.embedding.depth);
+    keep_rows(residual_, 0, decoder_.hidden_size);
     keep_rows(attention_out_, decoder_.gathering.attention_column, decoder_.attention.shape.out_size());
     rows_ = call_.outputs;
+  }
+
+  void copy_rows(const uint16_t* from, int64_t from_stride, uint16_t* to, int64_t to_stride) const {
+    for (int64_t m = 0; m < rows_; ++m) {
+      std::memcpy(to + m * to_stride, from + m * from_stride, decoder_.hidden_size * sizeof(uint16_t));
+    }
   }
 
   // The indices increase, so no row is overwritten before it is read.

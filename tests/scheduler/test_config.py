@@ -14,5 +14,5 @@ def test_the_defaults_are_those_of_the_flags() -> None:
     # Adapters come with a flag of their own, and the steps of their patience with none.
     assert config.max_loras == 0 and not flags.enable_lora
     for field in (field for field in fields(config) if field.name not in ("max_loras", "lora_patience")):
-        name = "scheduling_policy" if field.name == "policy" else field.name
+        name = {"policy": "scheduling_policy", "num_stages": "pipeline_parallel_size"}.get(field.name, field.name)
         assert getattr(config, field.name) == getattr(flags, name), field.name

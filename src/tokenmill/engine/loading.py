@@ -22,6 +22,7 @@ from tokenmill.models.decoder import Decoder
 from tokenmill.parallel.collective import ALONE
 from tokenmill.platform.protocol import Platform
 from tokenmill.weights.checkpoint import read_architecture
+from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.hub import fetch
 from tokenmill.weights.loader import plan_model
 from tokenmill.weights.sharing import LoadedWeights, load_weights
@@ -97,7 +98,9 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
     wanted_context(config, architecture.max_position)
     dtype = DTYPES[config.dtype]
     check_parameters(config, platform, architecture)
-    collective = ALONE if group is None else group.connect(architecture)
+    collective = (
+        ALONE if group is None else group.connect(architecture, fingerprint(folder, config.dtype, config.quantization))
+    )
     num_threads, threads_reason = choose_threads(config, platform, architecture.num_parameters() * dtype.itemsize)
     check(config, platform, dtype)
     kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
@@ -145,4 +148,4 @@ def size_kv(config: EngineConfig, platform: Platform, model: LoadedModel, availa
     def decide(config: EngineConfig) -> KVSize:
         return decide_kv_size(config, model.architecture.max_position, page_bytes, available)
 
-    return decide(config) if model.group is None else model.group.agree(config, decide)
+    return decide(config) if model.group is None else model.group.agree(config, model.architecture, decide)

@@ -29,10 +29,11 @@ from tokenmill.model_files import eos_token_ids
 from tokenmill.models.architecture import MoeSpec
 from tokenmill.models.native_decoder import in_one_call, native_pass_obstacle
 from tokenmill.parallel.group import Group, config_of_rank, start_group
+from tokenmill.parallel.model import RankedModel
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
 from tokenmill.runner.executor import Executor, InlineExecutor, ThreadExecutor
-from tokenmill.runner.model_runner import ModelRunner
+from tokenmill.runner.model_runner import ModelRunner, PipelinedRunner
 from tokenmill.runner.row_state import RowState
 from tokenmill.runner.staging import Staging
 from tokenmill.runner.step_sampler import DeviceSampler, HostSampler
@@ -89,8 +90,8 @@ def build_engine(
     platform = platform or select_platform(config.device)
     config = dataclasses.replace(config, device=platform.device).resolve()
     find_policies(config.scheduling_policy, config.batch_policy, config.admission)  # before the weights are read
-    config = config_of_rank(config)
     group = start_group(config)
+    config = config_of_rank(config)
     try:
         return _build(config, platform, timer, model, group)
     except BaseException as error:
@@ -128,7 +129,7 @@ def _build(
     limits = dataclasses.replace(limits, max_model_len=size.max_model_len)
     runner = make_runner(config, platform, model, memory, grammars, adapters)
     graphs = _capture(platform, runner, timer)
-    on_thread = config.async_scheduling and not platform.is_accelerator
+    on_thread = config.async_scheduling and not platform.is_accelerator and config.pipeline_parallel_size == 1
     executor: Executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
     if model.group is not None:
         executor = model.group.executor(executor)
@@ -222,7 +223,7 @@ def describe(
 
 def _ranks_reason(config: EngineConfig) -> str:
     """How many processes share the model, to be put before a sentence on one of them."""
-    size = config.tensor_parallel_size
+    size = config.num_ranks
     return "" if size == 1 else f"of each of {size} ranks, as weights and KV: "
 
 
@@ -253,6 +254,9 @@ def make_runner(
     own = in_one_call(model.decoder, attention)
     in_calls = own if model.group is None else model.group.model(own)
     sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None))
+    if config.pipeline_parallel_size > 1:
+        assert isinstance(in_calls, RankedModel), "several stages are a group"
+        return PipelinedRunner(in_calls, attention, rows, sampler, HostTransport())
     runner = ModelRunner(in_calls, attention, rows, sampler, HostTransport())
     if model.draft is not None and memory.draft is not None:
         runner.draft_model = model.draft.bind(memory.draft, memory.tables, memory.size.max_model_len)

@@ -26,6 +26,8 @@ class SchedulerConfig:
         batch_policy: `mixed`, `prefill-first` or one of the user's: what may share a step.
         admission: `whole-prompt`, `optimistic`, `reserve` or one of the user's: what an admitted request takes at once.
         seed: of requests that bring none.
+        num_stages: of the pipeline that runs the steps, several at a time: a request runs again only when its token is
+            known, and decodes are shared out over as many steps.
         max_loras: adapters in a step at most; 0: none. lora_patience: steps that a request is passed over for want of a
             slot before one is freed for it.
     """
@@ -38,6 +40,7 @@ class SchedulerConfig:
     batch_policy: str = "mixed"
     admission: str = "whole-prompt"
     seed: int = 0
+    num_stages: int = 1
     max_loras: int = 0
     lora_patience: int = 64
 
@@ -83,5 +86,6 @@ def scheduler_config_of(config: EngineConfig, max_model_len: int) -> SchedulerCo
         batch_policy=config.batch_policy,
         admission=config.admission,
         seed=config.seed,
+        num_stages=config.pipeline_parallel_size,
         max_loras=config.max_loras if config.enable_lora else 0,
     )

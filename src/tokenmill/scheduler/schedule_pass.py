@@ -98,8 +98,10 @@ class SchedulePass:
             lets_in: where tenants take turns, a waiting request enters before a running one that comes after it; before
                 one in the background, always.
         """
-        enough_pages = True
+        enough_pages, num_decoding = True, 0
         lets_in = lets_in and bool(self._state.waiting)
+        # Of a pipeline each step takes its share of the decodes, so that there are some for every stage.
+        most_decoding = -(-len(self._state.running) // self._config.num_stages)
         running, num_decodes = self._in_order()
         self._reserve_next_pages([] if which is None else [request for request in running if not which(request)])
         for number, request in enumerate(running):
@@ -117,12 +119,16 @@ class SchedulePass:
             remaining = request.num_uncomputed_tokens
             if remaining == 0 or request.will_reach_length:
                 continue  # its last token is being sampled by a launched step
-            if request.num_pending_tokens and self._is_held(request):
-                request.wait_reason = "waits for the launched step that samples its next token, to draft behind it"
+            if request.num_pending_tokens and (self._config.num_stages > 1 or self._is_held(request)):
+                request.wait_reason = "waits for the launched step that samples its next token"
                 continue
             if self.builder.budget == 0:
                 request.wait_reason = "the token budget of the step is used up"
                 continue
+            if remaining == 1 and num_decoding == most_decoding:
+                request.wait_reason = "goes with the next step: each stage has a share of the requests"
+                continue
+            num_decoding += remaining == 1
             enough_pages &= self._advance_one(request, 1 if remaining == 1 else self._chunk(remaining))
         return enough_pages
 

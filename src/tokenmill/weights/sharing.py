@@ -51,7 +51,7 @@ def load_weights(plan: ModelPlan, folder: Path, config: EngineConfig, progress: 
     if plan.kernels.name == "native" and plan.reads is not None:
         content = content_of(plan, folder)
         # In memory there is one file, and each rank has weights of its own.
-        places = (_in_cache, _in_memory) if plan.shapes.collective.shard.size == 1 else (_in_cache,)
+        places = (_in_cache, _in_memory) if plan.shapes.shard.is_alone else (_in_cache,)
         for place in places:
             try:
                 path = place(config, content)
