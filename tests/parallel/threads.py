@@ -21,12 +21,12 @@ from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.native_decoder import in_one_call
 from tokenmill.parallel.follower import Follower, StageLeader
 from tokenmill.parallel.layout import Layout, StepShape
-from tokenmill.parallel.link import Launch
 from tokenmill.parallel.messages import End
 from tokenmill.parallel.model import PartialModel, RankedModel
+from tokenmill.parallel.pipeline.chain import Doorman, FirstStage, LaterStage, connect
+from tokenmill.parallel.pipeline.link import Launch
 from tokenmill.parallel.shard import Shard
 from tokenmill.parallel.shared_memory import SharedMemory
-from tokenmill.parallel.stages import Doorman, FirstStage, LaterStage, connect
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.loader import plan_model
 

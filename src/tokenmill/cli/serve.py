@@ -14,7 +14,7 @@ from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_na
 from tokenmill.cli.parser import Parser
 from tokenmill.config import EngineConfig, ServerConfig
 
-NODE_MODULE = "tokenmill.parallel.node"
+NODE_MODULE = "tokenmill.parallel.pipeline.node"
 """What all machines run but the one that serves."""
 
 

@@ -12,11 +12,11 @@ from tokenmill.config import EngineConfig
 from tokenmill.engine.loading import Progress, StartupTimer, load, size_kv
 from tokenmill.models.native_decoder import in_one_call
 from tokenmill.parallel.group import Group
-from tokenmill.parallel.link import Bye, Pass, hidden_states
 from tokenmill.parallel.messages import Command, End, FindBest, RunPass, TakeLogits
 from tokenmill.parallel.model import PartialModel, find_best, take_logits
+from tokenmill.parallel.pipeline.chain import LaterStage
+from tokenmill.parallel.pipeline.link import Bye, Pass, hidden_states
 from tokenmill.parallel.shared_memory import SharedMemory
-from tokenmill.parallel.stages import LaterStage
 from tokenmill.platform.prefault import prefault
 from tokenmill.platform.select import select_platform
 

@@ -3,7 +3,7 @@
 In a server the supervisor starts a process for each rank, in a folder that all know; offline, rank 0 starts the others,
 and on further machines an agent does. Rank 0 of each stage takes memory without a name and writes down where it can be
 opened. The others of the stage open it, and each notes its process, so that all are told by the system when one of them
-is gone. Stages find each other by `stages`.
+is gone. Stages find each other by `pipeline.chain`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tokenmill.machine.kv_size import KVSize, wanted_context
 from tokenmill.models.architecture import Architecture, MoeSpec
 from tokenmill.parallel.children import RankChildren
 from tokenmill.parallel.layout import Layout, StepShape
-from tokenmill.parallel.link import Launch
 from tokenmill.parallel.messages import End
 from tokenmill.parallel.model import PartialModel, RankedModel
+from tokenmill.parallel.pipeline.chain import Doorman, FirstStage, LaterStage, connect
+from tokenmill.parallel.pipeline.link import Launch
 from tokenmill.parallel.shard import Shard, check_size, stage_layers
 from tokenmill.parallel.shared_memory import Note, SharedMemory
-from tokenmill.parallel.stages import Doorman, FirstStage, LaterStage, connect
 from tokenmill.runner.executor import Executor
 
 # How many times the time of a step may pass until all ranks have read their weights: as the other parts of a server.

@@ -12,8 +12,8 @@ import torch
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.parallel.messages import FindBest, RunPass, TakeLogits
+from tokenmill.parallel.pipeline.chain import FirstStage
 from tokenmill.parallel.shared_memory import SharedMemory
-from tokenmill.parallel.stages import FirstStage
 
 
 class PartialModel(Protocol):

@@ -24,7 +24,8 @@ import torch
 from tokenmill.core.errors import EngineFailed
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
-from tokenmill.parallel.link import (
+from tokenmill.parallel.messages import RunPass
+from tokenmill.parallel.pipeline.link import (
     Bye,
     Hello,
     Join,
@@ -38,7 +39,6 @@ from tokenmill.parallel.link import (
     hidden_states,
     prove,
 )
-from tokenmill.parallel.messages import RunPass
 from tokenmill.parallel.shard import Shard
 
 # How long somebody who connects may take to say who it is.

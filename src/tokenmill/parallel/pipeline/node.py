@@ -21,8 +21,8 @@ from tokenmill.ipc.address import Address
 from tokenmill.ipc.log_lines import LineHandler
 from tokenmill.ipc.secret import Secret
 from tokenmill.parallel.children import RankChildren
-from tokenmill.parallel.link import Join, Launch, Link
-from tokenmill.parallel.stages import connect
+from tokenmill.parallel.pipeline.chain import connect
+from tokenmill.parallel.pipeline.link import Join, Launch, Link
 
 logger = logging.getLogger(__name__)
 
