@@ -15,6 +15,8 @@ from tokenmill.scheduler.fairness import Need, find_yielding
 from tokenmill.scheduler.plan_builder import PlanBuilder, request_seed
 from tokenmill.scheduler.state import SchedulerState, is_ready
 
+# Decodes of a step that take hardly longer than one: they wait for weights. Shared out, they would be read more often.
+LEAST_SHARE = 16
 _SAME_PROMPT = "waits for a request that computes the same prompt"
 
 
@@ -101,7 +103,7 @@ class SchedulePass:
         enough_pages, num_decoding = True, 0
         lets_in = lets_in and bool(self._state.waiting)
         # Of a pipeline each step takes its share of the decodes, so that there are some for every stage.
-        most_decoding = -(-len(self._state.running) // self._config.num_stages)
+        most_decoding = max(LEAST_SHARE, -(-len(self._state.running) // self._config.num_stages))
         running, num_decodes = self._in_order()
         self._reserve_next_pages([] if which is None else [request for request in running if not which(request)])
         for number, request in enumerate(running):
