@@ -22,7 +22,14 @@ MODEL = ("attention", "kernels", "models", "platform", "quantization", "sampling
 USER_SIDE = ("cli", "frontend", "llm", "observe", "server")
 BOTH_SIDES = ("core", "ipc", "demo", "(top)")
 # A room inside another: a capability of its own, which whoever reads the command line, or has no GPU, may skip.
-INNER_ROOMS = ("cli/bench", "kernels/triton", "parallel/pipeline", "replicas/siblings", "server/siblings", "transfer/remote")
+INNER_ROOMS = (
+    "cli/bench",
+    "kernels/triton",
+    "parallel/pipeline",
+    "replicas/siblings",
+    "server/siblings",
+    "transfer/remote",
+)
 ROOM_BUDGET = 1300
 # Every capability has messages and flags of its own.
 BOTH_SIDES_BUDGET = 1900
