@@ -1,3 +1,5 @@
+#include <nanobind/stl/vector.h>
+
 #include "decoder.h"
 #include "ranks.h"
 
@@ -26,9 +28,12 @@ static void gather(Decoder& self, Ranks& ranks, Address shared, int64_t first_to
 }
 
 static bool forward(const Decoder& self, PlannedStep& planned, Address token_ids, Address hidden, int64_t tokens,
-                    Address output_indices, int64_t outputs, Address scratch, Address out) {
+                    Address output_indices, int64_t outputs, Address of_token,
+                    const std::vector<const Adapter*>& adapters, Address scratch, Address out) {
+  const StepAdapters step = {at<const int32_t>(of_token), adapters};
   return self.forward({planned, at<const int64_t>(token_ids), at<const uint16_t>(hidden), tokens,
-                       at<const int64_t>(output_indices), outputs, at<uint16_t>(scratch), at<uint16_t>(out)});
+                       at<const int64_t>(output_indices), outputs, adapters.empty() ? nullptr : &step,
+                       at<uint16_t>(scratch), at<uint16_t>(out)});
 }
 
 void bind_decoder(nb::module_& module) {
@@ -52,7 +57,8 @@ void bind_decoder(nb::module_& module) {
       .def("shared_numbers", &Decoder::shared_numbers, nb::arg("tokens"))
       .def("scratch_numbers", &Decoder::scratch_numbers, nb::arg("tokens"))
       .def("forward", forward, nb::arg("step"), nb::arg("token_ids"), nb::arg("hidden"), nb::arg("tokens"),
-           nb::arg("output_indices"), nb::arg("outputs"), nb::arg("scratch"), nb::arg("out"), ReleaseGil());
+           nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"),
+           nb::arg("scratch"), nb::arg("out"), ReleaseGil());
 }
 
 }  // namespace tokenmill

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "adapted_rows.h"
 #include "kernels.h"
 #include "meeting.h"
 
@@ -39,6 +40,12 @@ struct DecoderLayer {
   float residual_multiplier;  // of what the layer's two blocks add to the hidden states
 };
 
+// Which tokens of a step have which adapters.
+struct StepAdapters {
+  const int32_t* of_token;  // [tokens], which of these; -1: none
+  std::vector<const Adapter*> adapters;
+};
+
 // The tokens of a step, and where their results go.
 struct DecoderCall {
   PlannedStep& planned;
@@ -47,6 +54,7 @@ struct DecoderCall {
   int64_t tokens;
   const int64_t* output_indices;  // [outputs] of the tokens, increasing
   int64_t outputs;
+  const StepAdapters* adapters;  // null: no token has any
   uint16_t* scratch;  // [Decoder::scratch_numbers(tokens)]
   uint16_t* out;      // [outputs][hidden], where there is no final norm [tokens][hidden]; or null: not wanted
 };

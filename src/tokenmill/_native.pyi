@@ -1,5 +1,6 @@
 """The extension module that native/ builds: its names and types. Every Address is a Tensor.data_ptr()."""
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 Address: TypeAlias = int
@@ -134,6 +135,26 @@ class DecoderLayer:
         residual_multiplier: float,
     ) -> None: ...
 
+class Adapter:
+    """What an adapter adds to the matrices of each layer: 0 qkv, 1 output, 2 gate_up, 3 down."""
+
+    def __init__(self, layers: int) -> None: ...
+    def shrink(self, layer: int, matrix: int, a: Address, ranks: int, depth: int) -> None:
+        """A: [ranks][depth] of bf16, of all parts of the matrix."""
+
+    def expand(
+        self,
+        layer: int,
+        matrix: int,
+        b: Address,
+        column: int,
+        columns: int,
+        rank_start: int,
+        rank: int,
+        scale: float,
+    ) -> None:
+        """A part's B: [blocks of ADAPTER_BLOCK columns][rank][ADAPTER_BLOCK] of bf16, padded with zeros."""
+
 class Decoder:
     """A dense decoder whose forward pass is one call."""
 
@@ -152,6 +173,8 @@ class Decoder:
         tokens: int,
         output_indices: Address,
         outputs: int,
+        of_token: Address,
+        adapters: Sequence[Adapter],
         scratch: Address,
         out: Address,
     ) -> bool:
@@ -183,6 +206,7 @@ class Ranks:
         """-1: none has."""
 
 RANKS_BYTES: int
+ADAPTER_BLOCK: int
 MOST_RANKS: int
 
 def crc32c(data: Address, size: int, before: int) -> int:

@@ -117,7 +117,8 @@ def _build(
         fingerprint(model.folder, config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size)),
     )
     grammars = grammar_cache(config, model.folder, limits)
-    adapters = adapter_cache(config, platform, model.decoder, model.kernels)
+    in_calls = native_pass_obstacle(model.decoder, model.attention.name) is None
+    adapters = adapter_cache(config, platform, model.decoder, model.kernels, in_calls)
     named = first_adapters(config, adapters)
     available = None
     if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
@@ -203,7 +204,7 @@ def describe(
         dtype=config.dtype,
         device=platform.name,
         kernels=model.kernels.name,
-        kernels_reason=model.kernels_reason + _pass_reason(model, memory),
+        kernels_reason=model.kernels_reason + _pass_reason(model),
         attention_backend=model.attention.name,
         attention_reason=model.attention.reason + graphs,
         max_model_len=size.max_model_len,
@@ -227,11 +228,11 @@ def _ranks_reason(config: EngineConfig) -> str:
     return "" if size == 1 else f"of each of {size} ranks, as weights and KV: "
 
 
-def _pass_reason(model: LoadedModel, memory: StepMemory) -> str:
+def _pass_reason(model: LoadedModel) -> str:
     """How native kernels are called, to be added to a sentence."""
     if model.kernels.name != "native":
         return ""
-    reason = native_pass_obstacle(model.decoder, memory.attention)
+    reason = native_pass_obstacle(model.decoder, model.attention.name)
     return ", one call a step" if reason is None else f", one call a kernel: {reason}"
 
 

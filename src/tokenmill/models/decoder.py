@@ -6,12 +6,13 @@ nothing to train, and a step on a CPU is short enough to feel a module's bookkee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend, AttentionSpec
+from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.protocol import Kernels, LinearWeight, WeightRole
 from tokenmill.kernels.torch_kernels import argmax, best
 from tokenmill.models.architecture import Architecture
@@ -97,7 +98,9 @@ class Decoder:
         """
         plan = attention.plan(batch)
         stream = ResidualStream(self._embed(batch.token_ids) if hidden is None else hidden)
-        adapted = [None if batch.adapters is None else batch.adapters.layer(i) for i in range(len(self.layers))]
+        adapted: Sequence[AdaptedLayer | None] = [None] * len(self.layers)
+        if batch.adapters is not None:
+            adapted = batch.adapters.layers(len(self.layers))
         for layer, own in zip(self.layers[:-1], adapted, strict=False):
             layer.forward(stream, attention, plan, None, own)
         every = not self.shard.is_last_stage or len(batch.output_indices) == len(batch.token_ids)
