@@ -1,10 +1,11 @@
 // Shrink and expand (Punica: Chen et al. 2023) for the rows of a step, grouped by adapter: each adapter is read once.
 //
-// A row's numbers are sums in one order, whatever rows are beside it: over the inputs in two vectors by turns, whose lanes
-// are added at the end; over the rank one after the other.
+// A row's numbers are sums in one order, whatever rows are beside it: over the inputs in a vector whose lanes are added at
+// the end, over the rank one after the other.
 #include "isa/adapters.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "isa/math.h"
 #include "isa/parallel.h"
@@ -17,6 +18,7 @@ namespace {
 constexpr int64_t SHRINK_ROWS = 4;           // of A, in a piece
 constexpr int64_t EXPAND_BLOCKS = 4;         // of B, in a piece
 constexpr int BLOCK_VECTORS = ADAPTER_BLOCK / LANES;
+constexpr int TILE_ROWS = 4;                 // of x, at a time
 constexpr int64_t MIN_PARALLEL = 1 << 15;    // numbers of A or B: a thread reads fewer before another one has woken up
 
 // Which use, and which piece of it: pieces of all uses are counted one after the other.
@@ -31,36 +33,34 @@ struct Pieces {
   }
 };
 
-// sums[i] = A[i] . x for `count` <= SHRINK_ROWS rows of A.
-void shrink(const uint16_t* a, int64_t count, int64_t depth, const uint16_t* x, float* sums) {
-  F32 even[SHRINK_ROWS], odd[SHRINK_ROWS];
-  for (int64_t i = 0; i < SHRINK_ROWS; ++i) even[i] = odd[i] = zero();
+// sums[m][i] = A[i] . x[m] for `count` <= SHRINK_ROWS rows of A and so many rows of x.
+template <int Rows>
+void shrink(const uint16_t* a, int64_t count, int64_t depth, const uint16_t* const* x, float* const* sums) {
+  F32 totals[Rows][SHRINK_ROWS];
   const uint16_t* rows[SHRINK_ROWS];
   for (int64_t i = 0; i < SHRINK_ROWS; ++i) rows[i] = a + std::min(i, count - 1) * depth;
+  for (int m = 0; m < Rows; ++m) {
+    for (int64_t i = 0; i < SHRINK_ROWS; ++i) totals[m][i] = zero();
+  }
   int64_t k = 0;
-  for (; k + 2 * LANES <= depth; k += 2 * LANES) {
-    const F32 low = load_bf16(x + k), high = load_bf16(x + k + LANES);
-    for (int64_t i = 0; i < SHRINK_ROWS; ++i) {
-      even[i] = fma(load_bf16(rows[i] + k), low, even[i]);
-      odd[i] = fma(load_bf16(rows[i] + k + LANES), high, odd[i]);
+  for (; k + LANES <= depth; k += LANES) {
+    F32 own[SHRINK_ROWS];
+    for (int64_t i = 0; i < SHRINK_ROWS; ++i) own[i] = load_bf16(rows[i] + k);
+    for (int m = 0; m < Rows; ++m) {
+      const F32 numbers = load_bf16(x[m] + k);
+      for (int64_t i = 0; i < SHRINK_ROWS; ++i) totals[m][i] = fma(own[i], numbers, totals[m][i]);
     }
   }
-  for (int64_t i = 0; i < count; ++i) {
-    float total = reduce_add(add(even[i], odd[i]));
-    for (int64_t rest = k; rest < depth; ++rest) total += to_float(rows[i][rest]) * to_float(x[rest]);
-    sums[i] = total;
+  for (int m = 0; m < Rows; ++m) {
+    for (int64_t i = 0; i < count; ++i) {
+      float total = reduce_add(totals[m][i]);
+      for (int64_t rest = k; rest < depth; ++rest) total += to_float(rows[i][rest]) * to_float(x[m][rest]);
+      sums[m][i] = total;
+    }
   }
 }
 
-// Adds to 64 columns of a row of y, or as many as there are, from column `start` of the part on.
-void expand(const AdaptCall& call, const AdapterPart& part, int64_t start, const uint16_t* b, const float* inner,
-            int64_t row) {
-  F32 sums[BLOCK_VECTORS];
-  for (int v = 0; v < BLOCK_VECTORS; ++v) sums[v] = zero();
-  for (int64_t r = 0; r < part.rank; ++r, b += ADAPTER_BLOCK) {
-    const F32 factor = broadcast(inner[r]);
-    for (int v = 0; v < BLOCK_VECTORS; ++v) sums[v] = fma(load_bf16(b + v * LANES), factor, sums[v]);
-  }
+void add_to_row(const AdaptCall& call, const AdapterPart& part, int64_t start, const F32* sums, int64_t row) {
   const F32 scale = broadcast(part.scale);
   for (int v = 0; v < BLOCK_VECTORS; ++v) {
     const int64_t column = start + v * LANES, lanes = std::min<int64_t>(LANES, part.columns - column);
@@ -74,6 +74,34 @@ void expand(const AdaptCall& call, const AdapterPart& part, int64_t start, const
       store_partial_bf16(y, fma(sums[v], scale, load_partial_bf16(y, lanes)), lanes);
     }
   }
+}
+
+// Adds to 64 columns of some rows of y, or as many as there are, from column `start` of the part on.
+template <int Rows>
+void expand(const AdaptCall& call, const AdapterPart& part, int64_t start, const uint16_t* b, const float* const* inner,
+            const int64_t* rows) {
+  F32 sums[Rows][BLOCK_VECTORS];
+  for (int m = 0; m < Rows; ++m) {
+    for (int v = 0; v < BLOCK_VECTORS; ++v) sums[m][v] = zero();
+  }
+  for (int64_t r = 0; r < part.rank; ++r, b += ADAPTER_BLOCK) {
+    F32 own[BLOCK_VECTORS];
+    for (int v = 0; v < BLOCK_VECTORS; ++v) own[v] = load_bf16(b + v * LANES);
+    for (int m = 0; m < Rows; ++m) {
+      const F32 factor = broadcast(inner[m][r]);
+      for (int v = 0; v < BLOCK_VECTORS; ++v) sums[m][v] = fma(own[v], factor, sums[m][v]);
+    }
+  }
+  for (int m = 0; m < Rows; ++m) add_to_row(call, part, start, sums[m], rows[m]);
+}
+
+// Calls work(first, rows) for all rows, as many at a time as the registers have room for: what is read of the adapter is
+// converted once for them.
+template <class Work>
+void for_rows(int64_t count, const Work& work) {
+  int64_t m = 0;
+  for (; m + TILE_ROWS <= count; m += TILE_ROWS) work(m, std::integral_constant<int, TILE_ROWS>());
+  for (; m < count; ++m) work(m, std::integral_constant<int, 1>());
 }
 
 }  // namespace
@@ -99,10 +127,16 @@ void add_adapters(const AdaptCall& call, int threads) {
     const AdaptedRows& use = call.uses[u];
     const MatrixAdapter& adapter = *use.adapter;
     const int64_t first = number * SHRINK_ROWS, count = std::min(SHRINK_ROWS, adapter.ranks - first);
-    for (int64_t m = 0; m < use.count; ++m) {
-      shrink(adapter.a + first * adapter.depth, count, adapter.depth, call.x + use.rows[m] * call.x_stride,
-             inner.data() + places[u] + m * adapter.ranks + first);
-    }
+    float* own = inner.data() + places[u] + first;
+    for_rows(use.count, [&](int64_t start, auto rows) {
+      const uint16_t* x[rows];
+      float* sums[rows];
+      for (int m = 0; m < rows; ++m) {
+        x[m] = call.x + use.rows[start + m] * call.x_stride;
+        sums[m] = own + (start + m) * adapter.ranks;
+      }
+      shrink<rows>(adapter.a + first * adapter.depth, count, adapter.depth, x, sums);
+    });
   });
   parallel_for(expands.count(), threads, [&](int64_t piece) {
     auto [u, number] = expands.find(piece);
@@ -112,10 +146,12 @@ void add_adapters(const AdaptCall& call, int threads) {
     const int64_t end = std::min((number + 1) * EXPAND_BLOCKS, part->blocks());
     for (int64_t block = number * EXPAND_BLOCKS; block < end; ++block) {
       const uint16_t* b = part->b + block * part->rank * ADAPTER_BLOCK;
-      for (int64_t m = 0; m < use.count; ++m) {
-        const float* own = inner.data() + places[u] + m * use.adapter->ranks + part->rank_start;
-        expand(call, *part, block * ADAPTER_BLOCK, b, own, use.rows[m]);
-      }
+      const float* first = inner.data() + places[u] + part->rank_start;
+      for_rows(use.count, [&](int64_t start, auto rows) {
+        const float* own[rows];
+        for (int m = 0; m < rows; ++m) own[m] = first + (start + m) * use.adapter->ranks;
+        expand<rows>(call, *part, block * ADAPTER_BLOCK, b, own, use.rows + start);
+      });
     }
   });
 }
