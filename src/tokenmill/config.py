@@ -157,6 +157,7 @@ class EngineConfig:
     max_cpu_loras: int | None = flag(
         None, "adapters in memory (auto: 4 * --max-loras)", aliases=("--max-loaded-loras",)
     )
+    lora_merge: str | None = flag(None, "folder of an adapter that is folded into the weights")
     step_log: str | None = flag(None, "write every step to this file; `tokenmill replay` reads it")
     seed: int = flag(0, "seed of requests that bring none")
     # No flag: the engine's index, and how many share the machine.

@@ -114,7 +114,7 @@ def _build(
         wanted_context(config, model.architecture.max_position),
         model.architecture.vocab_size,
         eos_token_ids(model.folder),
-        fingerprint(model.folder, config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size)),
+        fingerprint(model.folder, *_forms(config, model)),
     )
     grammars = grammar_cache(config, model.folder, limits)
     in_calls = native_pass_obstacle(model.decoder, model.attention.name) is None
@@ -162,6 +162,12 @@ def _build(
     ready.takes_transfer_params = connection is not None and connection.takes_params
     ready.speculation = describe_speculation(header.speculation, model.draft)
     return BuiltEngine(engine, ready, take_memory(config, platform, memory), model)
+
+
+def _forms(config: EngineConfig, model: LoadedModel) -> tuple[str, ...]:
+    """What makes KV differ, besides the files of the model."""
+    forms = (config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size))
+    return (*forms, model.merged) if model.merged else forms
 
 
 def room_for_kv(
