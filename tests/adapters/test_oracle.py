@@ -90,11 +90,11 @@ def test_packed_weights_and_kv_of_a_merged_model_are_its_own(tmp_path: Path, rng
     size = {name: value for name, value in SIZE.items() if name not in ("enable_lora", "dtype")}
     size |= {"dtype": "bfloat16", "weight_cache_dir": str(tmp_path / "weights"), "kv_disk": str(tmp_path / "kv")}
     size["kv_disk_size"] = 64 << 20
-    told, params = [], SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    told, params = [], SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     for merge in (None, str(tmp_path / "adapter"), None):
         with LLM(base, lora_merge=merge, **size) as llm:
-            (output,) = llm.generate([[5, 6, 7] * 9], params, use_tqdm=False)
-            while llm.stats().num_stored_tokens < 16 and not output.num_cached_tokens:
+            (output,) = llm.generate([list(range(5, 55))], params, use_tqdm=False)
+            while llm.stats().num_stored_tokens < 48 and not output.num_cached_tokens:
                 llm.step()
         told.append((list(output.outputs[0].token_ids), output.num_cached_tokens > 0))
     assert told[0][0] == told[2][0] != told[1][0]
