@@ -1,12 +1,14 @@
 """Two ranks of one thread against one process of two threads: the same model, steps in turns.
 
-    python benchmarks/ranks.py [--quantization none,int8] [--ranks 2] [--turns 7] [--steps 8]
+    python benchmarks/ranks.py [--quantization none,int8] [--ranks 2] [--stages] [--turns 7] [--steps 8]
 
 Qwen3-0.6B's shape with random weights, on the CPU. Both engines are in memory at once, and take turns: a decode step of
 1, 8 and 32 requests behind prompts of 64 tokens, and a prompt of 512 tokens in one step. A turn is the mean of some
 steps. Of each case: medians in milliseconds with quartiles, the median quotient of all turns (`speed`), that of the
 fastest turns (`best`), and that of the processor time of all turns (`work`), which says what ranks do twice and not
-what they wait for. Tokens are compared as well. The last line is one JSON document.
+what they wait for. Tokens are compared as well. With --stages each rank is a stage with some of the layers; a step is
+then as many turns of the engine as there are stages, which bring what one brings otherwise, and a prompt runs in chunks
+of 128 tokens, in several stages at once. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -34,17 +36,19 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.setup import build_engine
 
 DECODES, PROMPT, CONTEXT = (1, 8, 32), 512, 64
+CHUNK = 128
 
 
 class Contender:
     """An engine, the threads that torch may use while it runs, and what it has said."""
 
-    def __init__(self, engine: Engine, num_threads: int) -> None:
+    def __init__(self, engine: Engine, num_threads: int, num_stages: int) -> None:
         self.engine = engine
-        self.tokens: list[int] = []
+        self._num_stages = num_stages
+        self.tokens: dict[str, list[int]] = {}
         self._num_threads = num_threads
         group: Any = getattr(engine.executor, "_group", None)
-        self._others = [] if group is None else [child.pid for child in group._children._processes]
+        self._others = [] if group is None else [child.pid for child in group._children._processes.values()]
         self._ids: list[str] = []
         self._number = 0
 
@@ -57,6 +61,7 @@ class Contender:
             params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
             self.engine.add(AddRequest(id=name, prompt_token_ids=ids, params=params, cache_salt=name))
             self._ids.append(name)
+            self.tokens[name] = []
 
     def work(self) -> float:
         """Processor seconds so far, of this process and of the ranks that it has started."""
@@ -67,9 +72,9 @@ class Contender:
         """Seconds of a step, the mean of some, and processor seconds."""
         torch.set_num_threads(self._num_threads)
         began, before = time.perf_counter(), self.work()
-        for _ in range(count):
+        for _ in range(count * self._num_stages):
             for output in self.engine.step():
-                self.tokens.extend(output.token_ids)
+                self.tokens[output.id].extend(output.token_ids)
         return (time.perf_counter() - began) / count, (self.work() - before) / count
 
     def end(self) -> None:
@@ -82,9 +87,13 @@ class Contender:
     def prompt(self) -> tuple[float, float]:
         """The same of the step that computes a prompt."""
         self.begin(1, PROMPT, 1)
-        seconds = self.steps(1)
+        torch.set_num_threads(self._num_threads)
+        began, before = time.perf_counter(), self.work()
+        while not self.tokens[self._ids[-1]]:
+            self.steps(1)
+        took = time.perf_counter() - began, self.work() - before
         self.end()
-        return seconds
+        return took
 
 
 def measure(folder: Path, quantization: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -98,14 +107,17 @@ def measure(folder: Path, quantization: str, options: argparse.Namespace) -> lis
             device="cpu",
             quantization=quantization,
             num_threads=threads,
-            tensor_parallel_size=size,
+            tensor_parallel_size=1 if options.stages else size,
+            pipeline_parallel_size=size if options.stages else 1,
+            long_prefill_token_threshold=CHUNK if options.stages and size > 1 else 0,
             num_pages=1024,
             max_num_seqs=64,
             max_num_batched_tokens=PROMPT,
             max_model_len=2048,
             async_scheduling=False,
         )
-        contenders.append(Contender(build_engine(config.resolve()).engine, threads))
+        num_stages = config.pipeline_parallel_size
+        contenders.append(Contender(build_engine(config.resolve()).engine, threads, num_stages))
     together, alone = contenders
     rows = []
     try:
@@ -124,7 +136,8 @@ def measure(folder: Path, quantization: str, options: argparse.Namespace) -> lis
             for one in contenders:
                 one.end()
             rows.append(_row(quantization, name, pairs))
-        assert together.tokens == alone.tokens, "the ranks said something else"
+        for name, tokens in alone.tokens.items():
+            assert all(map(int.__eq__, tokens, together.tokens[name])), "the ranks said something else"
     finally:
         for one in contenders:
             one.engine.close()
@@ -153,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quantization", default="none,int8")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--stages", action="store_true", help="each rank is a stage")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--steps", type=int, default=8)
     options = parser.parse_args()

@@ -1,3 +1,5 @@
+#include <nanobind/stl/vector.h>
+
 #include "decoder.h"
 #include "ranks.h"
 
@@ -12,19 +14,26 @@ static void make_layer(DecoderLayer* self, Address attention_norm, const Project
                           at<const uint16_t>(mlp_norm),       gate_up, down,      residual_multiplier};
 }
 
-static void make_decoder(Decoder* self, const Attention& attention, const Packed& embedding,
-                         float embedding_multiplier, Address final_norm, float eps) {
-  new (self) Decoder{attention, embedding, embedding_multiplier, at<const uint16_t>(final_norm), eps, {}, {}};
+static void make_decoder(Decoder* self, const Attention& attention, int64_t hidden_size, float eps) {
+  new (self) Decoder{attention, hidden_size, eps, {}, 1, nullptr, {}, {}};
+}
+
+static void begin(Decoder& self, const Packed& embedding, float multiplier) {
+  self.embedding = embedding;
+  self.embedding_multiplier = multiplier;
 }
 
 static void gather(Decoder& self, Ranks& ranks, Address shared, int64_t first_token, int64_t attention_column) {
   self.gathering = {&ranks, at<uint16_t>(shared), first_token, attention_column};
 }
 
-static bool forward(const Decoder& self, PlannedStep& planned, Address token_ids, int64_t tokens,
-                    Address output_indices, int64_t outputs, Address scratch, Address out) {
-  return self.forward({planned, at<const int64_t>(token_ids), tokens, at<const int64_t>(output_indices), outputs,
-                at<uint16_t>(scratch), at<uint16_t>(out)});
+static bool forward(const Decoder& self, PlannedStep& planned, Address token_ids, Address hidden, int64_t tokens,
+                    Address output_indices, int64_t outputs, Address of_token,
+                    const std::vector<const Adapter*>& adapters, Address scratch, Address out) {
+  const StepAdapters step = {at<const int32_t>(of_token), adapters};
+  return self.forward({planned, at<const int64_t>(token_ids), at<const uint16_t>(hidden), tokens,
+                       at<const int64_t>(output_indices), outputs, adapters.empty() ? nullptr : &step,
+                       at<uint16_t>(scratch), at<uint16_t>(out)});
 }
 
 void bind_decoder(nb::module_& module) {
@@ -38,15 +47,18 @@ void bind_decoder(nb::module_& module) {
       .def("__init__", make_layer, nb::arg("attention_norm"), nb::arg("qkv"), nb::arg("attention"), nb::arg("output"),
            nb::arg("mlp_norm"), nb::arg("gate_up"), nb::arg("down"), nb::arg("residual_multiplier"));
   nb::class_<Decoder>(module, "Decoder")
-      .def("__init__", make_decoder, nb::keep_alive<1, 2>(), nb::arg("attention"), nb::arg("embedding"),
-           nb::arg("embedding_multiplier"), nb::arg("final_norm"), nb::arg("eps"))
+      .def("__init__", make_decoder, nb::keep_alive<1, 2>(), nb::arg("attention"), nb::arg("hidden_size"),
+           nb::arg("eps"))
+      .def("begin", begin, nb::arg("embedding"), nb::arg("multiplier"))
+      .def("end", [](Decoder& self, Address norm) { self.final_norm = at<const uint16_t>(norm); }, nb::arg("norm"))
       .def("add", [](Decoder& self, const DecoderLayer& layer) { self.layers.push_back(layer); }, nb::arg("layer"))
       .def("gather", gather, nb::keep_alive<1, 2>(), nb::arg("ranks"), nb::arg("shared"), nb::arg("first_token"),
            nb::arg("attention_column"))
       .def("shared_numbers", &Decoder::shared_numbers, nb::arg("tokens"))
       .def("scratch_numbers", &Decoder::scratch_numbers, nb::arg("tokens"))
-      .def("forward", forward, nb::arg("step"), nb::arg("token_ids"), nb::arg("tokens"), nb::arg("output_indices"),
-           nb::arg("outputs"), nb::arg("scratch"), nb::arg("out"), ReleaseGil());
+      .def("forward", forward, nb::arg("step"), nb::arg("token_ids"), nb::arg("hidden"), nb::arg("tokens"),
+           nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"),
+           nb::arg("scratch"), nb::arg("out"), ReleaseGil());
 }
 
 }  // namespace tokenmill

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 namespace tokenmill {
 
@@ -18,7 +19,7 @@ struct Strides {
   int64_t hidden, qkv, attention_out, intermediate;
 
   explicit Strides(const Decoder& decoder)
-      : hidden(stride_of(decoder.embedding.depth)),
+      : hidden(stride_of(decoder.hidden_size)),
         qkv(stride_of(decoder.attention.shape.qkv_size())),
         attention_out(0),
         intermediate(0) {
@@ -39,6 +40,54 @@ struct Buffer {
   int64_t stride;
 };
 
+// The rows of a pass that have adapters, by adapter: each is read once for all of its rows.
+class AdaptedTokens {
+ public:
+  explicit AdaptedTokens(const StepAdapters* step)
+      : step_(step), of_row_(), rows_(step ? step->adapters.size() : 0) {}
+
+  bool any() const { return step_ && !step_->adapters.empty(); }
+
+  void begin(int64_t tokens) {
+    if (!any()) return;
+    of_row_.assign(step_->of_token, step_->of_token + tokens);
+    group();
+  }
+
+  // Only these rows go on, in this order.
+  void keep(const int64_t* indices, int64_t count) {
+    if (!any()) return;
+    for (int64_t i = 0; i < count; ++i) of_row_[i] = of_row_[indices[i]];
+    of_row_.resize(count);
+    group();
+  }
+
+  // Who has something to add to a matrix of a layer.
+  const std::vector<AdaptedRows>& of(size_t layer, AdaptedMatrix matrix) {
+    uses_.clear();
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const MatrixAdapter& adapter = step_->adapters[i]->layers[layer].matrices[matrix];
+      if (adapter.a && !rows_[i].empty()) {
+        uses_.push_back({&adapter, rows_[i].data(), static_cast<int64_t>(rows_[i].size())});
+      }
+    }
+    return uses_;
+  }
+
+ private:
+  const StepAdapters* step_;
+  std::vector<int32_t> of_row_;
+  std::vector<std::vector<int64_t>> rows_;
+  std::vector<AdaptedRows> uses_;
+
+  void group() {
+    for (auto& rows : rows_) rows.clear();
+    for (size_t row = 0; row < of_row_.size(); ++row) {
+      if (of_row_[row] >= 0) rows_[of_row_[row]].push_back(static_cast<int64_t>(row));
+    }
+  }
+};
+
 // One pass: its buffers, and how many rows are in them.
 class ForwardPass {
  public:
@@ -47,7 +96,8 @@ class ForwardPass {
         call_(call),
         table_(decoder.attention.kernels.table),
         threads_(decoder.attention.kernels.threads),
-        rows_(call.tokens) {
+        rows_(call.tokens),
+        adapted_(call.adapters) {
     const Strides strides(decoder);
     uint16_t* free = call.scratch;
     const auto take = [&](Buffer& buffer, int64_t stride) {
@@ -68,13 +118,14 @@ class ForwardPass {
   //   write attention_out | output: read it, write delta | norm: read delta; write intermediate | down: read it, ...
   //                       meet                           meet                                   meet
   bool run() {
-    if (!embed()) return false;
+    if (!begin()) return false;
+    adapted_.begin(rows_);
     for (const auto& layer : decoder_.layers) {
       attend(layer);
-      if (&layer == &decoder_.layers.back()) keep_outputs();
+      if (&layer == &decoder_.layers.back() && decoder_.final_norm) keep_outputs();
       if (!meet() || !feed_forward(layer)) return false;
     }
-    if (call_.out) norm(decoder_.final_norm, {call_.out, decoder_.embedding.depth});
+    end();
     return true;
   }
 
@@ -84,6 +135,8 @@ class ForwardPass {
   const KernelTable& table_;
   const int threads_;
   int64_t rows_;
+  AdaptedTokens adapted_;
+  std::unique_ptr<float[]> sums_;  // of a gated matrix, where adapters add to them
   bool has_delta_ = false;  // delta_ is yet to be added to residual_
   float delta_scale_ = 1;   // multiplied by this
   Buffer residual_, delta_, normed_, qkv_, attention_out_, intermediate_;
@@ -93,6 +146,22 @@ class ForwardPass {
   bool meet() const {
     Meeting* meeting = decoder_.gathering.meeting;
     return !meeting || meeting->meet();
+  }
+
+  bool begin() {
+    if (!call_.hidden) return embed();
+    copy_rows(call_.hidden, decoder_.hidden_size, residual_.data, residual_.stride);
+    return true;
+  }
+
+  void end() {
+    const Buffer out{call_.out, decoder_.hidden_size};
+    if (decoder_.final_norm) {
+      if (call_.out) norm(decoder_.final_norm, out);
+      return;
+    }
+    norm(decoder_.layers.back().mlp_norm, normed_);  // for the sum: what is normed nobody reads
+    if (call_.out) copy_rows(residual_.data, residual_.stride, out.data, out.stride);
   }
 
   // Embeddings that are multiplied are a delta to a residual stream of zeros: the first norm multiplies and rounds them.
@@ -117,6 +186,7 @@ class ForwardPass {
   void attend(const DecoderLayer& layer) {
     norm(layer.attention_norm, normed_);
     project(layer.qkv, normed_, qkv_);
+    adapt(layer, ADAPTED_QKV, normed_, qkv_);
     auto& [step, plan] = call_.planned;
     table_.attention({decoder_.attention.shape, step, plan, layer.attention, qkv_.data, qkv_.stride,
                       attention_out_.data + decoder_.gathering.attention_column, attention_out_.stride}, threads_);
@@ -124,13 +194,15 @@ class ForwardPass {
 
   bool feed_forward(const DecoderLayer& layer) {
     project(layer.output, attention_out_, delta_);
+    adapt(layer, ADAPTED_OUTPUT, attention_out_, delta_);
     if (!meet()) return false;
     has_delta_ = true;
     delta_scale_ = layer.residual_multiplier;
     norm(layer.mlp_norm, normed_);
-    project(layer.gate_up, normed_, intermediate_);
+    if (!project_adapted_gate(layer)) project(layer.gate_up, normed_, intermediate_);
     if (!meet()) return false;
     project(layer.down, intermediate_, delta_);
+    adapt(layer, ADAPTED_DOWN, intermediate_, delta_);
     return meet();
   }
 
@@ -138,7 +210,7 @@ class ForwardPass {
   void norm(const uint16_t* weight, const Buffer& out) const {
     const uint16_t* delta = has_delta_ ? delta_.data : nullptr;
     table_.rms_norm({residual_.data, residual_.stride, delta, delta_.stride, delta_scale_, weight, decoder_.eps,
-                     out.data, out.stride, rows_, decoder_.embedding.depth}, threads_);
+                     out.data, out.stride, rows_, decoder_.hidden_size}, threads_);
   }
 
   void project(const Projection& projection, const Buffer& x, const Buffer& out) const {
@@ -146,11 +218,45 @@ class ForwardPass {
     table_.linear(projection.weights, rows_of(x), {own, Element::bf16, projection.bias}, threads_);
   }
 
+  const std::vector<AdaptedRows>& adapted(const DecoderLayer& layer, AdaptedMatrix matrix) {
+    return adapted_.of(&layer - decoder_.layers.data(), matrix);
+  }
+
+  void adapt(const DecoderLayer& layer, AdaptedMatrix matrix, const Buffer& x, const Buffer& y) {
+    if (!adapted_.any()) return;
+    const auto& uses = adapted(layer, matrix);
+    if (!uses.empty()) table_.add_adapters({uses, x.data, x.stride, y.data, y.stride, 0}, threads_);
+  }
+
+  // The same sums as without adapters, kept until these have added theirs; then the same gate. False: nothing is added.
+  bool project_adapted_gate(const DecoderLayer& layer) {
+    if (!adapted_.any()) return false;
+    const auto& uses = adapted(layer, ADAPTED_GATE_UP);
+    if (uses.empty()) return false;
+    const Projection& pair = layer.gate_up;
+    const int64_t half = pair.weights.half(), stride = pair.weights.panels() * NR;
+    if (!sums_) sums_.reset(new float[call_.tokens * stride]);
+    Packed plain = pair.weights;  // the same panels, whose columns are written as they lie
+    plain.gated = false;
+    plain.rows = stride;
+    table_.linear(plain, rows_of(normed_), {{sums_.get(), rows_, stride}, Element::float32, nullptr}, threads_);
+    table_.add_adapters({uses, normed_.data, normed_.stride, sums_.get(), stride, half}, threads_);
+    table_.gate({sums_.get(), stride, pair.bias, intermediate_.data, intermediate_.stride, rows_, half}, threads_);
+    return true;
+  }
+
   // Keeps only the rows of tokens that have an output; of attention_out, where other ranks are writing, its own columns.
   void keep_outputs() {
-    keep_rows(residual_, 0, decoder_.embedding.depth);
+    keep_rows(residual_, 0, decoder_.hidden_size);
     keep_rows(attention_out_, decoder_.gathering.attention_column, decoder_.attention.shape.out_size());
     rows_ = call_.outputs;
+    adapted_.keep(call_.output_indices, rows_);
+  }
+
+  void copy_rows(const uint16_t* from, int64_t from_stride, uint16_t* to, int64_t to_stride) const {
+    for (int64_t m = 0; m < rows_; ++m) {
+      std::memcpy(to + m * to_stride, from + m * from_stride, decoder_.hidden_size * sizeof(uint16_t));
+    }
   }
 
   // The indices increase, so no row is overwritten before it is read.

@@ -1,4 +1,5 @@
-// The forward pass of a dense decoder over the tokens of a step, from their ids to the final norm.
+// The forward pass of a dense decoder over the tokens of a step, from their ids to the final norm; or of some of its
+// layers, from hidden states to hidden states, where a stage of a pipeline has no more (docs/parallel.md).
 //
 // It calls the kernels in the order of tokenmill.models.decoder, so the bits are the same. But Python's lock is
 // released once a step instead of seven times a layer, and the pause between two kernels is so short that the worker
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "adapted_rows.h"
 #include "kernels.h"
 #include "meeting.h"
 
@@ -38,23 +40,32 @@ struct DecoderLayer {
   float residual_multiplier;  // of what the layer's two blocks add to the hidden states
 };
 
+// Which tokens of a step have which adapters.
+struct StepAdapters {
+  const int32_t* of_token;  // [tokens], which of these; -1: none
+  std::vector<const Adapter*> adapters;
+};
+
 // The tokens of a step, and where their results go.
 struct DecoderCall {
   PlannedStep& planned;
   const int64_t* token_ids;  // [tokens]
+  const uint16_t* hidden;    // [tokens][hidden] to begin with, or null: the embeddings of the ids
   int64_t tokens;
   const int64_t* output_indices;  // [outputs] of the tokens, increasing
   int64_t outputs;
+  const StepAdapters* adapters;  // null: no token has any
   uint16_t* scratch;  // [Decoder::scratch_numbers(tokens)]
-  uint16_t* out;      // [outputs][hidden], or null: not wanted
+  uint16_t* out;      // [outputs][hidden], where there is no final norm [tokens][hidden]; or null: not wanted
 };
 
 struct Decoder {
   const Attention& attention;
-  Packed embedding;
+  int64_t hidden_size;
+  float eps;  // of the norms of hidden states
+  Packed embedding;  // without rows: every pass is given hidden states
   float embedding_multiplier;
-  const uint16_t* final_norm;  // [hidden]
-  float eps;                   // of the norms of hidden states
+  const uint16_t* final_norm;  // [hidden], or null: other layers follow elsewhere
   Gathering gathering;
   std::vector<DecoderLayer> layers;
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "adapted_rows.h"
 #include "pages.h"
 #include "paged_attention.h"
 #include "row_kernels.h"
@@ -52,6 +53,9 @@ struct KernelTable {
 
   // Norms and rotates q and k, writes k and v into the cache, and attends.
   void (*attention)(const AttentionCall& call, int threads);
+  // See adapted_rows.h.
+  void (*add_adapters)(const AdaptCall& call, int threads);
+  void (*gate)(const GateCall& call, int threads);
   // See row_kernels.h.
   void (*rms_norm)(const NormCall& call, int threads);
   void (*draw)(const DrawCall& call, int threads);

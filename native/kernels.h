@@ -33,6 +33,7 @@ T* at(Address address) {
 // Each adds the classes or methods of its file, bind_<noun>.cpp.
 void bind_linear(nanobind::module_& module, KernelsClass& kernels);
 void bind_attention(nanobind::module_& module);
+void bind_adapters(nanobind::module_& module);
 void bind_decoder(nanobind::module_& module);
 void bind_checksum(nanobind::module_& module);
 void bind_ranks(nanobind::module_& module);

@@ -23,6 +23,7 @@ NB_MODULE(_native, module) {
   kernels.def_ro("threads", &Kernels::threads);
   bind_linear(module, kernels);
   bind_attention(module);
+  bind_adapters(module);
   bind_rows(kernels);
   bind_ranks(module);
   bind_decoder(module);

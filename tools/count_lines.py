@@ -2,7 +2,7 @@
 
 Counted are lines with code on them, not blank lines, comments or docstrings: explaining less saves nothing.
 
-    python tools/count_lines.py [--core 4400]
+    python tools/count_lines.py [--core 4550]
 """
 
 from __future__ import annotations
@@ -22,10 +22,17 @@ MODEL = ("attention", "kernels", "models", "platform", "quantization", "sampling
 USER_SIDE = ("cli", "frontend", "llm", "observe", "server")
 BOTH_SIDES = ("core", "ipc", "demo", "(top)")
 # A room inside another: a capability of its own, which whoever reads the command line, or has no GPU, may skip.
-INNER_ROOMS = ("cli/bench", "kernels/triton", "replicas/siblings", "server/siblings", "transfer/remote")
+INNER_ROOMS = (
+    "cli/bench",
+    "kernels/triton",
+    "parallel/pipeline",
+    "replicas/siblings",
+    "server/siblings",
+    "transfer/remote",
+)
 ROOM_BUDGET = 1300
 # Every capability has messages and flags of its own.
-BOTH_SIDES_BUDGET = 1800
+BOTH_SIDES_BUDGET = 1950
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -69,9 +76,9 @@ def part_of(path: Path) -> str:
 def main() -> int:
     """Print the table; 1 if a budget is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--core", type=int, default=4400, help="budget of a request's way: core, scheduler, engine ...")
-    parser.add_argument("--model", type=int, default=10200, help="budget of all that runs a model, the core included")
-    parser.add_argument("--user-side", type=int, default=10600, help="budget of the command line, HTTP and text")
+    parser.add_argument("--core", type=int, default=4550, help="budget of a request's way: core, scheduler, engine ...")
+    parser.add_argument("--model", type=int, default=10500, help="budget of all that runs a model, the core included")
+    parser.add_argument("--user-side", type=int, default=10750, help="budget of the command line, HTTP and text")
     budgets = parser.parse_args()
     lines: Counter[str] = Counter()
     for path in ROOT.rglob("*.py"):

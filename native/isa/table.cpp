@@ -1,5 +1,6 @@
 #include "kernel_table.h"
 
+#include "isa/adapters.h"
 #include "isa/attention.h"
 #include "isa/token_bitmask.h"
 #include "isa/linear.h"
@@ -21,6 +22,8 @@ const KernelTable& table() {
       .argmax = argmax,
       .lookup = lookup,
       .attention = attention,
+      .add_adapters = add_adapters,
+      .gate = gate,
       .rms_norm = rms_norm,
       .draw = draw,
       .apply_token_bitmask = apply_token_bitmask,

@@ -1,5 +1,6 @@
 """The extension module that native/ builds: its names and types. Every Address is a Tensor.data_ptr()."""
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 Address: TypeAlias = int
@@ -134,12 +135,32 @@ class DecoderLayer:
         residual_multiplier: float,
     ) -> None: ...
 
+class Adapter:
+    """What an adapter adds to the matrices of each layer: 0 qkv, 1 output, 2 gate_up, 3 down."""
+
+    def __init__(self, layers: int) -> None: ...
+    def shrink(self, layer: int, matrix: int, a: Address, ranks: int, depth: int) -> None:
+        """A: [ranks][depth] of bf16, of all parts of the matrix."""
+
+    def expand(
+        self,
+        layer: int,
+        matrix: int,
+        b: Address,
+        column: int,
+        columns: int,
+        rank_start: int,
+        rank: int,
+        scale: float,
+    ) -> None:
+        """A part's B: [blocks of ADAPTER_BLOCK columns][rank][ADAPTER_BLOCK] of bf16, padded with zeros."""
+
 class Decoder:
     """A dense decoder whose forward pass is one call."""
 
-    def __init__(
-        self, attention: Attention, embedding: Packed, embedding_multiplier: float, final_norm: Address, eps: float
-    ) -> None: ...
+    def __init__(self, attention: Attention, hidden_size: int, eps: float) -> None: ...
+    def begin(self, embedding: Packed, multiplier: float) -> None: ...
+    def end(self, norm: Address) -> None: ...
     def add(self, layer: DecoderLayer) -> None: ...
     def gather(self, ranks: Ranks, shared: Address, first_token: int, attention_column: int) -> None: ...
     def shared_numbers(self, tokens: int) -> int: ...
@@ -148,9 +169,12 @@ class Decoder:
         self,
         step: PlannedStep,
         token_ids: Address,
+        hidden: Address,
         tokens: int,
         output_indices: Address,
         outputs: int,
+        of_token: Address,
+        adapters: Sequence[Adapter],
         scratch: Address,
         out: Address,
     ) -> bool:
@@ -182,6 +206,7 @@ class Ranks:
         """-1: none has."""
 
 RANKS_BYTES: int
+ADAPTER_BLOCK: int
 MOST_RANKS: int
 
 def crc32c(data: Address, size: int, before: int) -> int:

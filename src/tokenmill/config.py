@@ -6,18 +6,14 @@ Nothing below this module reads the environment, and nothing changes a config in
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from tokenmill.config_fields import KVEventsConfig, StructuredOutputsConfig, adapter_modules, flag
+from tokenmill.config_checks import check_engine, check_server
+from tokenmill.config_fields import KVEventsConfig, StructuredOutputsConfig, flag
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.core.sampling_params import MAX_LOGPROBS
-from tokenmill.kv_transfer_config import parse_kv_transfer_config
-from tokenmill.speculation.config import parse_config
 from tokenmill.vision_config import VisionConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
@@ -122,6 +118,14 @@ class EngineConfig(VisionConfig):
     tensor_parallel_size: int = flag(
         1, "processes that share the model, each a part of every layer (CPUs)", aliases=("-tp", "--tp", "--tp-size")
     )
+    pipeline_parallel_size: int = flag(
+        1, "stages that share the model's layers, each of as many ranks (CPUs)", aliases=("-pp", "--pp", "--pp-size")
+    )
+    nnodes: int = flag(1, "machines that share the stages; the first one serves")
+    node_rank: int = flag(0, "which of the machines this is; all but 0 wait for the first one")
+    master_addr: str = flag("127.0.0.1", "where the first machine is found by the others")
+    master_port: int = flag(29501, "and at which port; engine N of several at this one + N")
+    master_secret: str = flag("", "file with the secret that the machines share")
     enable_expert_parallel: bool = flag(False, "whole experts on each rank; so it is on CPUs in any case")
     kv_events_config: str | None = flag(None, "JSON: publish what the prefix cache stores and evicts, as vLLM does")
     kv_disk: str | None = flag(None, "folder in which KV is stored, to be found again after a restart")
@@ -154,6 +158,7 @@ class EngineConfig(VisionConfig):
     max_cpu_loras: int | None = flag(
         None, "adapters in memory (auto: 4 * --max-loras)", aliases=("--max-loaded-loras",)
     )
+    lora_merge: str | None = flag(None, "folder of an adapter that is folded into the weights")
     step_log: str | None = flag(None, "write every step to this file; `tokenmill replay` reads it")
     seed: int = flag(0, "seed of requests that bring none")
     # No flag: the engine's index, and how many share the machine.
@@ -164,21 +169,23 @@ class EngineConfig(VisionConfig):
     rendezvous: str = ""
     rank_timeout: float = 60.0
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes of an engine, on all machines."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_ranks_here(self) -> int:
+        """Those of one machine."""
+        return self.num_ranks // self.nnodes
+
     def resolve(self) -> EngineConfig:
         """Check the fields against each other and fill in what does not depend on the model.
 
         Raises:
             InvalidConfig: naming the flags and what to change.
         """
-        _check_positive(self, "page_size", "max_num_seqs", "tensor_parallel_size")
-        _check_ranks(self)
-        if self.page_size > 256 or self.page_size & (self.page_size - 1):
-            raise InvalidConfig(f"--page-size must be a power of two up to 256, got {self.page_size}")
-        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
-            raise InvalidConfig(
-                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
-                f"({self.max_num_seqs}): every running request takes a token of each step"
-            )
+        check_engine(self)
         is_gpu = self.device.startswith("cuda")
         utilization, overlap, budget = self.gpu_memory_utilization, self.async_scheduling, self.max_num_batched_tokens
         # What the device `auto` is, only the engine knows: it resolves once more.
@@ -190,27 +197,6 @@ class EngineConfig(VisionConfig):
             budget = max(self.max_num_seqs, 8192 if is_gpu else 512 if self.enable_chunked_prefill else 2048)
         if utilization is not None and not 0.0 < utilization <= 1.0:
             raise InvalidConfig(f"--gpu-memory-utilization must be in (0, 1], got {utilization}")
-        for name in ("long_prefill_token_threshold", "max_string_length"):
-            if (getattr(self, name) or 0) < 0:
-                raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 (off) or more")
-        for name in (
-            "max_model_len",
-            "num_pages",
-            "kv_cache_memory_bytes",
-            "num_threads",
-            "max_num_batched_tokens",
-            "weight_cache_size",
-            "kv_disk_size",
-            "kv_host_size",
-        ):
-            if getattr(self, name) is not None:
-                _check_positive(self, name)
-        remote = parse_kv_transfer_config(self.kv_transfer_config)
-        if (self.kv_disk or self.kv_source or self.kv_host_size or remote) and not self.enable_prefix_caching:
-            raise InvalidConfig("KV from elsewhere needs the prefix cache: leave out --no-enable-prefix-caching")
-        _check_adapters(self)
-        self.kv_events()
-        parse_config(self.speculative_config)
         return dataclasses.replace(
             self,
             dtype=_DTYPE_NAMES.get(self.dtype, self.dtype),
@@ -331,68 +317,5 @@ class ServerConfig:
         Raises:
             InvalidConfig: naming the flag and what to change.
         """
-        if not 0 <= self.port <= 65535:
-            raise InvalidConfig(f"--port must be between 0 and 65535, got {self.port}")
-        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
-        _check_positive(self, "max_body_bytes_in_flight", "data_parallel_size", "api_server_count")
-        _check_positive(self, "batch_max_bytes", "batch_max_files")
-        for name in ("engine_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
-            seconds = getattr(self, name)
-            if not 0 < seconds < math.inf:
-                raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")
-        if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", self.metrics_prefix):
-            raise InvalidConfig(f"--metrics-prefix must be a word of lower-case letters, got {self.metrics_prefix!r}")
-        if self.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", self.otlp_traces_endpoint):
-            raise InvalidConfig("--otlp-traces-endpoint must be a URL, e.g. http://127.0.0.1:4318/v1/traces")
-        if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
-            raise InvalidConfig(f"--max-logprobs must be between 0 and {MAX_LOGPROBS}, got {self.max_logprobs}")
-        if self.enable_auto_tool_choice and self.tool_call_parser is None:
-            raise InvalidConfig("--enable-auto-tool-choice needs --tool-call-parser")
-        _check_pairs(self)
-        if self.uds == "":
-            raise InvalidConfig("--uds needs a path")
-        least = 1 if self.api_server_count > 1 else 0
-        if self.tokenizer_workers < least:
-            beside = " beside --api-server-count" if least else ""
-            raise InvalidConfig(f"--tokenizer-workers must be {least} or more{beside}")
+        check_server(self)
         return self
-
-
-def _check_ranks(config: EngineConfig) -> None:
-    if config.tensor_parallel_size == 1:
-        if config.enable_expert_parallel:
-            raise InvalidConfig("--enable-expert-parallel spreads experts over ranks: it needs --tensor-parallel-size")
-    elif config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config:
-        raise InvalidConfig("KV from elsewhere needs an engine of one rank: each of several has that of its own heads")
-
-
-def _check_pairs(config: ServerConfig) -> None:
-    if (config.ssl_keyfile is None) != (config.ssl_certfile is None):
-        raise InvalidConfig("--ssl-keyfile and --ssl-certfile go together")
-    if config.allow_runtime_lora != (config.lora_dir is not None):
-        raise InvalidConfig("--allow-runtime-lora and --lora-dir go together")
-    if config.allow_runtime_lora and config.api_server_count > 1:
-        raise InvalidConfig("--allow-runtime-lora needs one process that serves HTTP: each keeps names of its own")
-
-
-def _check_adapters(config: EngineConfig) -> None:
-    adapter_modules(config.lora_modules)
-    if not config.enable_lora:
-        if config.lora_modules:
-            raise InvalidConfig("--lora-modules needs --enable-lora")
-        return
-    _check_positive(config, "max_loras", "max_lora_rank")
-    if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
-        raise InvalidConfig(f"--max-cpu-loras must be at least --max-loras ({config.max_loras})")
-    if config.tensor_parallel_size > 1:
-        raise InvalidConfig("--enable-lora: ranks have no adapters yet; leave out --tensor-parallel-size")
-
-
-def _check_positive(config: object, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value < 1:
-            raise InvalidConfig(f"--{name.replace('_', '-')} must be at least 1, got {value}")

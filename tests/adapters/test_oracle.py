@@ -12,6 +12,7 @@ import torch
 from tests.adapters.trained import LINEARS, make_adapter
 from tests.checkpoints import load_oracle, make_checkpoint
 from tokenmill import LLM, LoRARequest, SamplingParams
+from tokenmill.core.errors import InvalidConfig
 
 ATTENTION = LINEARS[:4]
 SIZE = {"max_model_len": 128, "num_pages": 64, "max_num_seqs": 8, "enable_lora": True, "dtype": "float32"}
@@ -70,3 +71,37 @@ def test_experts_and_routers_are_refused_by_name(tmp_path: Path) -> None:
     make_adapter(base, tmp_path / "a", 1, target_modules=["q_proj"], target_parameters=["mlp.experts.down_proj"])
     with LLM(base, **SIZE) as llm, pytest.raises(ValueError, match="target_parameters is set, which is not supported"):
         llm.generate([[1, 2]], GREEDY, use_tqdm=False, lora_request=LoRARequest("a", 1, str(tmp_path / "a")))
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_a_merged_adapter_is_pefts(options: dict[str, int], tmp_path: Path, rng: np.random.Generator) -> None:
+    seed, prompt = int(rng.integers(2**31)), rng.integers(3, 300, 21).tolist()
+    base = make_checkpoint(tmp_path / "base", "llama", seed=seed)
+    oracle = make_adapter(base, tmp_path / "adapter", seed, rank_pattern={"q_proj": 2}, use_rslora=True)
+    size = {name: value for name, value in SIZE.items() if name != "enable_lora"}
+    with LLM(base, lora_merge=str(tmp_path / "adapter"), **size, **options) as llm:
+        (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert largest_difference(oracle, prompt, output) < 1e-4
+
+
+def test_packed_weights_and_kv_of_a_merged_model_are_its_own(tmp_path: Path, rng: np.random.Generator) -> None:
+    base = make_checkpoint(tmp_path / "base", "qwen3", seed=int(rng.integers(2**31)))
+    make_adapter(base, tmp_path / "adapter", 1)
+    size = {name: value for name, value in SIZE.items() if name not in ("enable_lora", "dtype")}
+    size |= {"dtype": "bfloat16", "weight_cache_dir": str(tmp_path / "weights"), "kv_disk": str(tmp_path / "kv")}
+    size["kv_disk_size"] = 64 << 20
+    told, params = [], SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    for merge in (None, str(tmp_path / "adapter"), None):
+        with LLM(base, lora_merge=merge, **size) as llm:
+            (output,) = llm.generate([list(range(5, 55))], params, use_tqdm=False)
+            while llm.stats().num_stored_tokens < 48 and not output.num_cached_tokens:
+                llm.step()
+        told.append((list(output.outputs[0].token_ids), output.num_cached_tokens > 0))
+    assert told[0][0] == told[2][0] != told[1][0]
+    assert [is_cached for _, is_cached in told] == [False, False, True]
+
+
+def test_random_weights_have_no_adapter(tmp_path: Path) -> None:
+    base = make_checkpoint(tmp_path / "base", "qwen3")
+    with pytest.raises(InvalidConfig, match="--lora-merge needs the weights of a model"):
+        LLM(base, lora_merge="anything", load_format="dummy")

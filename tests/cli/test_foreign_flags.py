@@ -32,7 +32,7 @@ def test_the_table_has_the_flags_of_both_and_agrees_with_our_parser():
 @pytest.mark.parametrize(
     "line",
     [
-        "--tensor-parallel-size 1 -pp 1 -dp 1 --tp 1 --dp=1 --nnodes 1 --node-rank 0",
+        "--tensor-parallel-size 1 -pp 1 -dp 1 --tp 1 --dp=1 --nnodes 1 --node-rank 0 --dcp-size 1",
         "--ec-transfer-config '{}' --limit-mm-per-prompt '{\"image\": 0}' --spec-tokens 0 --cpu-offload-gb 0",
         "--limit-mm-per-prompt image=0,video=0 --no-enable-lora --hf-overrides '{}' --tokenizer-mode auto",
         "--schedule-policy lpm --task generate --disaggregation-mode null --generation-config auto",
@@ -65,11 +65,10 @@ def test_what_is_not_there_is_refused_with_the_reason(capsys):
         "tokenmill serve: --enable-moe-shared-loras is not supported, because adapters are of dense layers of texts, "
         "named by --lora-modules"
     )
-    assert refusal(capsys, "m", "--pp", "2").endswith("(1 changes nothing)")
+    assert refusal(capsys, "m", "--dcp-size", "2").endswith("(1 changes nothing)")
     assert "a field of --speculative-config" in refusal(capsys, "--spec-model", "some/draft")
     assert "--ec-transfer-config" in refusal(capsys, '--ec-transfer-config={"ec_connector": "X"}')
-    assert refusal(capsys, "--pipeline-parallel-size").endswith("needs a value")
-    assert "layers are not spread" in refusal(capsys, "-pp", "2")
+    assert refusal(capsys, "--decode-context-parallel-size").endswith("needs a value")
     assert "summed in another order" in refusal(capsys, "--decode-context-parallel-size", "2")
     assert "'random' is not one of" in refusal(capsys, "--schedule-policy", "random")
 
@@ -104,8 +103,8 @@ def test_a_config_file_of_vllm_is_read(tmp_path, capsys):
     engine, server = read_configs(["--config", str(path)], {})
     assert (engine.model, engine.scheduling_policy, server.served_model_name) == ("some/model", "fcfs", ("a", "b"))
     assert capsys.readouterr().err.count("\n") == 1
-    path.write_text("pipeline-parallel-size: 2\n")
-    with pytest.raises(InvalidConfig, match="pipeline-parallel-size 2 is not supported, because"):
+    path.write_text("decode-context-parallel-size: 2\n")
+    with pytest.raises(InvalidConfig, match="decode-context-parallel-size 2 is not supported, because"):
         read_configs(["--config", str(path)], {})
 
 

@@ -147,11 +147,11 @@ def test_what_is_run_kernel_by_kernel_is_said(tmp_path: Path, rng: np.random.Gen
     requests = PagedRequests([[1, 2]], 16, rng)
     mixture, plain = load(sparse, UNQUANTIZED, 1), load(dense, UNQUANTIZED, 1)
     attention = native_attention(mixture, requests)
-    assert native_pass_obstacle(mixture[0], attention) == "experts are chosen in Python"
+    assert native_pass_obstacle(mixture[0], "native") == "experts are chosen in Python"
     assert in_one_call(mixture[0], attention) is mixture[0]
     reference = make_attention("reference", plain[0].attention_spec, 4, 16, torch.bfloat16, native=plain[1])
-    assert native_pass_obstacle(plain[0], reference) == "the attention is not native"
+    assert native_pass_obstacle(plain[0], "cpu") == "the attention is not native"
     assert in_one_call(plain[0], reference) is plain[0]
     spelled_out = load_model(tmp_path / "dense", plain[0].architecture, TorchKernels(torch.bfloat16, "cpu"))
-    assert "not packed" in str(native_pass_obstacle(spelled_out, reference))
-    assert native_pass_obstacle(plain[0], native_attention(plain, requests)) is None
+    assert "not packed" in str(native_pass_obstacle(spelled_out, "native"))
+    assert native_pass_obstacle(plain[0], "native") is None

@@ -15,6 +15,7 @@ from tests.runner.told import assert_same, told
 from tests.speculation.exactness import FORMATS, MixedDrafter, wishes
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.plan import StepOutcome, StepPlan
+from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.engine import Engine
 from tokenmill.kernels.native import load_kernels
@@ -30,6 +31,17 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "four KV heads, int4": ("mistral", {"hidden_size": 64, "num_key_value_heads": 4, "sliding_window": 20}, "int4", {}),
     "experts": ("qwen3_moe", {}, "bfloat16", {"enable_expert_parallel": True}),
     "multipliers, float32": ("granite", {"hidden_size": 64}, "float32", {}),
+}
+# The same over stages, several steps of which run at a time.
+STAGES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
+    "two stages, int8": ("qwen3", {}, "int8", {"pipeline_parallel_size": 2}),
+    "three stages, bfloat16": (
+        "granite",
+        {"hidden_size": 64, "num_hidden_layers": 5},
+        "bfloat16",
+        {"pipeline_parallel_size": 3},
+    ),
+    "two stages of two ranks, experts": ("qwen3_moe", {}, "bfloat16", {"pipeline_parallel_size": 2}),
 }
 
 
@@ -83,18 +95,48 @@ def drive(engine: Engine, wanted: list[AddRequest], seed: int) -> tuple[dict[str
     return outputs, recorder.plans
 
 
-@pytest.fixture(params=SCENARIOS)
-def engines(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Engine, Engine, bool]]:
-    """One process, two ranks, and whether they must bring the same bits."""
-    family, shape, form, options = SCENARIOS[request.param]
+@pytest.fixture
+def engines(scenario: str, tmp_path: Path) -> Iterator[tuple[Engine, Engine, bool]]:
+    """One process, two ranks or more, and whether they must bring the same bits."""
+    family, shape, form, options = {**SCENARIOS, **STAGES}[scenario]
     folder = make_checkpoint(tmp_path / "model", family, seed=random.randrange(2**31), **shape)
     sizes = {"max_model_len": 160, "max_num_batched_tokens": 60, "num_pages": 40 * 16 // 16, "max_num_seqs": 8}
     sizes |= {"weight_cache": False, **FORMATS[form], **options}
-    alone = {name: value for name, value in sizes.items() if name != "enable_expert_parallel"}
-    with running(folder, **alone) as one, running(folder, **sizes, tensor_parallel_size=2) as two:
+    alone = {name: value for name, value in sizes.items() if not name.endswith(("_parallel", "_parallel_size"))}
+    ranks = 1 if "pipeline_parallel_size" in options and family != "qwen3_moe" else 2
+    with running(folder, **alone) as one, running(folder, **sizes, tensor_parallel_size=ranks) as two:
         yield one, two, form != "float32"
 
 
+@pytest.mark.parametrize("scenario", STAGES)
+def test_stages_bring_what_one_process_brings(engines: tuple[Engine, Engine, bool]) -> None:
+    """Tokens and log probabilities; the plans are others, since decodes are shared out over the steps."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    wanted = wishes(random.Random(seed), NUM_REQUESTS)
+    plain = [request for request in wanted if request.params.grammar is None]
+    outputs = both(engines, plain) | {"session 0": [], "session 1": []}
+    seen = []
+    for engine in engines[:2]:
+        drafter = MixedDrafter(outputs, random.Random(seed))
+        engine.scheduler._drafter, engine.scheduler._state._forget = drafter, drafter.forget
+        seen.append({name: told(own) for name, own in drive(engine, plain, seed)[0].items()})
+        engine.scheduler._drafter = engine.scheduler._state._forget = None
+    num_whole = 0
+    for name, want in seen[0].items():
+        got, is_cut = seen[1][name], FinishReason.ABORT in (want[0][2], seen[1][name][0][2])
+        shorter, longer = sorted((want[0][0], got[0][0]), key=len)
+        assert longer[: len(shorter)] == shorter, name
+        differing = [(i, a, b) for i, (a, b) in enumerate(zip(want[1], got[1], strict=False)) if a != b]
+        assert is_cut or want == got, (name, want[0], got[0], differing[:9], len(want[1]), len(got[1]))
+        num_whole += not is_cut
+    assert num_whole >= NUM_REQUESTS // 2
+    stats = engines[1].stats()
+    assert stats.num_preemptions > 0 and stats.num_accepted_tokens > 0
+    both(engines, wanted)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_ranks_bring_what_one_process_brings(engines: tuple[Engine, Engine, bool]) -> None:
     one, two, is_exact = engines
     seed = random.SystemRandom().randrange(2**32)

@@ -37,8 +37,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def checkpoint(folder: Path, family: str, dtype: torch.dtype = torch.bfloat16) -> Path:
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, **FAMILIES[family]}
+def checkpoint(folder: Path, family: str, dtype: torch.dtype = torch.bfloat16, **more: int) -> Path:
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, **FAMILIES[family], **more}
     return make_checkpoint(folder, family, tokenizer=False, dtype=dtype, **shape)
 
 
@@ -47,14 +47,16 @@ def native_form(stored: PackedFormats, rng: np.random.Generator) -> Form:
     return Form(lambda: select_kernels("native", "cpu", torch.bfloat16, 1, stored)[0], "native", kv_dtype)
 
 
-def compare(folder: Path, form: Form, size: int, rng: np.random.Generator, is_exact: bool = True) -> None:
+def compare(
+    folder: Path, form: Form, size: int, rng: np.random.Generator, is_exact: bool = True, num_stages: int = 1
+) -> None:
     lengths = rng.integers(1, 90, 6).tolist()
     requests = PagedRequests([rng.integers(0, 331, length).tolist() for length in lengths], 16, rng)
     kernels = form.make()
     decoder = load_model(folder, read_architecture(folder), kernels)
     attention = form.attend(decoder, kernels, requests.num_pages)
     alone = in_one_call(decoder, attention)
-    with ranks(folder, size, form, requests.num_pages, StepShape(6 * 40, 6, 8)) as (together, own):
+    with ranks(folder, size, form, requests.num_pages, StepShape(6 * 40, 6, 8), num_stages) as (together, own):
         for chunks in random_schedule(lengths, 40, rng):
             batch = requests.batch(chunks)
             kept = np.sort(rng.permutation(len(batch.token_ids))[: rng.integers(0, len(batch.token_ids) + 1)])
@@ -77,6 +79,21 @@ def test_native_ranks_have_the_bits_of_one(family: str, stored: str, tmp_path: P
     folder = checkpoint(tmp_path, family)
     for size in (2, 4):
         compare(folder, native_form(FORMATS[stored], rng), size, rng)
+
+
+@needs_native
+@pytest.mark.parametrize("family", FAMILIES)
+def test_native_stages_have_the_bits_of_one(family: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = checkpoint(tmp_path, family, num_hidden_layers=4)
+    for size, num_stages in ((1, 2), (1, 4), (2, 3)):
+        form = native_form(FORMATS[rng.choice(list(FORMATS))], rng)
+        compare(folder, form, size, rng, num_stages=num_stages)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "granite"])
+def test_stages_in_float32_have_the_bits_of_one_too(family: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = checkpoint(tmp_path, family, torch.float32, num_hidden_layers=3)
+    compare(folder, Form(lambda: TorchKernels(torch.float32, "cpu"), "cpu"), 1, rng, num_stages=3)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "granite"])

@@ -74,7 +74,12 @@ def test_parts_are_all_there_is_and_nothing_twice() -> None:
         ({"tensor_parallel_size": 0}, "--tensor-parallel-size must be at least 1"),
         ({"enable_expert_parallel": True}, "it needs --tensor-parallel-size"),
         ({"enable_expert_parallel": True, "tensor_parallel_size": 2}, "this model has no experts"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+        ({"pipeline_parallel_size": 3}, "--pipeline-parallel-size 3: each stage needs a layer, and the model has 2"),
+        ({"pipeline_parallel_size": 2, "enable_lora": True}, "ranks have no adapters"),
+        ({"pipeline_parallel_size": 2, "kv_host_size": 1 << 20}, "KV from elsewhere needs an engine of one rank"),
+        ({"nnodes": 2}, "--pipeline-parallel-size must be a multiple of it"),
+        ({"nnodes": 2, "pipeline_parallel_size": 2, "node_rank": 2}, "--node-rank must be below --nnodes"),
+        ({"nnodes": 2, "pipeline_parallel_size": 2}, "--nnodes needs --master-secret FILE"),
         ({"decode_context_parallel_size": 2}, "decode_context_parallel_size"),
     ],
 )

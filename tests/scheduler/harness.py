@@ -42,6 +42,7 @@ class Settings:
     batch_policy: str = "mixed"
     admission: str = "whole-prompt"
     depth: int = 1
+    num_stages: int = 1
     drafts: int = 0
     speculation: SpeculationSettings | None = None
     max_model_len: int = 32
@@ -109,6 +110,7 @@ class Harness:
             s.policy,
             s.batch_policy,
             s.admission,
+            num_stages=s.num_stages,
             max_loras=s.max_loras,
             lora_patience=s.lora_patience,
             encoder_budget=s.encoder_budget,
@@ -219,7 +221,16 @@ class Harness:
         self.scheduler.check_invariants()
         self.check_page_tables()
         self.check_batch()
+        self.check_stages()
         assert not (self.engine.is_idle and self.scheduler.is_stuck), "somebody could run and the plan is empty"
+
+    def check_stages(self) -> None:
+        """Of a pipeline no request is in two launched steps that bring it tokens, and none has all decodes."""
+        steps, num_stages = self.scheduler.in_flight, self.settings.num_stages
+        if num_stages == 1 or not steps:
+            return
+        sampling = [r.id for step in steps for r, n in zip(step.requests, step.plan.num_samples, strict=True) if n]
+        assert len(sampling) == len(set(sampling)), "a token is asked for before the one before it is known"
 
     def most_steps(self) -> int:
         """A bound on the steps until nothing is left: as if requests ran one after the other, each from its beginning.

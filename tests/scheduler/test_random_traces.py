@@ -28,6 +28,7 @@ class SchedulerTrace(RuleBasedStateMachine):
         batch_policy=st.sampled_from(["mixed", "prefill-first"]),
         admission=st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
         depth=st.sampled_from([1, 2, 4]),
+        num_stages=st.sampled_from([1, 1, 2, 4]),
         drafts=st.sampled_from([0, 0, 4]),
         eos=st.frozensets(st.integers(0, 49), max_size=6),
         max_loras=st.integers(1, 3),
@@ -37,6 +38,7 @@ class SchedulerTrace(RuleBasedStateMachine):
         self.held: list[str] = []
         max_model_len = min(32, num_pages * page_size)
         settings = Settings(num_pages, page_size, max_model_len=max_model_len, **overrides)  # type: ignore[arg-type]
+        settings.depth = max(settings.depth, settings.num_stages)
         self.harness = self.make_harness(settings)
 
     def make_harness(self, settings: Settings) -> Harness:

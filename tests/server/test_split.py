@@ -112,7 +112,8 @@ def test_a_handle_gives_nothing_for_another_prompt_or_salt_or_twice(split):
     foreign = split.decode.post("/v1/completions", body_of(other, kv_transfer_params=params))
     assert num_cached(foreign) == 0
     assert choices(foreign) == choices(split.prefill.post("/v1/completions", body_of(other)))
-    # That was the end of it: the consumer has told the producer that it is done with this handle.
+    # That was the end of it: the consumer tells the producer that it is done with this handle.
+    split.prefill.wait_until_unused()
     again = split.decode.post("/v1/completions", body_of(prompt, kv_transfer_params=params))
     assert num_cached(again) == 0
     params = computed_prompt(split, prompt)

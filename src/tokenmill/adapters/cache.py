@@ -38,16 +38,20 @@ class AdapterCache:
 
     Args:
         max_count: adapters in memory. max_rank: of each.
+        in_one_call: passes of the model are native, in one call each.
     """
 
     status = RequestStatus.WAITING_FOR_ADAPTER
 
-    def __init__(self, decoder: Decoder, kernels: Kernels, max_count: int, max_rank: int) -> None:
+    def __init__(
+        self, decoder: Decoder, kernels: Kernels, max_count: int, max_rank: int, in_one_call: bool = False
+    ) -> None:
         self._places = places_of(decoder)
         self._num_layers = len(decoder.layers)
         self._kernels = kernels
         self._max_count = max_count
         self._max_rank = max_rank
+        self._in_one_call = in_one_call
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._waiting: OrderedDict[str, AdapterRef] = OrderedDict()  # by request, in order of arrival
         self._loading: dict[str, Future[PackedAdapter]] = {}
@@ -118,7 +122,8 @@ class AdapterCache:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, path: str) -> PackedAdapter:
-        return pack_adapter(read_adapter(Path(path), self._places, self._max_rank), self._num_layers, self._kernels)
+        read = read_adapter(Path(path), self._places, self._max_rank)
+        return pack_adapter(read, self._num_layers, self._kernels, self._in_one_call)
 
     def _advance(self) -> None:
         """Let those in whose adapter is there, in order; begin to read what the first of the others need."""

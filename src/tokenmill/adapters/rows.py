@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tokenmill.adapters.packing import PackedAdapter
@@ -37,11 +36,7 @@ class RowAdapters:
         slots = self._slot_of_row[plan.rows]
         if (slots < 0).all():
             return None
-        of_tokens = np.repeat(slots, plan.num_scheduled)
-        used: list[int] = np.unique(slots[slots >= 0]).tolist()
-        uses = tuple((_places(of_tokens == slot), self._slots[slot].layers) for slot in used)
-        return AdapterRows(uses, _places(of_tokens < 0))
-
-
-def _places(is_one: npt.NDArray[np.bool_]) -> torch.Tensor:
-    return torch.from_numpy(is_one.nonzero()[0])
+        used = np.unique(slots[slots >= 0])
+        numbers = np.where(slots < 0, -1, np.searchsorted(used, slots)).astype(np.int32)
+        adapters = tuple(self._slots[slot].adapter for slot in used.tolist())
+        return AdapterRows(adapters, torch.from_numpy(np.repeat(numbers, plan.num_scheduled)))

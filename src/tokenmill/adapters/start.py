@@ -12,8 +12,10 @@ from tokenmill.models.decoder import Decoder
 from tokenmill.platform.protocol import Platform
 
 
-def adapter_cache(config: EngineConfig, platform: Platform, decoder: Decoder, kernels: Kernels) -> AdapterCache | None:
-    """Where adapters are kept; None: `--enable-lora` is not given.
+def adapter_cache(
+    config: EngineConfig, platform: Platform, decoder: Decoder, kernels: Kernels, in_one_call: bool
+) -> AdapterCache | None:
+    """Where adapters are kept; None: `--enable-lora` is not given. `in_one_call`: see `AdapterCache`.
 
     Raises:
         InvalidConfig: what runs the model has no adapters.
@@ -22,7 +24,8 @@ def adapter_cache(config: EngineConfig, platform: Platform, decoder: Decoder, ke
         return None
     if platform.is_accelerator:
         raise InvalidConfig("--enable-lora: adapters run on CPUs only so far; leave it out, or take --device cpu")
-    return AdapterCache(decoder, kernels, config.max_cpu_loras or 4 * config.max_loras, config.max_lora_rank)
+    most = config.max_cpu_loras or 4 * config.max_loras
+    return AdapterCache(decoder, kernels, most, config.max_lora_rank, in_one_call)
 
 
 def first_adapters(config: EngineConfig, cache: AdapterCache | None) -> list[AdapterRef]:

@@ -8,9 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import msgspec
+
 from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_names, read_given
 from tokenmill.cli.parser import Parser
 from tokenmill.config import EngineConfig, ServerConfig
+
+NODE_MODULE = "tokenmill.parallel.pipeline.node"
+"""What all machines run but the one that serves."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -20,6 +25,10 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: the flags, the checkpoint or the machine do not allow it.
     """
     engine, server = read_configs(arguments, os.environ)
+    if engine.node_rank > 0:
+        # It only waits and starts processes: this one becomes it.
+        given = [msgspec.json.encode(engine).decode(), str(server.data_parallel_size)]
+        os.execv(sys.executable, [sys.executable, "-P", "-m", NODE_MODULE, *given])
     from tokenmill.cli.startup import open_screen
     from tokenmill.server.process import launch
 

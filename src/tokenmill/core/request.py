@@ -5,8 +5,7 @@
     |<- num_computed (KV written or being written) ->|
     |<- num_tokens (ids the host knows) ----------->|
 
-Knows no torch, no sockets and no clock. Status changes go through `Request.move_to`, which holds the one table of
-legal changes.
+Knows no torch, no sockets and no clock. `Request.move_to` alone changes a status, by the table of legal changes.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class CacheKey(NamedTuple):
 
     Attributes:
         model: fingerprint of the weights and of how they and the KV are stored.
-        salt: chosen by the client; who does not know it shares nothing.
-        adapter: digest of the adapter's files; "": the base model alone.
+        salt: of the client; who does not know it shares nothing. adapter: digest of its files; "": the base model.
     """
 
     model: str = ""
@@ -87,8 +85,7 @@ class TurnInput:
     """What a session is to go on with.
 
     Attributes:
-        is_last: the session ends with this turn.
-        max_model_len: tokens of the context; input and output of all turns must fit.
+        is_last: the session ends with this turn. max_model_len: what input and output of all turns must fit.
     """
 
     token_ids: Sequence[int]
@@ -101,9 +98,8 @@ class Proposal(NamedTuple):
     """What may follow a request's tokens, in the opinion of what runs beside the model.
 
     Attributes:
-        token_ids: [k] int32.
-        is_forced: its grammar leaves no other text. The model may spell that text in other tokens, so they are
-            likely, not certain.
+        token_ids: [k] int32. is_forced: its grammar leaves no other text. The model may spell that text in other
+            tokens, so they are likely, not certain.
     """
 
     token_ids: TokenArray
@@ -114,8 +110,7 @@ class Request:
     """One sequence to generate.
 
     Attributes:
-        cache_key: whose KV it may share.
-        arrival: rank in order of arrival; the only notion of time a policy may use.
+        cache_key: whose KV it may share. arrival: in which order; the only notion of time a policy may use.
         max_tokens_total: prompt + output tokens at most; reaching it finishes the request with `length`.
         stop_token_ids: ids that end it (the model's EOS ids unless `ignore_eos`, and the client's).
         num_computed_tokens: tokens whose KV is written, or will be once the launched steps finish.

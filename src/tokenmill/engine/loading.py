@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenmill.adapters.merging import merged
 from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
 from tokenmill.engine.drafting import find_draft
@@ -23,6 +24,7 @@ from tokenmill.parallel.collective import ALONE
 from tokenmill.platform.protocol import Platform
 from tokenmill.vision.start import with_vision
 from tokenmill.weights.checkpoint import read_architecture
+from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.hub import fetch
 from tokenmill.weights.loader import plan_model
 from tokenmill.weights.sharing import LoadedWeights, load_weights
@@ -62,6 +64,7 @@ class LoadedModel:
 
     Attributes:
         group: the ranks that run it together; None: it is whole.
+        merged: digest of an adapter that is folded into the weights; "": none is.
     """
 
     folder: Path
@@ -75,6 +78,7 @@ class LoadedModel:
     threads_reason: str
     draft: LoadedDraft | None = None
     group: Group | None = None
+    merged: str = ""
 
     @property
     def decoder(self) -> Decoder:
@@ -99,11 +103,13 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
     wanted_context(config, architecture.max_position)
     dtype = DTYPES[config.dtype]
     check_parameters(config, platform, architecture)
-    collective = ALONE if group is None else group.connect(architecture)
+    collective = ALONE if group is None else group.connect(architecture, _content(config, folder))
     num_threads, threads_reason = choose_threads(config, platform, architecture.num_parameters() * dtype.itemsize)
     check(config, platform, dtype)
     kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
+    if config.lora_merge is not None:
+        plan = merged(plan, Path(config.lora_merge), config.max_lora_rank)
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
     draft = find_draft(config, platform, folder, num_threads, timer.phase)
     page_bytes = attention.bytes_per_page + (0 if draft is None else draft.page_bytes)
@@ -126,7 +132,13 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
         threads_reason,
         draft,
         group,
+        plan.merged,
     )
+
+
+def _content(config: EngineConfig, folder: Path) -> str:
+    """What all ranks must have: the files of the model, and the form in which it runs."""
+    return fingerprint(folder, config.dtype, config.quantization, config.lora_merge or "")
 
 
 def size_kv(config: EngineConfig, platform: Platform, model: LoadedModel, available: int | None = None) -> KVSize:
@@ -147,4 +159,4 @@ def size_kv(config: EngineConfig, platform: Platform, model: LoadedModel, availa
     def decide(config: EngineConfig) -> KVSize:
         return decide_kv_size(config, model.architecture.max_position, page_bytes, available)
 
-    return decide(config) if model.group is None else model.group.agree(config, decide)
+    return decide(config) if model.group is None else model.group.agree(config, model.architecture, decide)

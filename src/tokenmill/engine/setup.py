@@ -30,10 +30,11 @@ from tokenmill.model_files import eos_token_ids
 from tokenmill.models.architecture import MoeSpec
 from tokenmill.models.native_decoder import in_one_call, native_pass_obstacle
 from tokenmill.parallel.group import Group, config_of_rank, start_group
+from tokenmill.parallel.model import RankedModel
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
 from tokenmill.runner.executor import Executor, InlineExecutor, ThreadExecutor
-from tokenmill.runner.model_runner import ModelRunner
+from tokenmill.runner.model_runner import ModelRunner, PipelinedRunner
 from tokenmill.runner.row_state import RowState
 from tokenmill.runner.staging import Staging
 from tokenmill.runner.step_sampler import DeviceSampler, HostSampler
@@ -91,8 +92,8 @@ def build_engine(
     platform = platform or select_platform(config.device)
     config = dataclasses.replace(config, device=platform.device).resolve()
     find_policies(config.scheduling_policy, config.batch_policy, config.admission)  # before the weights are read
-    config = config_of_rank(config)
     group = start_group(config)
+    config = config_of_rank(config)
     try:
         return _build(config, platform, timer, model, group)
     except BaseException as error:
@@ -115,10 +116,11 @@ def _build(
         wanted_context(config, model.architecture.max_position),
         model.architecture.vocab_size,
         eos_token_ids(model.folder),
-        fingerprint(model.folder, config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size)),
+        fingerprint(model.folder, *_forms(config, model)),
     )
     grammars = grammar_cache(config, model.folder, limits)
-    adapters = adapter_cache(config, platform, model.decoder, model.kernels)
+    in_calls = native_pass_obstacle(model.decoder, model.attention.name) is None
+    adapters = adapter_cache(config, platform, model.decoder, model.kernels, in_calls)
     named = first_adapters(config, adapters)
     available = None
     if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
@@ -131,7 +133,7 @@ def _build(
     vision = load_vision(config, model)
     runner = make_runner(config, platform, model, memory, grammars, adapters, vision)
     graphs = _capture(platform, runner, timer)
-    on_thread = config.async_scheduling and not platform.is_accelerator
+    on_thread = config.async_scheduling and not platform.is_accelerator and config.pipeline_parallel_size == 1
     executor: Executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
     if model.group is not None:
         executor = model.group.executor(executor)
@@ -175,6 +177,12 @@ def _gates(grammars: GrammarCache, adapters: AdapterCache | None, vision: Vision
     return gates
 
 
+def _forms(config: EngineConfig, model: LoadedModel) -> tuple[str, ...]:
+    """What makes KV differ, besides the files of the model."""
+    forms = (config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size))
+    return (*forms, model.merged) if model.merged else forms
+
+
 def room_for_kv(
     config: EngineConfig, platform: Platform, model: LoadedModel, limits: ModelLimits, grammars: GrammarCache
 ) -> int:
@@ -215,7 +223,7 @@ def describe(
         dtype=config.dtype,
         device=platform.name,
         kernels=model.kernels.name,
-        kernels_reason=model.kernels_reason + _pass_reason(model, memory),
+        kernels_reason=model.kernels_reason + _pass_reason(model),
         attention_backend=model.attention.name,
         attention_reason=model.attention.reason + graphs,
         max_model_len=size.max_model_len,
@@ -235,15 +243,15 @@ def describe(
 
 def _ranks_reason(config: EngineConfig) -> str:
     """How many processes share the model, to be put before a sentence on one of them."""
-    size = config.tensor_parallel_size
+    size = config.num_ranks
     return "" if size == 1 else f"of each of {size} ranks, as weights and KV: "
 
 
-def _pass_reason(model: LoadedModel, memory: StepMemory) -> str:
+def _pass_reason(model: LoadedModel) -> str:
     """How native kernels are called, to be added to a sentence."""
     if model.kernels.name != "native":
         return ""
-    reason = native_pass_obstacle(model.decoder, memory.attention)
+    reason = native_pass_obstacle(model.decoder, model.attention.name)
     return ", one call a step" if reason is None else f", one call a kernel: {reason}"
 
 
@@ -268,6 +276,9 @@ def make_runner(
     own = in_one_call(model.decoder, attention)
     in_calls = own if model.group is None else model.group.model(own)
     sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None))
+    if config.pipeline_parallel_size > 1:
+        assert isinstance(in_calls, RankedModel), "several stages are a group"
+        return PipelinedRunner(in_calls, attention, rows, sampler, HostTransport())
     runner = ModelRunner(in_calls, attention, rows, sampler, HostTransport())
     if model.draft is not None and memory.draft is not None:
         runner.draft_model = model.draft.bind(memory.draft, memory.tables, memory.size.max_model_len)

@@ -123,7 +123,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             eos_token_ids=eos_token_ids,
-            depth=2 if config.async_scheduling else 1,
+            depth=max(config.pipeline_parallel_size, 2 if config.async_scheduling else 1),
         )
 
     def make_scheduler(self, events: KVEventLog | None = None, drafter: Drafter | None = None) -> Scheduler:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenmill.kernels.native_adapter import NativeAdapter
 from tokenmill.kernels.protocol import LinearWeight
 from tokenmill.kernels.torch_kernels import silu_and_mul
 
@@ -103,20 +104,47 @@ class AdaptedLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter in the form in which the model runs.
+
+    Attributes:
+        layers: what it adds to the matrices of each layer, where they are multiplied one by one.
+        native: the same where the pass is one native call; None: it is not.
+    """
+
+    layers: Sequence[LayerAdapters]
+    native: NativeAdapter | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        if self.native is not None:
+            return self.native.num_bytes
+        return sum(linear.num_bytes for layer in self.layers for linear in layer.values())
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterRows:
     """Which rows of a step have which adapters.
 
     Attributes:
-        uses: [n] int64, increasing, and the adapter of these rows, layer by layer; in the order of the slots.
-        base: [m] int64, the rows that have none.
+        adapters: those in the step, in the order of their slots.
+        of_row: [T] int32, which of these each row has; -1: none.
     """
 
-    uses: tuple[tuple[torch.Tensor, Sequence[LayerAdapters]], ...]
-    base: torch.Tensor
+    adapters: tuple[Adapter, ...]
+    of_row: torch.Tensor
 
-    def layer(self, index: int) -> AdaptedLayer:
-        """Of one layer."""
-        return AdaptedLayer(tuple((rows, layers[index]) for rows, layers in self.uses), self.base)
+    def layers(self, num_layers: int) -> list[AdaptedLayer]:
+        """Of each layer, where its matrices are multiplied one by one."""
+        rows = [(self.of_row == number).nonzero().squeeze(1) for number in range(-1, len(self.adapters))]
+        return [
+            AdaptedLayer(
+                tuple((own, adapter.layers[index]) for own, adapter in zip(rows[1:], self.adapters, strict=True)),
+                rows[0],
+            )
+            for index in range(num_layers)
+        ]
 
 
 def _places(rows: torch.Tensor, only: torch.Tensor) -> torch.Tensor:

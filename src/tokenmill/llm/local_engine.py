@@ -148,7 +148,7 @@ class LocalEngine:
             self._num_arrived = self.engine.num_arrived
             self.engine.close()
         self._built, self._awaited = None, TAGS
-        if level == 2 or self._platform.is_accelerator or self._config.tensor_parallel_size > 1:
+        if level == 2 or self._platform.is_accelerator or self._config.num_ranks > 1:
             self._model = None  # of several ranks, the others have ended with the engine, and so has what binds them
         gc.collect()
         self._platform.available_bytes()  # on a GPU this gives back what torch keeps for whoever asks next

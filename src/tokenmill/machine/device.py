@@ -58,8 +58,8 @@ def _cpu_obstacles(config: EngineConfig) -> Iterator[str]:
 def _gpu_obstacles(config: EngineConfig, platform: Platform, dtype: torch.dtype) -> Iterator[str]:
     if importlib.util.find_spec("triton") is None:
         yield f"--device {platform.device} needs triton, which CUDA builds of torch bring along"
-    if config.tensor_parallel_size > 1:
-        yield "--tensor-parallel-size: ranks share a model on CPUs; over GPUs (NCCL) there is none yet"
+    if config.num_ranks > 1:
+        yield "--tensor-parallel-size, --pipeline-parallel-size: ranks share a model on CPUs; over GPUs (NCCL) not yet"
     if config.kernels == "native":
         yield f"--kernels native does not run on {platform.device}; use auto"
     if config.quantization in ("int8", "int4"):
@@ -149,7 +149,7 @@ def choose_threads(config: EngineConfig, platform: Platform, weight_bytes: int) 
         index, count = config.replica
         wanted, reason = max(1, platform.num_threads() // count), platform.threads_reason()
         if count > 1:
-            what = "engine" if config.tensor_parallel_size == 1 else "rank"
+            what = "engine" if config.num_ranks == 1 else "rank"
             near = f", on nodes of its own: {what} {index}" if keep_to_nodes(index, count) else ""
             reason = f"a share of {reason}, for {count} {what}s{near}"
     threads = platform.set_num_threads(wanted)

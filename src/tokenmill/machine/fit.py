@@ -50,7 +50,7 @@ def check_fit(
     architecture = plan.shapes.architecture
     free = free_bytes(config, platform, architecture)
     # Its ranks load at the same time, each as much as the others.
-    size = config.tensor_parallel_size
+    size = config.num_ranks_here
     all_weights = size * plan.weight_bytes
     fit = _Fit(config, architecture, free, size * plan.spare_bytes, size * page_bytes)
     if fit.total(all_weights) <= free:

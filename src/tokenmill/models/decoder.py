@@ -6,12 +6,13 @@ nothing to train, and a step on a CPU is short enough to feel a module's bookkee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend, AttentionSpec
+from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.protocol import Kernels, LinearWeight, WeightRole
 from tokenmill.kernels.torch_kernels import argmax, best
 from tokenmill.models.architecture import Architecture
@@ -25,32 +26,54 @@ from tokenmill.parallel.collective import ALONE, Collective
 class Decoder:
     """Embedding, layers, final norm and output head, with unfilled weights until a loader fills them.
 
-    Of several ranks each has its part: `forward` they run together, `logits` and `best` are of a rank's own tokens.
+    Of several ranks each has its part: `forward` they run together, `logits` and `best` are of a rank's own tokens. Of
+    several stages the first one has embedding and head, and the last one the final norm.
 
     Attributes:
         tokens: which of the vocabulary are this rank's, in embedding and head.
-        embedding: [tokens, hidden_size].
+        embedding: [tokens, hidden_size]; None: another stage's.
         head: [tokens, hidden_size]; the same matrix as `embedding` when they are tied.
         rotary: the tables of every kind of rope that a layer has.
     """
 
-    __slots__ = ("architecture", "collective", "embedding", "final_norm", "head", "layers", "rotary", "tokens")
+    __slots__ = (
+        "_kernels",
+        "architecture",
+        "collective",
+        "embedding",
+        "final_norm",
+        "head",
+        "layers",
+        "rotary",
+        "shard",
+        "tokens",
+    )
 
     def __init__(self, architecture: Architecture, kernels: Kernels, collective: Collective = ALONE) -> None:
         hidden_size = architecture.hidden_size
         self.architecture = architecture
         self.collective = collective
-        self.tokens = collective.shard.part(architecture.vocab_size)
-        self.embedding = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.EMBEDDING)
+        self.shard = collective.shard
+        self._kernels = kernels
+        self.tokens = self.shard.part(architecture.vocab_size)
+        self.embedding: LinearWeight | None = None
+        if self.shard.is_first_stage:
+            self.embedding = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.EMBEDDING)
         self.final_norm = RMSNorm(hidden_size, architecture.norm_eps, kernels)
         self.rotary = all_rotary_tables(architecture, self.final_norm.weight)
         self.layers = [
-            Layer(spec, index, hidden_size, self.rotary, kernels, collective)
-            for index, spec in enumerate(architecture.layers)
+            self._layer(index, number, kernels) for number, index in enumerate(self.shard.layers(architecture))
         ]
-        self.head: LinearWeight = self.embedding
-        if not architecture.tie_embeddings:
+        self.head = self.embedding
+        if self.shard.is_first_stage and not architecture.tie_embeddings:
             self.head = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.HEAD)
+
+    def _layer(self, index: int, number: int, kernels: Kernels) -> Layer:
+        """The model's layer `index`, which is this stage's layer `number`."""
+        architecture = self.architecture
+        return Layer(
+            architecture.layers[index], number, architecture.hidden_size, self.rotary, kernels, self.collective
+        )
 
     @property
     def attention_spec(self) -> AttentionSpec:
@@ -60,41 +83,56 @@ class Decoder:
         assert len(shapes) == 1, "the layers of the KV memory have one shape"
         return AttentionSpec(len(layers), *shapes.pop())
 
-    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
+    def forward(
+        self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Run the batch's tokens, writing their KV.
+
+        Args:
+            hidden: [T, hidden_size], what the stage before this one has brought, in memory that this one may write to;
+                None: this is the first.
 
         Returns:
             Final hidden states [S, hidden_size], normed, of the S >= 0 tokens at `batch.output_indices`: what `logits`
-            and `argmax` take.
+            and `argmax` take. Of a stage before the last: the hidden states of all tokens, [T, hidden_size].
         """
         plan = attention.plan(batch)
-        hidden = self._embed(batch.token_ids)
-        if self.architecture.embedding_multiplier != 1:
-            hidden.mul_(self.architecture.embedding_multiplier)
+        stream = ResidualStream(self._embed(batch.token_ids) if hidden is None else hidden)
         media = None if batch.media is None else batch.media.embeddings
         if batch.media is not None and media is not None:
-            hidden[batch.media.indices] = media[:, 0].to(hidden.dtype)
-        stream = ResidualStream(hidden)
-        adapted = [None if batch.adapters is None else batch.adapters.layer(i) for i in range(len(self.layers))]
+            stream.hidden[batch.media.indices] = media[:, 0].to(stream.hidden.dtype)
+        adapted: Sequence[AdaptedLayer | None] = [None] * len(self.layers)
+        if batch.adapters is not None:
+            adapted = batch.adapters.layers(len(self.layers))
         for index, (layer, own) in enumerate(zip(self.layers[:-1], adapted, strict=False), 1):
             layer.forward(stream, attention, plan, None, own)
             if batch.media is not None and media is not None and index < media.shape[1]:
-                stream.hidden.index_add_(0, batch.media.indices, media[:, index].to(hidden.dtype))
-        every = len(batch.output_indices) == len(batch.token_ids)
+                stream.hidden.index_add_(0, batch.media.indices, media[:, index].to(stream.hidden.dtype))
+        every = not self.shard.is_last_stage or len(batch.output_indices) == len(batch.token_ids)
         self.layers[-1].forward(stream, attention, plan, None if every else batch.output_indices, adapted[-1])
-        return stream.normed(self.final_norm)
+        normed = stream.normed(self.final_norm)
+        return normed if self.shard.is_last_stage else stream.hidden
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[T] int64 -> [T, hidden_size], memory of its own. Each rank brings the rows of its tokens."""
+        assert self.embedding is not None, "the first stage begins"
         if self.tokens.is_whole:
-            return self.embedding.lookup(token_ids)
-        is_own = (token_ids >= self.tokens.start) & (token_ids < self.tokens.stop)
-        own = self.embedding.lookup(token_ids[is_own] - self.tokens.start)
-        return self.collective.rows(own, is_own, len(token_ids)).clone()
+            hidden = self.embedding.lookup(token_ids)
+        else:
+            is_own = (token_ids >= self.tokens.start) & (token_ids < self.tokens.stop)
+            own = self.embedding.lookup(token_ids[is_own] - self.tokens.start)
+            hidden = self.collective.rows(own, is_own, len(token_ids)).clone()
+        multiplier = self.architecture.embedding_multiplier
+        return hidden if multiplier == 1 else hidden.mul_(multiplier)
+
+    @property
+    def _head(self) -> LinearWeight:
+        assert self.head is not None, "the first stage has the head"
+        return self.head
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """[S, hidden_size], as `forward` returns them -> [S, tokens], see `LinearWeight.logits`."""
-        logits = self.head.logits(outputs)
+        logits = self._head.logits(outputs)
         return (
             logits if self.architecture.logits_scaling == 1 else logits.float().div_(self.architecture.logits_scaling)
         )
@@ -102,24 +140,32 @@ class Decoder:
     def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
         """The most likely tokens, [S] int64, where nobody needs the logits themselves."""
         if self.architecture.logits_scaling == 1:
-            return self.head.argmax(outputs)
+            return self._head.argmax(outputs)
         # A division rounds: two logits that differ may become equal, and then the lower id wins.
         return argmax(self.logits(outputs))
 
     def best(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The most likely of this rank's tokens, [S] int64, and their logits, [S] float32; see `LinearWeight.best`."""
         if self.architecture.logits_scaling == 1:
-            ids, values = self.head.best(outputs)
+            ids, values = self._head.best(outputs)
         else:
             ids, values = best(self.logits(outputs))
         return ids + self.tokens.start, values
 
     def targets(self) -> Iterator[Target]:
-        """Every checkpoint tensor this model needs."""
-        scope = TargetScope(self.architecture.weight_names)
-        yield scope.matrix("embedding", self.embedding, 0, self.tokens)
-        for index, layer in enumerate(self.layers):
-            yield from layer.targets(TargetScope(scope.names, index))
-        yield scope.vector("final_norm", self.final_norm.weight)
-        if not self.architecture.tie_embeddings:
-            yield scope.matrix("head", self.head, 0, self.tokens)
+        """Every checkpoint tensor this model needs; those of other stages with nothing of them wanted."""
+        scope, shape = TargetScope(self.architecture.weight_names), (self.tokens.total, self.architecture.hidden_size)
+        for role, matrix in {"embedding": self.embedding, "head": self.head}.items():
+            if role == "head" and self.architecture.tie_embeddings:
+                continue
+            own = None if matrix is None else scope.matrix(role, matrix, 0, self.tokens)
+            yield own or scope.elsewhere(role, shape)
+        own_layers, empty = self.shard.layers(self.architecture), self._kernels.without_memory()
+        for index in range(len(self.architecture.layers)):
+            of_layer = TargetScope(scope.names, index)
+            if index in own_layers:
+                yield from self.layers[index - own_layers.start].targets(of_layer)
+            else:
+                yield from (target.unwanted() for target in self._layer(index, 0, empty).targets(of_layer))
+        norm = scope.vector("final_norm", self.final_norm.weight)
+        yield norm if self.shard.is_last_stage else norm.unwanted()

@@ -15,6 +15,7 @@ import torch
 from tokenmill.attention.backends.native import NativeAttention
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend
+from tokenmill.kernels.adapters import AdapterRows
 from tokenmill.kernels.native import MODULE
 from tokenmill.kernels.native_weight import PackedWeight
 from tokenmill.models.architecture import LayerSpec, MlpSpec
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tokenmill import _native
 
 BF16_BYTES = 2
+NATIVE_ATTENTION = "native"
 
 
 class NativeDecoder:
@@ -51,43 +53,52 @@ class NativeDecoder:
         self.argmax = decoder.argmax
         self.best = decoder.best
 
-    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
+    def forward(
+        self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `Decoder.forward`; the attention is the one that it is bound to. Of several ranks only the first one has
         outputs: the others are told what the head is to be multiplied by."""
-        if batch.adapters is not None:
-            # The pass in one call has no adapters: a step with rows that have some is made kernel by kernel.
-            return self._decoder.forward(batch, attention)
         assert batch.media is None, "models with images have an attention that takes positions"
         assert attention is self._attention, "the pass is bound to the memory of one attention"
         token_ids, wanted = batch.token_ids, batch.output_indices
         assert token_ids.is_contiguous() and wanted.is_contiguous(), "ids and indices lie in one piece"
+        assert hidden is None or hidden.is_contiguous(), "and so do hidden states"
         step = self._attention.plan(batch).step
-        tokens, outputs = len(token_ids), len(wanted)
+        tokens, outputs, shard = len(token_ids), len(wanted), self._decoder.shard
         if self._room is not None:
             assert self._native.shared_numbers(tokens) * BF16_BYTES <= self._room.num_bytes, "a larger step"
         scratch = self._scratch.take(self._native.scratch_numbers(tokens))
-        is_first = self._decoder.collective.shard.rank == 0
-        out = torch.empty(outputs, self._decoder.architecture.hidden_size, dtype=torch.bfloat16)
-        addresses = (scratch.data_ptr(), out.data_ptr() if is_first else 0)
-        if not self._native.forward(step, token_ids.data_ptr(), tokens, wanted.data_ptr(), outputs, *addresses):
+        rows = outputs if shard.is_last_stage else tokens
+        out = torch.empty(rows, self._decoder.architecture.hidden_size, dtype=torch.bfloat16)
+        inputs = (token_ids.data_ptr(), 0 if hidden is None else hidden.data_ptr(), tokens, wanted.data_ptr(), outputs)
+        memory = (scratch.data_ptr(), out.data_ptr() if shard.rank == 0 else 0)
+        if not self._native.forward(step, *inputs, *_adapted(batch.adapters), *memory):
             raise self._decoder.collective.failure()
         return out
 
 
-def native_pass_obstacle(decoder: Decoder, attention: AttentionBackend) -> str | None:
-    """Why the native pass cannot run this decoder with this attention; None: it can."""
-    if not isinstance(decoder.embedding, PackedWeight):
+def _adapted(rows: AdapterRows | None) -> tuple[int, list[_native.Adapter]]:
+    """Which of some adapters each token has, by its address, and these."""
+    if rows is None:
+        return 0, []
+    assert rows.of_row.is_contiguous() and rows.of_row.dtype == torch.int32, "as the pass reads it"
+    forms = [adapter.native for adapter in rows.adapters]
+    return rows.of_row.data_ptr(), [form.native for form in forms if form is not None]
+
+
+def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:
+    """Why the native pass cannot run this decoder with the attention of this name; None: it can."""
+    if not isinstance(decoder.layers[0].attention.qkv.weight, PackedWeight):
         return "the weights are not packed for native kernels"
-    if not isinstance(attention, NativeAttention):
+    if attention != NATIVE_ATTENTION:
         return "the attention is not native"
     return next(filter(None, map(_unsupported, decoder.architecture.layers)), None)
 
 
 def in_one_call(decoder: Decoder, attention: AttentionBackend) -> Decoder | NativeDecoder:
     """The decoder with its passes in one call each, if nothing is an obstacle to that; else as it is."""
-    if native_pass_obstacle(decoder, attention) is not None:
+    if not isinstance(attention, NativeAttention) or native_pass_obstacle(decoder, NATIVE_ATTENTION) is not None:
         return decoder
-    assert isinstance(attention, NativeAttention), "any other is an obstacle"
     return NativeDecoder(decoder, attention)
 
 
@@ -98,11 +109,13 @@ def _unsupported(layer: LayerSpec) -> str | None:
 
 def _bind(decoder: Decoder, attention: NativeAttention) -> _native.Decoder:
     native = importlib.import_module(MODULE)
-    assert isinstance(decoder.embedding, PackedWeight), "its matrices are packed"
-    norm, multiplier = decoder.final_norm, decoder.architecture.embedding_multiplier
-    bound: _native.Decoder = native.Decoder(
-        attention.attention, decoder.embedding.packed, multiplier, norm.weight.data_ptr(), norm.eps
-    )
+    norm, architecture = decoder.final_norm, decoder.architecture
+    bound: _native.Decoder = native.Decoder(attention.attention, architecture.hidden_size, norm.eps)
+    if decoder.embedding is not None:
+        assert isinstance(decoder.embedding, PackedWeight), "its matrices are packed"
+        bound.begin(decoder.embedding.packed, architecture.embedding_multiplier)
+    if decoder.shard.is_last_stage:
+        bound.end(norm.weight.data_ptr())
     for layer in decoder.layers:
         bound.add(_bind_layer(native, layer, attention))
     return bound

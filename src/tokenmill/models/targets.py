@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,10 @@ class Target:
         """A weight that may be stored quantized; the others are vectors."""
         return len(self.shape) == 2
 
+    def unwanted(self) -> Target:
+        """The same where it is another rank's."""
+        return dataclasses.replace(self, part=Part(0, 0, self.part.total), fill=lambda values: None)
+
 
 @dataclass(frozen=True, slots=True)
 class TargetScope:
@@ -56,7 +61,7 @@ class TargetScope:
 
     def elsewhere(self, role: str, shape: tuple[int, int]) -> Target:
         """A matrix of which this rank has nothing."""
-        return self._target(role, "weight", shape[1:], Part(0, 0, shape[0]), lambda values: None)
+        return self._target(role, "weight", shape[1:], Part.whole(shape[0]), lambda values: None).unwanted()
 
     def _target(self, role: str, kind: str, row: tuple[int, ...], part: Part, fill: Callable[[Any], object]) -> Target:
         key = WeightKey(role, self.layer, self.expert, kind)

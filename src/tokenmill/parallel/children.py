@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ _END_SECONDS = 5.0
 
 
 class RankChildren:
-    """All ranks but 0 of one engine.
+    """Ranks of one engine that this process starts: all but 0, or those of its machine.
 
     Each holds the end of a pipe as its standard input: when this process is gone, however it ended, they end too.
 
@@ -29,12 +30,12 @@ class RankChildren:
         rendezvous: where rank 0 writes down where the memory is.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, ranks: Iterable[int]) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="tokenmill-ranks-"))
         self.rendezvous = self._folder / "engine.ranks"
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         try:
-            for rank in range(1, config.tensor_parallel_size):
+            for rank in ranks:
                 self._start(dataclasses.replace(config, rank=rank, rendezvous=str(self.rendezvous)))
         except BaseException:
             self.close()
@@ -43,13 +44,11 @@ class RankChildren:
     def _start(self, config: EngineConfig) -> None:
         path = self._folder / f"rank-{config.rank}.json"
         path.write_bytes(msgspec.json.encode(config))
-        self._processes.append(
-            subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(path)],
-                stdin=subprocess.PIPE,
-                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
-                start_new_session=True,  # Ctrl-C is for rank 0, which decides
-            )
+        self._processes[config.rank] = subprocess.Popen(
+            [sys.executable, "-P", "-m", MODULE, str(path)],
+            stdin=subprocess.PIPE,
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
+            start_new_session=True,  # Ctrl-C is for rank 0, which decides
         )
 
     def check(self) -> None:
@@ -58,16 +57,16 @@ class RankChildren:
         Raises:
             EngineFailed: one has ended.
         """
-        for rank, process in enumerate(self._processes, 1):
+        for rank, process in self._processes.items():
             if (code := process.poll()) is not None:
                 raise EngineFailed(f"rank {rank} has ended with exit code {code} before it was ready")
 
     def close(self) -> None:
         """End them, by force if need be."""
-        for process in self._processes:
+        for process in self._processes.values():
             if process.stdin is not None:
                 process.stdin.close()
-        for process in self._processes:
+        for process in self._processes.values():
             try:
                 process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:

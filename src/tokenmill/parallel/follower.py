@@ -1,8 +1,9 @@
-"""What every rank but 0 does: take a message, do its part of it, wait for the next one."""
+"""What every rank but the engine's first does: take a message, do its part of it, wait for the next one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -13,6 +14,8 @@ from tokenmill.models.native_decoder import in_one_call
 from tokenmill.parallel.group import Group
 from tokenmill.parallel.messages import Command, End, FindBest, RunPass, TakeLogits
 from tokenmill.parallel.model import PartialModel, find_best, take_logits
+from tokenmill.parallel.pipeline.chain import LaterStage
+from tokenmill.parallel.pipeline.link import Bye, Pass, hidden_states
 from tokenmill.parallel.shared_memory import SharedMemory
 from tokenmill.platform.prefault import prefault
 from tokenmill.platform.select import select_platform
@@ -54,10 +57,13 @@ class Follower:
             EngineFailed: another rank is gone, has given up, or has not come in time.
         """
         with self._memory.together():
-            while not isinstance(command := self._memory.receive(self._patience()), End):
+            while not isinstance(command := self._receive(self._patience()), End):
                 on_turn(command is not None)
                 if command is not None:
                     self._obey(command)
+
+    def _receive(self, timeout: float) -> Command | None:
+        return self._memory.receive(timeout)
 
     def _patience(self) -> float:
         if self._idle_work is not None and next(self._idle_work, self) is self:
@@ -67,11 +73,53 @@ class Follower:
     def _obey(self, command: Command) -> None:
         match command:
             case RunPass():
-                self._model.forward(command.batch(), self._attention)
+                self._run(command)
             case TakeLogits(count):
                 take_logits(self._model, self._memory, self._memory.inputs(count, self._dtype))
             case FindBest(count):
                 find_best(self._model, self._memory, self._memory.inputs(count, self._dtype))
+
+    def _run(self, command: RunPass) -> torch.Tensor:
+        """Run the layers; behind the first stage, over the hidden states that lie in shared memory."""
+        batch, hidden = command.batch(), None
+        if not self._memory.shard.is_first_stage:
+            hidden = self._memory.hidden(len(batch.token_ids), self._dtype).clone()  # where a pass may write
+        return self._model.forward(batch, self._attention, hidden)
+
+
+class StageLeader(Follower):
+    """Rank 0 of a later stage: it has its commands from the stage before, gives them to its own ranks, and hands on
+    what they compute.
+
+    Args:
+        stage: its end of the chain.
+        others: see `Follower`.
+    """
+
+    def __init__(self, stage: LaterStage, *others: Any) -> None:
+        super().__init__(*others)
+        self._stage = stage
+        self._begun: Pass | None = None
+
+    def _receive(self, timeout: float) -> Command | None:
+        received = self._stage.receive(timeout)
+        if received is None:
+            return None
+        if isinstance(received, Bye):
+            self._memory.post(End())
+            self._stage.end()
+            return End()
+        self._begun, numbers = received
+        hidden = hidden_states(numbers, self._dtype, self._memory.layout.hidden_size)
+        self._memory.hidden(len(hidden), self._dtype).copy_(hidden)
+        self._memory.post(self._begun.run)
+        return self._begun.run
+
+    def _run(self, command: RunPass) -> torch.Tensor:
+        hidden = super()._run(command)
+        assert self._begun is not None, "a pass has begun"
+        self._stage.hand_on(self._begun, hidden)
+        return hidden
 
 
 def build_follower(config: EngineConfig, group: Group, report: Progress = lambda *_: None) -> Follower:
@@ -91,4 +139,5 @@ def build_follower(config: EngineConfig, group: Group, report: Progress = lambda
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
     has_room = attention.kv.num_bytes <= platform.available_bytes()
     idle_work = prefault(attention.kv.tensors) if is_asked_for and has_room else iter(())
-    return Follower(in_one_call(model.decoder, attention), attention, group.memory, model.kernels.dtype, idle_work)
+    own = (in_one_call(model.decoder, attention), attention, group.memory, model.kernels.dtype, idle_work)
+    return Follower(*own) if group.later_stage is None else StageLeader(group.later_stage, *own)

@@ -1,8 +1,9 @@
 """The ranks of one engine: who starts them, how they find each other, how they end.
 
-In a server the supervisor starts a process for each rank, in a folder that all know; offline, rank 0 starts the others.
-Rank 0 takes memory without a name and writes down where it can be opened. The others open it, and each notes its
-process, so that all are told by the system when one of them is gone.
+In a server the supervisor starts a process for each rank, in a folder that all know; offline, rank 0 starts the others,
+and on further machines an agent does. Rank 0 of each stage takes memory without a name and writes down where it can be
+opened. The others of the stage open it, and each notes its process, so that all are told by the system when one of them
+is gone. Stages find each other by `pipeline.chain`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ import msgspec
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.plan import StepOutcome, StepPlan
+from tokenmill.ipc.address import Address
+from tokenmill.ipc.secret import Secret
 from tokenmill.machine.kv_size import KVSize, wanted_context
 from tokenmill.models.architecture import Architecture, MoeSpec
 from tokenmill.parallel.children import RankChildren
 from tokenmill.parallel.layout import Layout, StepShape
 from tokenmill.parallel.messages import End
 from tokenmill.parallel.model import PartialModel, RankedModel
-from tokenmill.parallel.shard import Shard, check_size
+from tokenmill.parallel.pipeline.chain import Doorman, FirstStage, LaterStage, connect
+from tokenmill.parallel.pipeline.link import Launch
+from tokenmill.parallel.shard import Shard, check_size, stage_layers
 from tokenmill.parallel.shared_memory import Note, SharedMemory
 from tokenmill.runner.executor import Executor
 
@@ -45,20 +50,24 @@ class Group:
     """One rank's view of the ranks of an engine.
 
     Attributes:
-        memory: what they share; there once `connect` has returned.
+        memory: what those of a stage share; there once `connect` has returned.
+        first_stage, later_stage: what rank 0 of a stage has of the others, where there are several.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        """`config`: resolved, of this rank."""
-        self.shard = Shard(config.rank, config.tensor_parallel_size)
+        """`config`: resolved, of this rank, with what all ranks of the engine have together."""
+        self.shard = Shard.of(config.rank, config.tensor_parallel_size, config.pipeline_parallel_size)
+        self.first_stage: FirstStage | None = None
+        self.later_stage: LaterStage | None = None
         self._config = config
         self._timeout = config.rank_timeout
+        self._patience = config.rank_timeout * START_PATIENCE
         self._memory: SharedMemory | None = None
         self._descriptors: list[int] = []  # open while it lives: the memory's, of rank 0, and the other processes'
         self._children: RankChildren | None = None
         self._rendezvous = Path(config.rendezvous)
         if not config.rendezvous:
-            self._children = RankChildren(config)
+            self._children = RankChildren(config, range(1, config.num_ranks_here))
             self._rendezvous = self._children.rendezvous
 
     @property
@@ -67,17 +76,21 @@ class Group:
         assert self._memory is not None, "connected before"
         return self._memory
 
-    def connect(self, architecture: Architecture) -> SharedMemory:
+    def connect(self, architecture: Architecture, model: str) -> SharedMemory:
         """Find the other ranks.
+
+        Args:
+            model: says by its content what model this is, and in which form.
 
         Raises:
             InvalidConfig: so many ranks cannot share this model.
             EngineFailed: one of them has not come.
         """
-        check_size(architecture, self.shard.size)
+        check_size(architecture, self.shard.size, self.shard.num_stages)
         if self._config.enable_expert_parallel and not _has_experts(architecture):
             raise InvalidConfig("--enable-expert-parallel: this model has no experts")
-        layout = Layout(architecture, _step_shape(self._config, architecture), self.shard.size)
+        step = _step_shape(self._config, architecture)
+        layout = Layout(architecture, step, self.shard.size, self.shard.num_stages)
         self._descriptors.append(self._create(layout) if self.shard.rank == 0 else self._open(layout))
         memory = SharedMemory(self._descriptors[0], layout, self.shard)
         memory.write_note(Note(pid=os.getpid()))
@@ -85,28 +98,73 @@ class Group:
         self._wait(lambda: all(memory.read_note(rank).pid for rank in others), "has not come")
         peers = [_process(memory.read_note(rank).pid) for rank in others]
         self._descriptors += [peer for peer in peers if peer is not None]
-        memory.join(self._descriptors[1:], self._timeout, _has_cores(self._config))
+        memory.join(self._descriptors[1:], self._timeout, _has_cores(config_of_rank(self._config)))
         self._memory = memory
-        if self._children is not None:
-            self._children.forget_folder()
+        if self.shard.rank == 0 and self.shard.num_stages > 1:
+            self._find_stages(f"{model} {step}")
+        self.memory.meet(self._patience)
         return memory
+
+    def _find_stages(self, model: str) -> None:
+        config, shard, timeout = self._config, self.shard, self._timeout
+        secret = Secret.read(config.master_secret) if config.nnodes > 1 else None
+        meeting = Address(f"unix:{self._rendezvous}.stages")
+        if config.nnodes > 1:
+            meeting = Address(config.master_addr, config.master_port)
+        if shard.is_first_stage:
+            launch = Launch(config.model, timeout)
+            self.first_stage = FirstStage(Doorman(meeting, secret, timeout), shard.num_stages, config.nnodes, launch)
+            self.first_stage.gather(model, self._patience)
+            return
+        first = connect(meeting, secret, "stage 0", timeout, self._patience)
+        own = Address(f"unix:{self._rendezvous}.stage-{shard.stage}")
+        if config.nnodes > 1:
+            own = Address(first.own_host)
+        doorman = Doorman(own, secret, timeout) if shard.stage > 1 else None
+        self.later_stage = LaterStage(shard, first, doorman, secret, timeout)
+        self.later_stage.join(model, self._patience)
 
     def wait_for_all(self) -> None:
         """Wait until all ranks have come so far in their start: what is free must not be looked at while one loads."""
-        self.memory.meet(self._timeout * START_PATIENCE)
+        self._least(0)
+        if self._children is not None:
+            self._children.forget_folder()
 
-    def agree(self, config: EngineConfig, decide: Callable[[EngineConfig], KVSize]) -> KVSize:
-        """The size of the KV cache, the same for all ranks: what the one with the least room decides."""
-        size = decide(config)
-        self.memory.write_note(Note(os.getpid(), size.num_pages))
-        self.memory.meet(self._timeout * START_PATIENCE)
-        least = min(self.memory.read_note(rank).num_pages for rank in range(self.shard.size))
-        self.memory.meet()  # before anybody writes another note
-        return decide(dataclasses.replace(config, num_pages=least))
+    def agree(
+        self, config: EngineConfig, architecture: Architecture, decide: Callable[[EngineConfig], KVSize]
+    ) -> KVSize:
+        """The size of the KV cache, the same for all ranks: what the one with the least room decides.
+
+        Memory that was asked for is shared out over the ranks of this machine, by how many layers each has.
+        """
+        own = config
+        if config.kv_cache_memory_bytes is not None:
+            of_stage = stage_layers(architecture, self.shard.num_stages)
+            here = of_stage[stages_here(config)]
+            share = len(of_stage[self.shard.stage]) / sum(map(len, here)) / self.shard.size
+            own = dataclasses.replace(config, kv_cache_memory_bytes=max(1, int(config.kv_cache_memory_bytes * share)))
+        return decide(dataclasses.replace(own, num_pages=self._least(decide(own).num_pages)))
+
+    def _least(self, count: int) -> int:
+        """The least of what all ranks say; they wait for each other here."""
+        memory = self.memory
+        memory.write_note(Note(os.getpid(), count))
+        memory.meet(self._patience)
+        least = min(memory.read_note(rank).num_pages for rank in range(self.shard.size))
+        memory.meet()  # before anybody writes another note
+        stage = self.first_stage or self.later_stage
+        if self.shard.num_stages == 1:
+            return least
+        if stage is not None:
+            memory.write_note(Note(os.getpid(), stage.agree(least, self._patience)))
+        memory.meet(self._patience)
+        least = memory.read_note(0).num_pages
+        memory.meet()
+        return least
 
     def model(self, own: PartialModel) -> RankedModel:
         """What rank 0's runner takes for the model."""
-        return RankedModel(own, self.memory)
+        return RankedModel(own, self.memory, self.first_stage)
 
     def executor(self, executor: Executor) -> GroupExecutor:
         """What runs rank 0's steps."""
@@ -117,15 +175,20 @@ class Group:
         if self._memory is not None and not self._memory.is_broken:
             with contextlib.suppress(EngineFailed):
                 self._memory.post(End())
+            if self.first_stage is not None:
+                self.first_stage.end()
         self._let_go()
 
     def abandon(self, error: BaseException) -> None:
         """This rank cannot start, or cannot go on: neither shall the others wait for it."""
         if self._memory is not None:
             self._memory.give_up(str(error))
-        self._let_go()
+        self._let_go(str(error))
 
-    def _let_go(self) -> None:
+    def _let_go(self, trouble: str = "") -> None:
+        for stage in (self.first_stage, self.later_stage):
+            if stage is not None:
+                stage.close(trouble)
         if self._children is not None:
             self._children.close()
         while self._descriptors:
@@ -136,14 +199,19 @@ class Group:
         os.fchmod(descriptor, 0o600)
         os.ftruncate(descriptor, layout.num_bytes)
         place = Place(f"/proc/{os.getpid()}/fd/{descriptor}", layout.num_bytes)
-        partial = self._rendezvous.with_suffix(".partial")
+        partial = self._place.with_suffix(".partial")
         partial.write_bytes(msgspec.json.encode(place))
-        partial.rename(self._rendezvous)
+        partial.rename(self._place)
         return descriptor
 
+    @property
+    def _place(self) -> Path:
+        """Where the ranks of this stage find their memory."""
+        return Path(f"{self._rendezvous}.{self.shard.stage}")
+
     def _open(self, layout: Layout) -> int:
-        self._wait(self._rendezvous.exists, "has not begun")
-        place = msgspec.json.decode(self._rendezvous.read_bytes(), type=Place)
+        self._wait(self._place.exists, "has not begun")
+        place = msgspec.json.decode(self._place.read_bytes(), type=Place)
         if place.num_bytes != layout.num_bytes:
             raise EngineFailed("the ranks of this engine were started with different configs")
         try:
@@ -152,7 +220,7 @@ class Group:
             raise EngineFailed(f"rank 0 is gone: {error}") from error
 
     def _wait(self, is_there: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + self._timeout * START_PATIENCE
+        deadline = time.monotonic() + self._patience
         while not is_there():
             if self._children is not None:
                 self._children.check()
@@ -186,23 +254,24 @@ class GroupExecutor:
 
 def start_group(config: EngineConfig) -> Group | None:
     """The ranks of an engine, if there is more than one; see `Group`."""
-    return None if config.tensor_parallel_size == 1 else Group(config)
+    return None if config.num_ranks == 1 else Group(config)
+
+
+def stages_here(config: EngineConfig) -> slice:
+    """The stages of this machine."""
+    count = config.pipeline_parallel_size // config.nnodes
+    return slice(config.node_rank * count, (config.node_rank + 1) * count)
 
 
 def config_of_rank(config: EngineConfig) -> EngineConfig:
     """What a rank is started with: its share of the machine; and nothing of what only rank 0 does.
 
-    All ranks of all engines share the machine's cores, nodes and memory evenly.
+    All ranks of all engines share a machine's cores, nodes and memory evenly.
     """
-    size, rank, (engine, num_engines) = config.tensor_parallel_size, config.rank, config.replica
-    if size == 1:
+    size, rank, (engine, num_engines) = config.num_ranks_here, config.rank, config.replica
+    if config.num_ranks == 1:
         return config
-    kv_bytes = config.kv_cache_memory_bytes
-    config = dataclasses.replace(
-        config,
-        replica=(engine * size + rank, num_engines * size),
-        kv_cache_memory_bytes=None if kv_bytes is None else max(1, kv_bytes // size),
-    )
+    config = dataclasses.replace(config, replica=(engine * size + rank % size, num_engines * size))
     if rank == 0:
         return config
     return dataclasses.replace(config, step_log=None, kv_events_config=None, speculative_config=None)

@@ -34,14 +34,16 @@ class StepShape:
 class Layout:
     """Each attribute but the sizes is an offset in bytes.
 
-        |signals|notes|ring of messages|two rooms|inputs of the head|logits|best tokens and their logits|
+        |signals|notes|ring of messages|two rooms|inputs of the head|logits|best tokens and their logits|hidden states|
+
+    The last are what another stage has brought; alone a stage has none.
 
     Attributes:
         head_rows: how many rows the head takes at a time.
         num_bytes: of all. What a step does not touch takes no memory.
     """
 
-    def __init__(self, architecture: Architecture, step: StepShape, size: int) -> None:
+    def __init__(self, architecture: Architecture, step: StepShape, size: int, num_stages: int = 1) -> None:
         self.size = size
         self.hidden_size, self.vocab_size = architecture.hidden_size, architecture.vocab_size
         self.head_rows = max(1, min(MOST_HEAD_ROWS, LOGITS_BYTES // (4 * self.vocab_size)))
@@ -57,6 +59,7 @@ class Layout:
         self.logits = self._take(self.head_rows * self.vocab_size * 4)
         self.ids = self._take(size * self.head_rows * 8)
         self.values = self._take(size * self.head_rows * 4)
+        self.hidden = self._take(step.tokens * self.hidden_size * 4 if num_stages > 1 else 0)
 
     def _take(self, num_bytes: int) -> int:
         start = self.num_bytes

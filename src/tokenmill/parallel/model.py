@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -10,14 +12,17 @@ import torch
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.parallel.messages import FindBest, RunPass, TakeLogits
+from tokenmill.parallel.pipeline.chain import FirstStage
 from tokenmill.parallel.shared_memory import SharedMemory
 
 
 class PartialModel(Protocol):
     """A rank's decoder: `forward` is of all ranks, the head of its own tokens only; see `Decoder`."""
 
-    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
-        """Final hidden states of the batch's outputs."""
+    def forward(
+        self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Final hidden states of the batch's outputs; before the last stage, those of all its tokens."""
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """Those of its tokens."""
@@ -29,15 +34,33 @@ class PartialModel(Protocol):
 class RankedModel:
     """See `runner.model.Model`. Only rank 0 has one; what it is asked, all ranks do."""
 
-    def __init__(self, own: PartialModel, memory: SharedMemory) -> None:
+    def __init__(self, own: PartialModel, memory: SharedMemory, stages: FirstStage | None = None) -> None:
+        """
+        Args:
+            stages: those behind this one; None: there are none.
+        """
         self._own = own
         self._memory = memory
+        self._stages = stages
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
         """See `Model.forward`."""
+        return self.begin(batch, attention)()
+
+    def begin(self, batch: ForwardBatch, attention: AttentionBackend) -> Callable[[], torch.Tensor]:
+        """See `PipelinedModel.begin`."""
+        run = RunPass.of(batch)
         with self._memory.together():
-            self._memory.post(RunPass.of(batch))
-            return self._own.forward(batch, attention)
+            self._memory.post(run)
+            hidden = self._own.forward(batch, attention)
+            if self._stages is None:
+                return lambda: hidden
+            number = self._stages.begin(run, hidden)
+        return partial(self._outputs, self._stages, number, hidden)
+
+    def _outputs(self, stages: FirstStage, number: int, hidden: torch.Tensor) -> torch.Tensor:
+        with self._memory.together():
+            return stages.outputs(number, hidden.dtype, hidden.shape[1])
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """See `Model.logits`. It is shared memory, which the next call overwrites."""

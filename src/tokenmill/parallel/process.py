@@ -89,8 +89,8 @@ def _follow(config: EngineConfig, signs: _Signs | None = None) -> None:
     from tokenmill.platform.select import select_platform
 
     device = select_platform(config.device).device
-    own = config_of_rank(dataclasses.replace(config, device=device).resolve())
-    group = Group(own)
+    config = dataclasses.replace(config, device=device).resolve()
+    group, own = Group(config), config_of_rank(config)
     try:
         if signs is None:
             build_follower(own, group).run()

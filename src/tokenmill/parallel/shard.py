@@ -1,7 +1,8 @@
 """Which part of a model a rank has. Plain data: no torch, no processes.
 
-Every matrix is split by its output rows, attention by heads, a mixture of experts by whole experts. So each number is
-computed by one rank, in the order in which a rank alone would compute it.
+Layers are shared out over stages, each of which has some that follow each other. Within a stage every matrix is split
+by its output rows, attention by heads, a mixture of experts by whole experts. So each number is computed by one rank,
+in the order in which a rank alone would compute it.
 """
 
 from __future__ import annotations
@@ -49,10 +50,36 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `rank` of `size`."""
+    """Rank `rank` of the `size` ranks of a stage, which is one of `num_stages`."""
 
     rank: int = 0
     size: int = 1
+    stage: int = 0
+    num_stages: int = 1
+
+    @classmethod
+    def of(cls, number: int, size: int, num_stages: int) -> Shard:
+        """The shard of rank `number` of an engine, whose ranks are counted stage after stage."""
+        return cls(number % size, size, number // size, num_stages)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it has all of the model."""
+        return self.size == 1 and self.num_stages == 1
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether it has the embedding and the head."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether it has the final norm."""
+        return self.stage == self.num_stages - 1
+
+    def layers(self, architecture: Architecture) -> range:
+        """Its stage's layers."""
+        return stage_layers(architecture, self.num_stages)[self.stage]
 
     def part(self, total: int) -> Part:
         """Its part of `total` things: as many as the others have, or one more or less."""
@@ -71,12 +98,46 @@ class Shard:
         return dataclasses.replace(spec, num_heads=heads.count, num_kv_heads=kv_heads.count)
 
 
-def check_size(architecture: Architecture, size: int) -> None:
-    """See that so many ranks can share a model.
+def stage_layers(architecture: Architecture, num_stages: int) -> list[range]:
+    """The layers of each stage, so that the slowest reads as few weights a step as can be.
+
+    The head, which is large in a small model, belongs to the first stage: that one has fewer layers then.
+    """
+    sizes = [layer.num_parameters(architecture.hidden_size) for layer in architecture.layers]
+    head, least, most = architecture.vocab_size * architecture.hidden_size, max(sizes), sum(sizes)
+    most += head
+    while least < most:  # the smallest load that all stages together can be kept within
+        load = (least + most) // 2
+        least, most = (least, load) if _fill(sizes, head, load, num_stages) else (load + 1, most)
+    stages = _fill(sizes, head, most, num_stages)
+    assert stages is not None, "everything fits one stage"
+    return stages
+
+
+def _fill(sizes: list[int], head: int, load: int, num_stages: int) -> list[range] | None:
+    """Layers, stage after stage, each filled up to the load, and none without a layer; None: too many for the last."""
+    stages, start = [], 0
+    for stage in range(num_stages):
+        room, stop = load - (head if stage == 0 else 0), start
+        while stop < len(sizes) - (num_stages - 1 - stage) and (stop == start or room >= sizes[stop]):
+            room -= sizes[stop]
+            stop += 1
+        stages.append(range(start, stop))
+        start = stop
+    return stages if start == len(sizes) and room >= 0 else None
+
+
+def check_size(architecture: Architecture, size: int, num_stages: int = 1) -> None:
+    """See that so many stages of so many ranks can share a model.
 
     Raises:
-        InvalidConfig: they cannot; says which numbers of ranks can.
+        InvalidConfig: they cannot; says which numbers of them can.
     """
+    if num_stages > len(architecture.layers):
+        raise InvalidConfig(
+            f"--pipeline-parallel-size {num_stages}: each stage needs a layer, and the model has "
+            f"{len(architecture.layers)}"
+        )
     if (obstacle := _obstacle(architecture, size)) is None:
         return
     fitting = [str(other) for other in range(1, MOST_RANKS + 1) if _obstacle(architecture, other) is None]

@@ -121,7 +121,9 @@ class SharedMemory:
     def failure(self, outcome: int | None = None) -> EngineFailed:
         """Give up, and say why. `outcome`: of a wait; None: of the last meeting."""
         first, outcome = self._joined.rank_that_gave_up, self._joined.last_meeting if outcome is None else outcome
-        if first not in (-1, self.shard.rank):
+        if first == self.shard.rank:
+            return EngineFailed(f"rank {first} cannot go on: {self.read_note(first).trouble}")
+        if first >= 0:
             trouble = f"rank {first} has given up: {self.read_note(first).trouble or 'it does not say why'}"
         elif outcome == _GONE:
             trouble = "another rank is gone"
@@ -154,6 +156,8 @@ class SharedMemory:
 
     def post(self, command: Command) -> None:
         """Rank 0: one message to all others, written once. Waits for a rank that is `SLOTS` messages behind."""
+        if self.shard.size == 1:
+            return
         data = self._encoder.encode(command)
         room = self.layout.slot_bytes - _LENGTH_BYTES
         assert len(data) <= room, f"a message of {len(data)} bytes, and the ring takes {room}: a larger step"
@@ -215,6 +219,10 @@ class SharedMemory:
     def inputs(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """[count, hidden_size]: what the head is to be multiplied by; rank 0 writes it."""
         return self._at(self.layout.inputs, dtype, count, self.layout.hidden_size)
+
+    def hidden(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """[count, hidden_size]: what the stage before this one has brought; rank 0 writes it."""
+        return self._at(self.layout.hidden, dtype, count, self.layout.hidden_size)
 
     def logits(self, count: int) -> torch.Tensor:
         """[count, vocab_size] float32, each rank's columns its own; rank 0 reads them."""

@@ -38,9 +38,10 @@ class LaunchFile(msgspec.Struct):
         """
         (spec,) = (spec for spec in self.topology.engines if spec.index == index)
         config = dataclasses.replace(self.engine, model=spec.model or self.engine.model)
-        if spec.num_ranks > 1:
+        if config.num_ranks > 1:
             meeting = str(folder / f"{engine_name(index, life=life)}.ranks")
             config = dataclasses.replace(config, rank=rank, rendezvous=meeting, rank_timeout=self.server.engine_timeout)
+            config = dataclasses.replace(config, master_port=config.master_port + index)
         if config.step_log and life:
             config = dataclasses.replace(config, step_log=f"{config.step_log}.life-{life}")
         if self.topology.has_replicas:

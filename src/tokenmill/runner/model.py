@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -21,3 +22,10 @@ class Model(Protocol):
 
     def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
         """[S, hidden_size] -> [S] int64, the largest of the logits; -1 where these are NaN or infinite."""
+
+
+class PipelinedModel(Model, Protocol):
+    """A decoder whose later layers run elsewhere, while this process goes on."""
+
+    def begin(self, batch: ForwardBatch, attention: AttentionBackend) -> Callable[[], torch.Tensor]:
+        """Run the first layers; returns what waits for the others and gives what `forward` does."""

@@ -16,27 +16,53 @@ masks of a grammar (it has to know the token before), reports on prompts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.runner.inputs import build_batch, step_arrays
-from tokenmill.runner.model import Model
+from tokenmill.runner.model import Model, PipelinedModel
 from tokenmill.runner.prompt_reports import OutputTokens, Reports
 from tokenmill.runner.results import result_of
 from tokenmill.runner.row_state import RowState
 from tokenmill.runner.samples import Samples
 from tokenmill.runner.step_sampler import StepSampler
-from tokenmill.runner.transport import Arrays, Transport
+from tokenmill.runner.transport import Arrays, Sent, Transport
 from tokenmill.sampling.grammar_rows import GrammarStep
+from tokenmill.sampling.state import SamplingMetadata
 
 if TYPE_CHECKING:
     from tokenmill.runner.captured_decodes import CapturedDecodes
     from tokenmill.speculation.draft_model import DraftModel
+
+
+@dataclass(frozen=True, slots=True)
+class EnteredStep:
+    """A step that the rows know of.
+
+    Attributes:
+        metadata: how its samples are drawn. wanted: which of its tokens have outputs.
+        num_captured: requests at its front that run in a graph.
+        arrays, sent: what the device is told of it, by name; here and there.
+    """
+
+    plan: StepPlan
+    samples: Samples
+    metadata: SamplingMetadata
+    wanted: OutputTokens
+    num_captured: int
+    arrays: Arrays
+    sent: Sent
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether some of it runs in no graph."""
+        return self.num_captured < len(self.plan.rows)
 
 
 class ModelRunner:
@@ -73,43 +99,59 @@ class ModelRunner:
     @torch.inference_mode()
     def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
         """Start a step behind the previous one; returns what waits for its end and puts the result together."""
-        rows, transport, samples = self._rows, self._transport, Samples.of(plan)
+        step = self._enter(plan)
+        with self._transport:
+            self._rows.tables.apply(plan, step.sent)
+            outputs = self.model.forward(self._batch(step), self._attention) if step.has_rest else None
+            return self._sample(step, outputs, previous)
+
+    def _enter(self, plan: StepPlan) -> EnteredStep:
+        """Take in a plan, and send what it takes to run it."""
+        rows, samples = self._rows, Samples.of(plan)
         arrays = rows.enter(plan, samples)
         metadata = rows.sampling.select(samples.rows, samples.positions)
         arrays["draws"] = metadata.draws
         wanted = rows.prompts.outputs_of(plan, samples)
         num_captured = self._num_captured(plan, samples, wanted, arrays)
-        has_rest = num_captured < len(plan.rows)
-        if has_rest:
+        if num_captured < len(plan.rows):
             arrays |= step_arrays(plan, samples, wanted, num_captured)
-        sent, reports, outputs, sampled = transport.send(arrays), Reports(), None, None
+        return EnteredStep(plan, samples, metadata, wanted, num_captured, arrays, self._transport.send(arrays))
+
+    def _batch(self, step: EnteredStep) -> ForwardBatch:
+        batch = build_batch(step.arrays, step.sent, self._rows.tables)
+        if self._rows.adapters is not None:
+            batch = replace(batch, adapters=self._rows.adapters.rows_of(step.plan))
+        if self._rows.encoder is not None:
+            batch = replace(batch, media=self._rows.encoder.add_to(batch, step.plan))
+        return batch
+
+    def _sample(
+        self, step: EnteredStep, outputs: torch.Tensor | None, previous: StepOutcome | None
+    ) -> Callable[[], StepResult]:
+        """Begin to sample from what the model has brought; returns what waits for the end of that.
+
+        Args:
+            outputs: of the tokens that are not in a graph; None: all are.
+        """
+        rows, samples, sent, reports, sampled = self._rows, step.samples, step.sent, Reports(), None
         masks = partial(self._masks, samples, previous)
-        with transport:
-            rows.tables.apply(plan, sent)
-            if has_rest:
-                batch = build_batch(arrays, sent, rows.tables)
-                if rows.adapters is not None:
-                    batch = replace(batch, adapters=rows.adapters.rows_of(plan))
-                if rows.encoder is not None:
-                    batch = replace(batch, media=rows.encoder.add_to(batch, plan))
-                outputs = self.model.forward(batch, self._attention)
-                if wanted.spans:
-                    reports = rows.prompts.take(plan, wanted.spans, outputs, rows.tables, self.model.logits)
-                    outputs = outputs[sent["samples"]]
-            if num_captured and self.graphs is not None:
-                sampled = self.graphs.sample(samples, metadata, sent, masks, outputs)
-            elif outputs is not None and len(samples):
-                sampled = self._sampler.sample(outputs, samples, metadata, sent, masks)
-            on_host = None if sampled is None else sampled.on_host(transport)
-            done = transport.finish()
+        if outputs is not None and step.wanted.spans:
+            reports = rows.prompts.take(step.plan, step.wanted.spans, outputs, rows.tables, self.model.logits)
+            outputs = outputs[sent["samples"]]
+        if step.num_captured and self.graphs is not None:
+            sampled = self.graphs.sample(samples, step.metadata, sent, masks, outputs)
+        elif outputs is not None and len(samples):
+            sampled = self._sampler.sample(outputs, samples, step.metadata, sent, masks)
+        on_host = None if sampled is None else sampled.on_host(self._transport)
+        done = self._transport.finish()
 
         def finish() -> StepResult:
             done.wait()
-            result = result_of(plan, samples, reports, on_host)
+            result = result_of(step.plan, samples, reports, on_host)
             if self.draft_model is None:
                 return result
             # What is there already a grammar forces, and that is more certain.
-            return replace(result, proposals={**self.draft_model.propose(plan, result), **result.proposals})
+            return replace(result, proposals={**self.draft_model.propose(step.plan, result), **result.proposals})
 
         return finish
 
@@ -142,3 +184,25 @@ class ModelRunner:
             self.graphs.close()
             self.graphs = None
         self._rows.close()
+
+
+class PipelinedRunner(ModelRunner):
+    """Steps of a model of which this process runs the first layers: several at a time, each in another stage.
+
+    Starting a step runs these layers. It is sampled when its outcome is asked for, which is in the order of the steps:
+    no later one needs its tokens before, because a request runs again only when its token is known.
+    """
+
+    model: PipelinedModel
+
+    @torch.inference_mode()
+    def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
+        """See `ModelRunner.start`."""
+        step = self._enter(plan)
+        self._rows.tables.apply(plan, step.sent)
+        outputs = self.model.begin(self._batch(step), self._attention)
+        return partial(self._finish, step, outputs)
+
+    @torch.inference_mode()
+    def _finish(self, step: EnteredStep, outputs: Callable[[], torch.Tensor]) -> StepResult:
+        return self._sample(step, outputs(), None)()

@@ -26,6 +26,8 @@ class SchedulerConfig:
         batch_policy: `mixed`, `prefill-first` or one of the user's: what may share a step.
         admission: `whole-prompt`, `optimistic`, `reserve` or one of the user's: what an admitted request takes at once.
         seed: of requests that bring none.
+        num_stages: of the pipeline that runs the steps, several at a time: a request runs again only when its token is
+            known, and decodes are shared out over as many steps.
         max_loras: adapters in a step at most; 0: none. lora_patience: steps that a request is passed over for want of a
             slot before one is freed for it.
         encoder_budget: tokens of images that a step encodes. encoder_cache_tokens: of those whose outputs are kept.
@@ -40,11 +42,18 @@ class SchedulerConfig:
     batch_policy: str = "mixed"
     admission: str = "whole-prompt"
     seed: int = 0
+    num_stages: int = 1
     max_loras: int = 0
     lora_patience: int = 64
     encoder_budget: int = 0
     encoder_cache_tokens: int = 0
     disable_chunked_mm_input: bool = False
+
+    @property
+    def largest_chunk(self) -> int:
+        """Tokens of one request that a step runs at most."""
+        threshold = self.long_prefill_token_threshold if self.enable_chunked_prefill else 0
+        return min(threshold or self.max_num_batched_tokens, self.max_num_batched_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,7 @@ def scheduler_config_of(config: EngineConfig, max_model_len: int) -> SchedulerCo
         batch_policy=config.batch_policy,
         admission=config.admission,
         seed=config.seed,
+        num_stages=config.pipeline_parallel_size,
         max_loras=config.max_loras if config.enable_lora else 0,
         encoder_budget=config.encoder_budget,
         encoder_cache_tokens=config.encoder_cache_tokens,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import StepResult, TokenLogprobs
 from tokenmill.core.request import Request, RequestStatus
+from tokenmill.scheduler.queue import RequestQueue
 
 # What a request's status does not say is the same prompt.
 WAIT_REASON_OF = {
@@ -40,3 +41,25 @@ def count_reasons(waiting: Iterable[Request]) -> dict[str, int]:
         reason = reason if request.awaited_page is None else "same_prompt"
         counts[reason] = counts.get(reason, 0) + 1
     return counts
+
+
+def wait_reason(request: Request, waiting: RequestQueue) -> str:
+    """Why a request was not scheduled in the last step; see `Scheduler.explain`."""
+    if request.is_running:
+        return request.wait_reason
+    if request.is_paused:
+        return "waits for the next input of its session"
+    ahead = waiting.position(request)
+    if request.wait_reason or not ahead:
+        return request.wait_reason or "has just arrived"
+    return f"{ahead} ahead of it; the first {waiting[0].wait_reason or 'has just arrived'}"
+
+
+def pages_text(count: int, more: str = "") -> str:
+    """A number of pages in words."""
+    return f"{count} {more}page{'' if count == 1 else 's'}"
+
+
+def short_of(needed: str, num_available: int) -> str:
+    """Why one that needs so many pages waits."""
+    return f"needs {needed}, {num_available} {'is' if num_available == 1 else 'are'} free or evictable"

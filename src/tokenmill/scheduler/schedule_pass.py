@@ -13,8 +13,11 @@ from tokenmill.scheduler.config import Policies, SchedulerConfig
 from tokenmill.scheduler.drafter import Drafter
 from tokenmill.scheduler.fairness import Need, find_yielding
 from tokenmill.scheduler.plan_builder import PlanBuilder, request_seed
+from tokenmill.scheduler.reports import pages_text, short_of
 from tokenmill.scheduler.state import SchedulerState, is_ready
 
+# Decodes of a step that take hardly longer than one: they wait for weights. Shared out, they would be read more often.
+LEAST_SHARE = 16
 _SAME_PROMPT = "waits for a request that computes the same prompt"
 
 
@@ -98,8 +101,10 @@ class SchedulePass:
             lets_in: where tenants take turns, a waiting request enters before a running one that comes after it; before
                 one in the background, always.
         """
-        enough_pages = True
+        enough_pages, num_decoding = True, 0
         lets_in = lets_in and bool(self._state.waiting)
+        # Of a pipeline each step takes its share of the decodes, so that there are some for every stage.
+        most_decoding = max(LEAST_SHARE, -(-len(self._state.running) // self._config.num_stages))
         running, num_decodes = self._in_order()
         self._reserve_next_pages([] if which is None else [request for request in running if not which(request)])
         for number, request in enumerate(running):
@@ -108,20 +113,21 @@ class SchedulePass:
             takes_turns = self._queue_policy.by_tenant or request.is_background
             if lets_in and takes_turns and enough_pages and number >= num_decodes:
                 self._admit_some(before=request)
-            if request.mask_missed:
-                request.wait_reason = "waits for launched steps: the mask of its grammar was late"
-                continue
-            if request.has_drafts:
-                request.wait_reason = "waits for the launched step that runs its draft tokens"
+            if request.mask_missed or request.has_drafts:
+                why = "the mask of its grammar was late" if request.mask_missed else "one runs its draft tokens"
+                request.wait_reason = f"waits for launched steps: {why}"
                 continue
             remaining = request.num_uncomputed_tokens
             if remaining == 0 or request.will_reach_length:
                 continue  # its last token is being sampled by a launched step
-            if request.num_pending_tokens and self._is_held(request):
-                request.wait_reason = "waits for the launched step that samples its next token, to draft behind it"
+            if request.num_pending_tokens and (self._config.num_stages > 1 or self._is_held(request)):
+                request.wait_reason = "waits for the launched step that samples its next token"
                 continue
             if self.builder.budget == 0:
                 request.wait_reason = "the token budget of the step is used up"
+                continue
+            if remaining == 1 and num_decoding == most_decoding:
+                request.wait_reason = "goes with the next step: each stage has a share of the requests"
                 continue
             num_tokens = 1 if remaining == 1 else self._chunk(remaining)
             if request.media:
@@ -129,6 +135,7 @@ class SchedulePass:
                 if not num_tokens:
                     request.wait_reason = reason
                     continue
+            num_decoding += remaining == 1
             enough_pages &= self._advance_one(request, num_tokens)
         return enough_pages
 
@@ -266,7 +273,7 @@ class SchedulePass:
             enough_pages = False
             missing = self._kv.num_missing_pages(request, end) + self._num_reserved - self._kv.num_available
             if self._state.num_returning_pages() >= missing:
-                request.wait_reason = f"waits for {_pages(missing)} that launched steps still use"
+                request.wait_reason = f"waits for {pages_text(missing)} that launched steps still use"
                 self._reserve(request, self._kv.num_missing_pages(request, end))
                 return False
             if not self._state.preempt_idle():
@@ -329,7 +336,7 @@ class SchedulePass:
             if self._drop_draft_pages():
                 continue
             needed = self._kv.num_pages_for(hold) - len(match.pages)
-            return self._short_of(_pages(needed))
+            return short_of(pages_text(needed), self._kv.num_available)
         self._state.start(request)
         self._kv.count_match(request, match)
         request.num_computed_tokens = match.num_tokens
@@ -362,7 +369,7 @@ class SchedulePass:
             if self._drop_draft_pages():
                 continue
             needed = self._kv.num_pages_for(hold) - first_page
-            return self._short_of(_pages(needed, "more "))
+            return short_of(pages_text(needed, "more "), self._kv.num_available)
         self._state.start(request)
         self._launch_row(request, num_tokens, first_page, new_pages)
         return ""
@@ -382,10 +389,6 @@ class SchedulePass:
     def _num_tokens_to_hold(self, request: Request, end: int) -> int:
         return max(end, self._admission.num_tokens_to_hold(request, end, self._state))
 
-    def _short_of(self, needed: str) -> str:
-        verb = "is" if self._kv.num_available == 1 else "are"
-        return f"needs {needed}, {self._kv.num_available} {verb} free or evictable"
-
     def _launch_row(self, request: Request, num_tokens: int, first_page: int, new_pages: list[int]) -> None:
         slot = self._state.adapters.number(request) if request.cache_key.adapter else 0
         self.builder.add_row(request, request_seed(request, self._config.seed), slot)
@@ -393,10 +396,5 @@ class SchedulePass:
 
     def _chunk(self, remaining: int) -> int:
         """Tokens of one request in this step."""
-        threshold = self._config.long_prefill_token_threshold
-        capped = min(remaining, threshold) if threshold and self._config.enable_chunked_prefill else remaining
-        return min(capped, self.builder.budget)
-
-
-def _pages(count: int, more: str = "") -> str:
-    return f"{count} {more}page{'' if count == 1 else 's'}"
+        largest = self._config.largest_chunk if self._config.enable_chunked_prefill else remaining
+        return min(remaining, largest, self.builder.budget)

@@ -21,7 +21,7 @@ from tokenmill.kv.kv_manager import KVManager
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
 from tokenmill.scheduler.drafter import DraftCounts, Drafter
 from tokenmill.scheduler.queue import RequestQueue
-from tokenmill.scheduler.reports import add_extras, count_reasons, prompt_report
+from tokenmill.scheduler.reports import add_extras, count_reasons, prompt_report, wait_reason
 from tokenmill.scheduler.schedule_pass import SchedulePass
 from tokenmill.scheduler.state import InFlightStep, SchedulerState, is_ready
 from tokenmill.scheduler.transfers import Transfers
@@ -159,7 +159,8 @@ class Scheduler:
         if request.status not in ARRIVING:
             raise InvalidRequest(f"a request that arrives waits; this one is {request.status.value}")
         self._check_size(request.max_tokens_total)
-        self._check_media(request)
+        if request.media:
+            self.encoder.check(request.media, self.config.largest_chunk, not self.config.enable_chunked_prefill)
         self._state.enter(request)
 
     def wake(self, request_id: str) -> None:
@@ -340,15 +341,7 @@ class Scheduler:
         Raises:
             KeyError: no such request is alive.
         """
-        request = self._state.requests[request_id]
-        if request.is_running:
-            return request.wait_reason
-        if request.is_paused:
-            return "waits for the next input of its session"
-        ahead = self._state.waiting.position(request)
-        if request.wait_reason or not ahead:
-            return request.wait_reason or "has just arrived"
-        return f"{ahead} ahead of it; the first {self._state.waiting[0].wait_reason or 'has just arrived'}"
+        return wait_reason(self._state.requests[request_id], self._state.waiting)
 
     def check_invariants(self) -> None:
         """See `SchedulerState.check_invariants`."""
@@ -364,15 +357,6 @@ class Scheduler:
             return [TokenOutput(request.id, [], FinishReason.ERROR, error=str(error))]
         self._state.waiting.add(request)
         return []
-
-    def _check_media(self, request: Request) -> None:
-        """Raise InvalidRequest for one whose images could never be encoded."""
-        config = self.config
-        if request.media:
-            budget = config.max_num_batched_tokens
-            threshold = config.long_prefill_token_threshold if config.enable_chunked_prefill else 0
-            step_tokens = min(threshold or budget, budget)
-            self.encoder.check(request.media, step_tokens, not config.enable_chunked_prefill)
 
     def _check_size(self, num_tokens: int) -> None:
         """Raise InvalidRequest for one that could never run to `num_tokens` tokens."""

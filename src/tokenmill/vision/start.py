@@ -40,8 +40,9 @@ def with_vision(config: EngineConfig, architecture: Architecture, platform: Plat
         return config
     refused = {
         "--device cuda": platform.is_accelerator,
-        "--tensor-parallel-size": config.tensor_parallel_size > 1,
+        "--tensor-parallel-size, --pipeline-parallel-size": config.num_ranks > 1,
         "--enable-lora": config.enable_lora,
+        "--lora-merge": config.lora_merge is not None,
         "--speculative-config": config.speculative_config is not None,
         "--kv-transfer-config": config.kv_transfer_config is not None,
         "--kv-source": bool(config.kv_source),

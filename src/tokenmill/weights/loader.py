@@ -60,6 +60,7 @@ class ModelPlan:
         weight_bytes: memory of all that the loaded decoder holds.
         sizes: bytes of each weight and vector in the kernels' form, in the order in which a decoder makes them.
         spare_bytes: what is taken on top of it for a moment, while it is loaded.
+        merged: digest of an adapter that is folded into the weights; "": none is.
     """
 
     shapes: Decoder
@@ -68,6 +69,7 @@ class ModelPlan:
     weight_bytes: int
     sizes: Sequence[int]
     spare_bytes: int
+    merged: str = ""
 
     def load(self, progress: Progress | None = None, arena: Arena | None = None) -> Decoder:
         """A decoder with the weights.

@@ -51,7 +51,7 @@ def load_weights(plan: ModelPlan, folder: Path, config: EngineConfig, progress: 
     if plan.kernels.name == "native" and plan.reads is not None:
         content = content_of(plan, folder)
         # In memory there is one file, and each rank has weights of its own.
-        places = (_in_cache, _in_memory) if plan.shapes.collective.shard.size == 1 else (_in_cache,)
+        places = (_in_cache, _in_memory) if plan.shapes.shard.is_alone else (_in_cache,)
         for place in places:
             try:
                 path = place(config, content)
@@ -67,7 +67,7 @@ def content_of(plan: ModelPlan, folder: Path) -> Content:
     """What a plan packs: the key is of the model's files, of the form, and of the code that packs."""
     sizes = list(map(Arena.room, plan.sizes))
     formats, native = getattr(plan.kernels, "formats", None), getattr(plan.kernels, "native", None)
-    form = f"{formats} {getattr(native, 'isa', None)} {sizes} {plan.shapes.collective.shard}"
+    form = f"{formats} {getattr(native, 'isa', None)} {sizes} {plan.shapes.shard} {plan.merged}"
     files = [path for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES and path.is_file()]
     key = fingerprint(folder, form, *_versions(files), *_versions(_code()))
     return Content(key, -(-sum(sizes) // HUGE_PAGE) * HUGE_PAGE)

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from tokenmill.core.request import CacheKey
-from tokenmill.transfer.remote.address import Address
+from tokenmill.ipc.address import Address
+from tokenmill.ipc.secret import Secret
 from tokenmill.transfer.remote.channel import TransferError
 from tokenmill.transfer.remote.client import PageClient
 from tokenmill.transfer.remote.host_pages import HostPages
 from tokenmill.transfer.remote.leases import Lease, LeaseTable, prefix_digest
 from tokenmill.transfer.remote.messages import Ask, Handle, PageFormat
 from tokenmill.transfer.remote.planes import StreamSender, WindowSender
-from tokenmill.transfer.remote.secret import Secret
 from tokenmill.transfer.remote.server import PageServer, Producer
 
 PAGE_SIZE = 16

@@ -18,8 +18,8 @@ from tests.transfer.remote.pair import (
     storing,
     zero_pages,
 )
+from tokenmill.ipc.address import Address
 from tokenmill.transfer.remote import links
-from tokenmill.transfer.remote.address import Address
 from tokenmill.transfer.remote.channel import TransferError
 from tokenmill.transfer.remote.client import PageClient
 from tokenmill.transfer.remote.host_pages import HostPages

@@ -16,12 +16,12 @@ from tests.transfer.remote.pair import (
     zero_pages,
 )
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.ipc.address import Address
+from tokenmill.ipc.secret import Secret
 from tokenmill.transfer.remote import planes
-from tokenmill.transfer.remote.address import Address
 from tokenmill.transfer.remote.channel import PagesRefused, TransferError
 from tokenmill.transfer.remote.host_pages import HostPages
 from tokenmill.transfer.remote.messages import Handle, PageFormat
-from tokenmill.transfer.remote.secret import Secret
 
 HANDLE = Handle("engine-1", "request-1", "nonce")
 PLANES = ["stream", "window"]

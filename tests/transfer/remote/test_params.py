@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.ipc.address import Address
 from tokenmill.kv_transfer_config import parse_kv_transfer_config
-from tokenmill.transfer.remote.address import Address
 from tokenmill.transfer.remote.params import TransferParams, offer_params, parse_params
 
 GOOD = {

@@ -42,7 +42,7 @@ def run(
         open_screen: makes what is told of the start and of the life of the server, in each process that tells it.
         engine_module: the module that runs as the process of an engine.
         engines: which engines to start; none: as many as `--data-parallel-size` says, each of as many
-            ranks as `--tensor-parallel-size` says.
+            ranks as `--tensor-parallel-size` and `--pipeline-parallel-size` say.
     """
     try:
         launch = prepared(engine, server, engines)
@@ -83,7 +83,7 @@ def prepared(engine: EngineConfig, server: ServerConfig, engines: tuple[EngineSp
     """
     engine, server = _with_names(engine, server)
     engine, server = engine.resolve(), server.resolve()
-    num_ranks = engine.tensor_parallel_size
+    num_ranks = engine.num_ranks_here
     engines = engines or tuple(EngineSpec(index, num_ranks) for index in range(server.data_parallel_size))
     topology = Topology(engines, server.tokenizer_workers, server.api_server_count)
     if topology.has_replicas and engine.device.startswith("cuda:"):

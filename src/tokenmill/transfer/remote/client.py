@@ -6,7 +6,8 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 
-from tokenmill.transfer.remote.address import Address
+from tokenmill.ipc.address import Address
+from tokenmill.ipc.secret import NONCE_BYTES, Secret
 from tokenmill.transfer.remote.channel import Channel, TransferError
 from tokenmill.transfer.remote.messages import (
     MOST_HANDLES,
@@ -24,7 +25,6 @@ from tokenmill.transfer.remote.messages import (
     offered,
 )
 from tokenmill.transfer.remote.planes import Receiver, Store, StreamReceiver, WindowReceiver
-from tokenmill.transfer.remote.secret import NONCE_BYTES, Secret
 from tokenmill.transfer.remote.server import HANDSHAKE_SECONDS
 
 MakeReceiver = Callable[[int, bytes, Channel[ToConsumer], float], Receiver]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tokenmill.core.request import CacheKey, TokenArray
-from tokenmill.transfer.remote.address import Address
+from tokenmill.ipc.address import Address
 from tokenmill.transfer.remote.channel import PagesRefused, TransferError
 from tokenmill.transfer.remote.client import PageClient
 from tokenmill.transfer.remote.leases import prefix_digest

@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tokenmill.transfer.remote.secret import NONCE_BYTES, PROOF_BYTES
+from tokenmill.ipc.secret import NONCE_BYTES, PROOF_BYTES
 
 VERSION = 1
 # Bytes of one message; pages come behind it, not in it.

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.transfer.remote.address import Address
+from tokenmill.ipc.address import Address
 from tokenmill.transfer.remote.messages import Handle
 
 PARAM = "kv_transfer_params"

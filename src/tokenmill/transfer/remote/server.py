@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import msgspec
 
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.transfer.remote.address import Address
+from tokenmill.ipc.address import Address
+from tokenmill.ipc.secret import NONCE_BYTES, Secret
 from tokenmill.transfer.remote.channel import Channel, TransferError
 from tokenmill.transfer.remote.leases import Lease, LeaseRefused, LeaseTable
 from tokenmill.transfer.remote.messages import (
@@ -35,7 +36,6 @@ from tokenmill.transfer.remote.messages import (
     offered,
 )
 from tokenmill.transfer.remote.planes import CopyOut, Sender
-from tokenmill.transfer.remote.secret import NONCE_BYTES, Secret
 
 logger = logging.getLogger(__name__)
 

@@ -21,10 +21,11 @@ import torch
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.transfers import KVQuery
+from tokenmill.ipc.address import Address
+from tokenmill.ipc.secret import Secret
 from tokenmill.kv_transfer_config import NIXL, KVTransferConfig
 from tokenmill.transfer.orders import PageLoad, PageSave
 from tokenmill.transfer.protocol import Answer, KeptPages, SourceContext
-from tokenmill.transfer.remote.address import Address
 from tokenmill.transfer.remote.channel import TransferError
 from tokenmill.transfer.remote.client import MakeReceiver, PageClient
 from tokenmill.transfer.remote.host_pages import HostPages
@@ -33,7 +34,6 @@ from tokenmill.transfer.remote.links import Fetch, PageLinks
 from tokenmill.transfer.remote.messages import Handle, PageFormat
 from tokenmill.transfer.remote.params import PARAM, TransferParams, offer_params, parse_params
 from tokenmill.transfer.remote.planes import Sender, StreamSender, WindowSender
-from tokenmill.transfer.remote.secret import Secret
 from tokenmill.transfer.remote.server import PageServer, Producer
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""The secret that producers and consumers share, and how each proves to the other that it has it.
+"""The secret that processes of several machines share, and how two of them prove to each other that they have it.
 
-    producer -> consumer   a nonce
-    consumer -> producer   a nonce, HMAC(secret, "consumer", both nonces, what it wants)
-    producer -> consumer   HMAC(secret, "producer", both nonces, what it offers), what it offers
+    listener  -> connecting  a nonce
+    connecting -> listener   a nonce, HMAC(secret, its side, both nonces, what it wants)
+    listener  -> connecting  HMAC(secret, its side, both nonces, what it offers), what it offers
 
 The secret never travels, an answer serves for one connection only, and neither side's answer can be sent back to it as
 the other's. Data that follows is not encrypted: between hosts the network must be trusted, as it must be for weights.
@@ -23,7 +23,8 @@ PROOF_BYTES = 32
 _FEWEST_BYTES = 16
 _MOST_BYTES = 4096
 
-Side = Literal["consumer", "producer"]
+Side = Literal["consumer", "producer", "head", "stage"]
+"""Producers and consumers of KV, the head of several stages and the others: no side's proof serves for another."""
 
 
 class Secret:

@@ -1,4 +1,4 @@
-"""Where a producer listens: a unix socket on this host, or a TCP port."""
+"""Where others connect to a process: a unix socket on this host, or a TCP port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BACKLOG = 64
 
 
 class Address(NamedTuple):
-    """As clients see it in `kv_transfer_params`: `remote_host` and `remote_port`.
+    """A name or number of a host and its port; of KV, clients see them in `kv_transfer_params`.
 
     Attributes:
         host: a name or a number, or `unix:PATH`.

@@ -1,0 +1,75 @@
+"""An adapter folded into the weights while they are read: W + scale * B A, before they are brought to their form.
+
+A model that is served with one adapter only is so as fast as without it, on whatever runs the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tokenmill.adapters.places import places_of
+from tokenmill.adapters.reading import ReadModule, read_adapter
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.kernels.measuring import MeasuringKernels
+from tokenmill.models.decoder import Decoder
+from tokenmill.parallel.shard import Part
+from tokenmill.quantization.packed import dense
+from tokenmill.weights.loader import ModelPlan, WeightRead
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRead:
+    """See `WeightRead`: the values of another one with what a module of an adapter adds to them, in float32.
+
+    Attributes:
+        part: which of the rows are read.
+    """
+
+    read: WeightRead
+    module: ReadModule
+    part: Part
+
+    @property
+    def name(self) -> str:
+        """See `WeightRead`."""
+        return self.read.name
+
+    @property
+    def num_bytes(self) -> int:
+        """See `WeightRead`."""
+        return self.read.num_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """See `WeightRead`: the weight and the product are there at once."""
+        return self.read.spare_bytes + 2 * 4 * self.part.count * self.module.place.in_size
+
+    def rows(self) -> torch.Tensor:
+        """See `WeightRead`. Integers become floats: the kernels' form rounds them anew."""
+        added = self.module.b[self.part.start : self.part.stop].float() @ self.module.a.float()
+        return torch.add(dense(self.read.rows()).float(), added, alpha=self.module.scale)
+
+
+def merged(plan: ModelPlan, folder: Path, max_rank: int) -> ModelPlan:
+    """The plan of a model that has an adapter in its weights.
+
+    Raises:
+        InvalidCheckpoint: the adapter cannot be read, or is not of this model.
+        InvalidConfig: the weights are random.
+    """
+    if plan.reads is None:
+        raise InvalidConfig("--lora-merge needs the weights of a model: leave out --load-format dummy")
+    architecture = plan.shapes.architecture
+    whole = plan.shapes if plan.shapes.shard.is_alone else Decoder(architecture, MeasuringKernels(plan.kernels))
+    adapter = read_adapter(folder, places_of(whole), max_rank)
+    modules = {f"{module.place.module}.weight": module for module in adapter.modules}
+    parts = {target.name: target.part for target in plan.shapes.targets()}
+    reads = [
+        MergedRead(read, modules[read.name], parts[read.name]) if read.name in modules else read for read in plan.reads
+    ]
+    spare = max([plan.spare_bytes, *(read.spare_bytes for read in reads)])
+    return dataclasses.replace(plan, reads=reads, spare_bytes=spare, merged=adapter.digest)
