@@ -57,17 +57,18 @@ NATIVE: dict[str, Any] = {"dtype": "bfloat16", "kernels": "native", "page_size":
 
 
 class LyingDrafter(KnowingDrafter):
-    """Proposes what `outputs` says will follow, up to a lie that is anywhere, or nowhere."""
+    """Proposes what `outputs` says will follow, up to a lie that is anywhere, or nowhere: `lengths` tokens, both in."""
 
-    def __init__(self, outputs: dict[str, list[int]], rng: random.Random) -> None:
+    def __init__(self, outputs: dict[str, list[int]], rng: random.Random, lengths: tuple[int, int] = (0, 6)) -> None:
         self.outputs = outputs
         self.rng = rng
+        self.lengths = lengths
         self.counts: Counter[int] = Counter()
 
     def draft(self, request: Request, limit: int) -> TokenArray:
         known = request.num_tokens - request.num_prompt_tokens
         drafts = [*self.outputs[request.id][known:], *(self.rng.randrange(200) for _ in range(3))]
-        drafts = drafts[: min(limit, self.rng.randint(0, 6))]
+        drafts = drafts[: min(limit, self.rng.randint(*self.lengths))]
         for _ in range(self.rng.randint(0, 2)):
             if drafts:
                 drafts[self.rng.randrange(len(drafts))] = self.rng.randrange(200)
@@ -85,12 +86,16 @@ def requests(rng: random.Random, kinds: list[dict[str, Any]], length: int) -> li
 
 
 def check(
-    engine: Engine, wanted: list[AddRequest], rng: random.Random, is_exact: bool
+    engine: Engine,
+    wanted: list[AddRequest],
+    rng: random.Random,
+    is_exact: bool,
+    lengths: tuple[int, int] = (0, 6),
 ) -> tuple[Counter[int], Counter[int]]:
     """Returns how many tokens came at once without drafts, and with them."""
     print(f"seed {SEED}")
     plain = run(engine, wanted)
-    engine.scheduler._drafter = LyingDrafter({name: told(own)[0][0] for name, own in plain.items()}, rng)
+    engine.scheduler._drafter = LyingDrafter({name: told(own)[0][0] for name, own in plain.items()}, rng, lengths)
     drafted = run(engine, wanted)
     engine.scheduler._drafter = None
     assert_same(*([told(ran[request.id]) for request in wanted] for ran in (plain, drafted)), is_exact)
@@ -160,7 +165,8 @@ def test_nor_on_a_device(models: dict[str, Path], options: dict[str, Any], monke
 
     monkeypatch.setattr(DecodeGraphs, "run", replay)
     with nan_in_new_memory(), running(models["qwen3"], platform, **{**small, **options}) as engine:
-        _, drafted = check(engine, requests(rng, [KINDS[1], KINDS[4]], 10), rng, is_exact=False)
+        # Short and in every step, so that there are always steps of drafts without a prompt, and right ones.
+        _, drafted = check(engine, requests(rng, [KINDS[1], KINDS[4]], 12), rng, is_exact=False, lengths=(1, 3))
         assert max(drafted) > 1
     print(f"tokens of a request in the graphs that were replayed: {verified}")
     assert bool(verified) == ("enforce_eager" not in options)
