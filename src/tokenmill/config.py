@@ -127,7 +127,9 @@ class EngineConfig(VisionConfig):
     master_port: int = flag(29501, "and at which port; engine N of several at this one + N")
     master_secret: str = flag("", "file with the secret that the machines share")
     enable_expert_parallel: bool = flag(False, "whole experts on each rank; so it is on CPUs in any case")
-    kv_events_config: str | None = flag(None, "JSON: publish what the prefix cache stores and evicts, as vLLM does")
+    kv_events_config: str | None = flag(
+        None, "JSON: publish what the prefix cache stores and evicts, as vLLM does", json=True
+    )
     kv_disk: str | None = flag(None, "folder in which KV is stored, to be found again after a restart")
     kv_disk_size: int | None = flag(
         None, "bytes that it may take, e.g. 50GiB (auto: a fifth of the free disk, 50 GiB at most)", size=True
@@ -136,15 +138,20 @@ class EngineConfig(VisionConfig):
     kv_source: tuple[str, ...] = flag(
         (), "further source of KV: an entry point of tokenmill.kv_sources or module:name; may be repeated", repeat=True
     )
-    kv_transfer_config: str | None = flag(None, "JSON: give KV to other engines, or get it from them, as vLLM does")
+    kv_transfer_config: str | None = flag(
+        None, "JSON: give KV to other engines, or get it from them, as vLLM does", json=True
+    )
     kv_load_failure_policy: str = flag(
         "recompute", "what becomes of a request whose KV cannot be loaded", choices=("recompute", "fail")
     )
-    structured_outputs_config: str | None = flag(None, "JSON: limits of the grammars that outputs must match")
+    structured_outputs_config: str | None = flag(
+        None, "JSON: limits of the grammars that outputs must match", json=True
+    )
     speculative_config: str | None = flag(
         None,
         "draft tokens that steps verify: suffix, ngram or auto, or JSON with vLLM's names (draft_model needs a model)",
         aliases=("-sc",),
+        json=True,
     )
     max_string_length: int | None = flag(
         None,

@@ -21,6 +21,7 @@ class Flag:
         plugins: the group of entry points whose names it may take too, and `module:name`; empty: only `choices`.
         size: accepts `32k`, `4GiB` and the like, besides a plain integer.
         repeat: may be given several times; the field is a tuple.
+        json: the text is an object in JSON, which a YAML file may also spell as a mapping.
     """
 
     help: str
@@ -29,6 +30,7 @@ class Flag:
     plugins: str = ""
     size: bool = False
     repeat: bool = False
+    json: bool = False
 
 
 def flag(default: Any, help: str, **how: Any) -> Any:

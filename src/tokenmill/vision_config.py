@@ -14,6 +14,8 @@ IMAGES_PER_PROMPT = 8
 
 class _Limits(msgspec.Struct, forbid_unknown_fields=True):
     image: int = IMAGES_PER_PROMPT
+    video: int = 0
+    audio: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,21 +26,28 @@ class VisionConfig:
     encoder_cache_tokens: int = flag(8192, "image tokens whose encoder outputs are kept at most", size=True)
     disable_chunked_mm_input: bool = flag(False, "a step does not end within an image")
     limit_mm_per_prompt: str | None = flag(
-        None, f'images of one request at most, as JSON: {{"image": 4}} (auto: {IMAGES_PER_PROMPT})'
+        None, f'images of one request at most, as JSON: {{"image": 4}} (auto: {IMAGES_PER_PROMPT})', json=True
     )
 
     def images_per_prompt(self) -> int:
         """Images of one request at most.
 
         Raises:
-            InvalidConfig: the flag is no such JSON.
+            InvalidConfig: the flag is neither JSON nor `image=4,video=0`, or wants videos or sound.
         """
         if self.limit_mm_per_prompt is None:
             return IMAGES_PER_PROMPT
+        given = self.limit_mm_per_prompt
         try:
-            limit = msgspec.json.decode(self.limit_mm_per_prompt, type=_Limits).image
-        except msgspec.DecodeError as error:
-            raise InvalidConfig(f"--limit-mm-per-prompt: {error}") from error
-        if limit < 0:
-            raise InvalidConfig(f"--limit-mm-per-prompt: image must be 0 or more, got {limit}")
-        return limit
+            if given.lstrip().startswith("{"):
+                limits = msgspec.json.decode(given, type=_Limits)
+            else:
+                pairs = dict(pair.split("=", 1) for pair in given.split(","))
+                limits = msgspec.convert(pairs, _Limits, strict=False)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise InvalidConfig(f'--limit-mm-per-prompt takes JSON, {{"image": 4}}: {error}') from error
+        if limits.video or limits.audio or limits.image < 0:
+            raise InvalidConfig(
+                "--limit-mm-per-prompt: image must be 0 or more, video and audio, which are not taken, 0"
+            )
+        return limits.image

@@ -33,8 +33,8 @@ def test_the_table_has_the_flags_of_both_and_agrees_with_our_parser():
     "line",
     [
         "--tensor-parallel-size 1 -pp 1 -dp 1 --tp 1 --dp=1 --nnodes 1 --node-rank 0 --dcp-size 1",
-        "--ec-transfer-config '{}' --limit-mm-per-prompt '{\"image\": 0}' --spec-tokens 0 --cpu-offload-gb 0",
-        "--limit-mm-per-prompt image=0,video=0 --no-enable-lora --hf-overrides '{}' --tokenizer-mode auto",
+        "--ec-transfer-config '{}' --spec-tokens 0 --cpu-offload-gb 0",
+        "--no-enable-lora --hf-overrides '{}' --tokenizer-mode auto",
         "--schedule-policy lpm --task generate --disaggregation-mode null --generation-config auto",
     ],
 )
@@ -102,6 +102,7 @@ def test_a_config_file_of_vllm_is_read(tmp_path, capsys):
     )
     engine, server = read_configs(["--config", str(path)], {})
     assert (engine.model, engine.scheduling_policy, server.served_model_name) == ("some/model", "fcfs", ("a", "b"))
+    assert engine.images_per_prompt() == 0
     assert capsys.readouterr().err.count("\n") == 1
     path.write_text("decode-context-parallel-size: 2\n")
     with pytest.raises(InvalidConfig, match="decode-context-parallel-size 2 is not supported, because"):

@@ -74,6 +74,7 @@ def test_switches(text, value):
         ("api_key", ["a", "b,c"], ("a", "b,c")),
         ("root_path", 7, "7"),
         ("served_model_name", 7, ("7",)),
+        ("limit_mm_per_prompt", {"image": 4}, '{"image": 4}'),
     ],
 )
 def test_typed_values_of_a_file(name, value, expected):

@@ -15,7 +15,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as their_resize
 
 from tests.vision_checkpoints import MAX_PIXELS, MIN_PIXELS
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.config import EngineConfig
+from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.media import content_digest, surrogate_ids
 from tokenmill.vision.decoding import ImageDecoder, ImageLimits
 from tokenmill.vision.prompts import MOST_BYTES, data_of
@@ -139,3 +140,19 @@ def test_surrogates_tell_contents_apart() -> None:
     assert ids.min() >= 1 << 30
     assert (ids[:16] == surrogate_ids(first, 16)).all()
     assert not set(ids.tolist()) & set(surrogate_ids(second, 500).tolist())
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [(None, 8), ('{"image": 4}', 4), ('{"image": 0, "video": 0}', 0), ("image=3,video=0,audio=0", 3), ("{}", 8)],
+)
+def test_images_per_prompt_are_read_in_the_forms_of_vllm(given: str | None, limit: int) -> None:
+    assert EngineConfig(limit_mm_per_prompt=given).images_per_prompt() == limit
+
+
+@pytest.mark.parametrize(
+    "given", ["4", "image=", "image=x", '{"image": -1}', '{"image": "4"}', "video=1", '{"sound": 1}']
+)
+def test_other_limits_are_refused_by_name(given: str) -> None:
+    with pytest.raises(InvalidConfig, match="--limit-mm-per-prompt"):
+        EngineConfig(limit_mm_per_prompt=given).resolve()

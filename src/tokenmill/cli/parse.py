@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import MISSING, Field, dataclass, fields
 from importlib.metadata import entry_points
@@ -79,6 +80,8 @@ class Setting:
             return self.read(str(value))
         elif isinstance(value, list) and self.how.repeat:
             return tuple(str(item) for item in value)
+        elif isinstance(value, dict) and self.how.json:
+            return json.dumps(value)
         raise InvalidConfig(f"{value!r} is not {_NAMES[self.kind]}")
 
 

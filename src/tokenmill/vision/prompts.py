@@ -86,15 +86,14 @@ class MediaPrompts:
             raise InvalidRequest("the chat template does not show every image once", "messages")
         placed: list[int] = []
         media: list[MediaInput] = []
-        sources = iter(urls)
-        for token_id in token_ids:
-            if token_id != pad:
-                placed.append(token_id)
-                continue
-            one = self._image(next(sources), len(placed))
-            media.append(one)
-            placed += [pad] * one.span.length
-        return placed, media
+        start = 0
+        for url in urls:
+            place = token_ids.index(pad, start)
+            placed += token_ids[start:place]
+            media.append(self._image(url, len(placed)))
+            placed += [pad] * media[-1].span.length
+            start = place + 1
+        return placed + token_ids[start:], media
 
     def close(self) -> None:
         """End the process that decodes."""
