@@ -17,6 +17,9 @@ class FakeEvent:
         self.platform = platform
         self.stream = stream
 
+    def is_past(self) -> bool:
+        return True
+
     def wait(self) -> None:
         self.platform.host_waits.append(self)
 

@@ -16,7 +16,7 @@ from tokenmill.adapters.reading import ReadModule, read_adapter
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.kernels.measuring import MeasuringKernels
 from tokenmill.models.decoder import Decoder
-from tokenmill.parallel.shard import Part
+from tokenmill.models.targets import Target
 from tokenmill.quantization.packed import dense
 from tokenmill.weights.loader import ModelPlan, WeightRead
 
@@ -26,12 +26,12 @@ class MergedRead:
     """See `WeightRead`: the values of another one with what a module of an adapter adds to them, in float32.
 
     Attributes:
-        part: which of the rows are read.
+        target: which of the values are read.
     """
 
     read: WeightRead
     module: ReadModule
-    part: Part
+    target: Target
 
     @property
     def name(self) -> str:
@@ -46,11 +46,13 @@ class MergedRead:
     @property
     def spare_bytes(self) -> int:
         """See `WeightRead`: the weight and the product are there at once."""
-        return self.read.spare_bytes + 2 * 4 * self.part.count * self.module.place.in_size
+        return self.read.spare_bytes + 2 * 4 * self.target.part.count * self.module.place.in_size
 
     def rows(self) -> torch.Tensor:
         """See `WeightRead`. Integers become floats: the kernels' form rounds them anew."""
-        added = self.module.b[self.part.start : self.part.stop].float() @ self.module.a.float()
+        rows, columns = self.target.part, self.target.columns
+        a = self.module.a if columns is None else self.module.a[:, columns.start : columns.stop]
+        added = self.module.b[rows.start : rows.stop].float() @ a.float()
         return torch.add(dense(self.read.rows()).float(), added, alpha=self.module.scale)
 
 
@@ -67,9 +69,10 @@ def merged(plan: ModelPlan, folder: Path, max_rank: int) -> ModelPlan:
     whole = plan.shapes if plan.shapes.shard.is_alone else Decoder(architecture, MeasuringKernels(plan.kernels))
     adapter = read_adapter(folder, places_of(whole), max_rank)
     modules = {f"{module.place.module}.weight": module for module in adapter.modules}
-    parts = {target.name: target.part for target in plan.shapes.targets()}
+    targets = {target.name: target for target in plan.shapes.targets()}
     reads = [
-        MergedRead(read, modules[read.name], parts[read.name]) if read.name in modules else read for read in plan.reads
+        MergedRead(read, modules[read.name], targets[read.name]) if read.name in modules else read
+        for read in plan.reads
     ]
     spare = max([plan.spare_bytes, *(read.spare_bytes for read in reads)])
     return dataclasses.replace(plan, reads=reads, spare_bytes=spare, merged=adapter.digest)

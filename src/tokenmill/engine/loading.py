@@ -103,7 +103,7 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
     wanted_context(config, architecture.max_position)
     dtype = DTYPES[config.dtype]
     check_parameters(config, platform, architecture)
-    collective = ALONE if group is None else group.connect(architecture, _content(config, folder))
+    collective = ALONE if group is None else group.connect(architecture, _content(config, folder), platform)
     num_threads, threads_reason = choose_threads(config, platform, architecture.num_parameters() * dtype.itemsize)
     check(config, platform, dtype)
     kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)

@@ -7,39 +7,31 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tokenmill.adapters.cache import AdapterCache
-from tokenmill.adapters.rows import RowAdapters
 from tokenmill.adapters.start import adapter_cache, first_adapters
-from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.config import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import OutOfMemory
-from tokenmill.engine.drafting import describe_speculation, speculation_of, with_speculation
+from tokenmill.engine.drafting import describe_speculation, with_speculation
 from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.gates import Gate
 from tokenmill.engine.loading import LoadedModel, Progress, StartupTimer, load, size_kv
 from tokenmill.engine.memory import StepMemory, allocate, connect_sources, take_memory
 from tokenmill.engine.observer import Observer
+from tokenmill.engine.runners import capture, make_runner, masks_of, room_for_kv
 from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.engine.warm_up import warm_up
 from tokenmill.kv.events import KVEventLog
-from tokenmill.machine.kv_size import MIB, KVSize, wanted_context
+from tokenmill.machine.kv_size import KVSize, wanted_context
 from tokenmill.model_files import eos_token_ids
-from tokenmill.models.architecture import MoeSpec
-from tokenmill.models.native_decoder import in_one_call, native_pass_obstacle
+from tokenmill.models.native_decoder import native_pass_obstacle
 from tokenmill.parallel.group import Group, config_of_rank, start_group
-from tokenmill.parallel.model import RankedModel
+from tokenmill.parallel.messages import EndPhase
 from tokenmill.platform.protocol import Platform
 from tokenmill.platform.select import select_platform
 from tokenmill.runner.executor import Executor, InlineExecutor, ThreadExecutor
-from tokenmill.runner.model_runner import ModelRunner, PipelinedRunner
-from tokenmill.runner.row_state import RowState
-from tokenmill.runner.staging import Staging
-from tokenmill.runner.step_sampler import DeviceSampler, HostSampler
-from tokenmill.runner.transport import HostTransport
-from tokenmill.sampling.grammar_rows import GrammarRows
+from tokenmill.runner.model_runner import ModelRunner
 from tokenmill.scheduler.config import find_policies
 from tokenmill.structured.cache import GrammarCache
 from tokenmill.structured.compiler import GrammarTokenizer
@@ -47,14 +39,7 @@ from tokenmill.structured.sandbox import Limits
 from tokenmill.vision.start import Vision, load_vision
 from tokenmill.weights.fingerprint import fingerprint
 
-if TYPE_CHECKING:
-    pass
-
 logger = logging.getLogger(__name__)
-
-# Decodes beside prompts run in a graph of their own where the weights, which the step then reads twice, are no larger:
-# what eager decodes cost, a launch or two in each layer, is half a millisecond (estimated, not measured).
-TWICE_READ_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +110,15 @@ def _build(
     available = None
     if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
         with timer.phase("measuring a step"):
-            available = room_for_kv(config, platform, model, limits, grammars)
+            available = _room_for_kv(config, platform, model, limits, grammars)
     with timer.phase("allocating KV"):
         size = size_kv(config, platform, model, available)
         memory = allocate(config, platform, model.architecture, model.attention, size, model.draft)
     limits = dataclasses.replace(limits, max_model_len=size.max_model_len)
     vision = load_vision(config, model)
-    runner = make_runner(config, platform, model, memory, grammars, adapters, vision)
-    graphs = _capture(platform, runner, timer)
+    masks = masks_of(config, platform, model, grammars)
+    runner = make_runner(config, platform, model, memory, masks, adapters, vision)
+    graphs = capture(platform, runner, timer)
     on_thread = config.async_scheduling and not platform.is_accelerator and config.pipeline_parallel_size == 1
     executor: Executor = ThreadExecutor(runner) if on_thread else InlineExecutor(runner, platform.synchronize)
     if model.group is not None:
@@ -183,27 +169,19 @@ def _forms(config: EngineConfig, model: LoadedModel) -> tuple[str, ...]:
     return (*forms, model.merged) if model.merged else forms
 
 
-def room_for_kv(
+def _room_for_kv(
     config: EngineConfig, platform: Platform, model: LoadedModel, limits: ModelLimits, grammars: GrammarCache
 ) -> int:
-    """Bytes that a step of the whole budget and the largest graph leave, measured over a KV cache that just holds them.
+    """See `room_for_kv`."""
 
-    Raises:
-        OutOfMemory: they do not fit.
-    """
-    platform.available_bytes()  # from here on it is seen what is taken
-    size = KVSize(-(-config.step_budget // config.page_size) + 2 * config.max_num_seqs, limits.max_model_len)
-    memory = allocate(config, platform, model.architecture, model.attention, size)
-    runner = make_runner(config, platform, model, memory, grammars)
-    scheduler = log_header(config, size, limits).make_scheduler()
-    engine = Engine(scheduler, InlineExecutor(runner, platform.synchronize), limits)
-    try:
-        if runner.graphs is not None:
-            runner.graphs.capture(count=1)
-        warm_up(engine, platform)
-        return platform.untouched_bytes() + memory.attention.kv.num_bytes
-    finally:
-        engine.close()
+    def drive(runner: ModelRunner, size: KVSize) -> None:
+        scheduler = log_header(config, size, limits).make_scheduler()
+        warm_up(Engine(scheduler, InlineExecutor(runner, platform.synchronize), limits), platform)
+        if model.group is not None:
+            model.group.memory.post(EndPhase())
+
+    masks = masks_of(config, platform, model, grammars)
+    return room_for_kv(config, platform, model, limits.max_model_len, masks, drive)
 
 
 def describe(
@@ -253,69 +231,6 @@ def _pass_reason(model: LoadedModel) -> str:
         return ""
     reason = native_pass_obstacle(model.decoder, model.attention.name)
     return ", one call a step" if reason is None else f", one call a kernel: {reason}"
-
-
-def make_runner(
-    config: EngineConfig,
-    platform: Platform,
-    model: LoadedModel,
-    memory: StepMemory,
-    grammars: GrammarCache,
-    adapters: AdapterCache | None = None,
-    vision: Vision | None = None,
-) -> ModelRunner:
-    """What a step is on the platform."""
-    on_host = not platform.is_accelerator
-    proposes = speculation_of(config, platform) is not None
-    masks = GrammarRows(grammars.template, model.architecture.vocab_size, on_host, proposes)
-    of_rows = None if adapters is None else RowAdapters(config.max_num_seqs, adapters.find)
-    encoder = None if vision is None else vision.encoder
-    rows, attention = RowState(memory.tables, memory.sampling, masks, of_rows, encoder), memory.attention
-    if platform.is_accelerator:
-        return _device_runner(config, platform, model, attention, rows)
-    own = in_one_call(model.decoder, attention)
-    in_calls = own if model.group is None else model.group.model(own)
-    sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None))
-    if config.pipeline_parallel_size > 1:
-        assert isinstance(in_calls, RankedModel), "several stages are a group"
-        return PipelinedRunner(in_calls, attention, rows, sampler, HostTransport())
-    runner = ModelRunner(in_calls, attention, rows, sampler, HostTransport())
-    if model.draft is not None and memory.draft is not None:
-        runner.draft_model = model.draft.bind(memory.draft, memory.tables, memory.size.max_model_len)
-    return runner
-
-
-def _device_runner(
-    config: EngineConfig, platform: Platform, loaded: LoadedModel, attention: AttentionBackend, rows: RowState
-) -> ModelRunner:
-    from tokenmill.attention.paged import PagedAttention
-    from tokenmill.runner.captured_decodes import CapturedDecodes
-    from tokenmill.sampling import triton_draw
-
-    assert isinstance(attention, PagedAttention), "a GPU has its attention over pages"
-    model, stream, graphs = loaded.decoder, platform.stream(), None
-    sampler = DeviceSampler(model, rows.tables, triton_draw.draw)
-    layers = model.architecture.layers
-    # One expert after the other: how many tokens each has, the host has to know.
-    has_loops = loaded.kernels.name == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in layers)
-    if not config.enforce_eager and not has_loops:
-        speculation = speculation_of(config, platform)
-        num_drafts = 0 if speculation is None else speculation.most_tokens
-        graphs = CapturedDecodes(platform, stream, model, attention, sampler, num_drafts)
-    takes_parts = loaded.weight_bytes <= TWICE_READ_BYTES
-    return ModelRunner(model, attention, rows, sampler, Staging(platform, stream), graphs, takes_parts)
-
-
-def _capture(platform: Platform, runner: ModelRunner, timer: StartupTimer) -> str:
-    """Capture graphs where there are any; how many and what they took, to be added to a sentence."""
-    if runner.graphs is None:
-        return ""
-    with timer.phase("capturing graphs") as progress:
-        before = platform.available_bytes()
-        count = runner.graphs.capture(progress)
-        taken = max(0, before - platform.available_bytes()) / MIB
-        logger.info("captured %d CUDA graphs, which took %.0f MiB", count, taken)
-        return f", {count} graphs, {taken:,.0f} MiB"
 
 
 def log_header(config: EngineConfig, size: KVSize, limits: ModelLimits) -> LogHeader:

@@ -58,8 +58,12 @@ def _cpu_obstacles(config: EngineConfig) -> Iterator[str]:
 def _gpu_obstacles(config: EngineConfig, platform: Platform, dtype: torch.dtype) -> Iterator[str]:
     if importlib.util.find_spec("triton") is None:
         yield f"--device {platform.device} needs triton, which CUDA builds of torch bring along"
-    if config.num_ranks > 1:
-        yield "--tensor-parallel-size, --pipeline-parallel-size: ranks share a model on CPUs; over GPUs (NCCL) not yet"
+    if config.pipeline_parallel_size > 1:
+        yield "--pipeline-parallel-size: stages are of CPUs; GPUs share a model by --tensor-parallel-size"
+    if config.enable_expert_parallel:
+        yield "--enable-expert-parallel is for CPUs; GPUs have a part of each expert"
+    if config.num_ranks > 1 and config.batch_invariant:
+        yield "--batch-invariant needs one GPU: in which order several add up depends on the size of a step"
     if config.kernels == "native":
         yield f"--kernels native does not run on {platform.device}; use auto"
     if config.quantization in ("int8", "int4"):

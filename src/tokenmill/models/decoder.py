@@ -114,14 +114,9 @@ class Decoder:
         return normed if self.shard.is_last_stage else stream.hidden
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """[T] int64 -> [T, hidden_size], memory of its own. Each rank brings the rows of its tokens."""
+        """[T] int64 -> [T, hidden_size], memory of its own."""
         assert self.embedding is not None, "the first stage begins"
-        if self.tokens.is_whole:
-            hidden = self.embedding.lookup(token_ids)
-        else:
-            is_own = (token_ids >= self.tokens.start) & (token_ids < self.tokens.stop)
-            own = self.embedding.lookup(token_ids[is_own] - self.tokens.start)
-            hidden = self.collective.rows(own, is_own, len(token_ids)).clone()
+        hidden = self.collective.embeddings(token_ids, self.tokens, self.embedding.lookup)
         multiplier = self.architecture.embedding_multiplier
         return hidden if multiplier == 1 else hidden.mul_(multiplier)
 

@@ -16,17 +16,20 @@ from tokenmill.parallel.shard import Part
 class Linear:
     """`y = x W^T + b` for one or several projections of the same input, their rows stacked in one matrix.
 
+    Of several ranks each has some of the outputs; or, of the second of a pair of matrices, perhaps some of the inputs.
+
     Attributes:
         parts: role of each projection in a table of names -> which of its outputs are this rank's.
-        weight: [sum of part sizes, in_size].
-        bias: [sum of part sizes], or None.
+        inputs: which of the inputs are.
+        weight: [sum of part sizes, inputs].
+        bias: [sum of part sizes]; None: there is none, or another rank adds it.
     """
 
-    __slots__ = ("_collective", "bias", "parts", "weight")
+    __slots__ = ("_collective", "_has_bias", "bias", "inputs", "parts", "weight")
 
     def __init__(
         self,
-        in_size: int,
+        inputs: int | Part,
         parts: Mapping[str, Part],
         bias: bool,
         kernels: Kernels,
@@ -36,13 +39,16 @@ class Linear:
         """Make the parameters.
 
         Args:
+            inputs: how many there are, or which of them are this rank's.
             parts: in the order of the stacked rows.
-            collective: puts the outputs of all ranks together; without one they stay where they are.
+            collective: puts together what all ranks have; without one it stays where it is.
         """
         size = sum(part.count for part in parts.values())
         self.parts = parts
-        self.weight = kernels.linear_weight(size, in_size, role)
-        self.bias = kernels.vector(size) if bias else None
+        self.inputs = Part.whole(inputs) if isinstance(inputs, int) else inputs
+        self.weight = kernels.linear_weight(size, self.inputs.count, role)
+        self._has_bias = bias
+        self.bias = kernels.vector(size) if bias and self.inputs.start == 0 else None
         self._collective = collective
 
     @property
@@ -56,25 +62,33 @@ class Linear:
         return next(iter(self.parts))
 
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
-        """[T, in_size] -> [T, sum of part sizes], or the outputs of all ranks."""
+        """[T, inputs] -> [T, sum of part sizes], or the outputs of all ranks."""
         own = self.weight.multiply(x, self.bias)
         if adapted is not None:
             own = adapted.add(self.role, x, own)
-        return self._collective.columns(own, self.columns)
+        return self._collective.behind(own, self.columns)
 
     def silu_and_mul(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
-        """Of two parts of equal size: silu(first) * second, [T, in_size] -> [T, size] (role GATE_UP)."""
+        """Of two parts of equal size: silu(first) * second, [T, inputs] -> [T, size] (role GATE_UP)."""
         if adapted is None:
             own = self.weight.silu_and_mul(x, self.bias)
         else:
             own = adapted.silu_and_mul(self.role, self.weight, x, self.bias)
-        return self._collective.columns(own, self.columns)
+        return self._collective.between(own, self.columns)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this layer."""
         start = 0
         for role, part in self.parts.items():
-            yield scope.matrix(role, self.weight, start, part)
+            yield scope.matrix(role, self.weight, start, part, self.inputs)
             if self.bias is not None:
                 yield scope.vector(role, self.bias[start : start + part.count], "bias", part)
+            elif self._has_bias:
+                yield scope.vector_elsewhere(role, part.total, "bias")
             start += part.count
+
+
+def second_linear(role: str, inner: Part, size: int, bias: bool, kernels: Kernels, collective: Collective) -> Linear:
+    """The second of a pair of matrices, with `size` outputs in all. `inner`: this rank's outputs of the first."""
+    inputs, outputs = collective.shard.second(inner, size)
+    return Linear(inputs, {role: outputs}, bias, kernels, collective=collective)

@@ -9,7 +9,7 @@ import torch
 from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.protocol import Kernels, WeightRole
 from tokenmill.models.architecture import MlpSpec
-from tokenmill.models.linear import Linear
+from tokenmill.models.linear import Linear, second_linear
 from tokenmill.models.targets import Target, TargetScope
 from tokenmill.parallel.collective import Collective
 
@@ -20,10 +20,10 @@ class MLP:
     __slots__ = ("down", "gate_up")
 
     def __init__(self, spec: MlpSpec, hidden_size: int, kernels: Kernels, collective: Collective) -> None:
-        inner, hidden = map(collective.shard.part, (spec.size, hidden_size))
+        inner = collective.shard.part(spec.size)
         pair = {"gate": inner, "up": inner}
         self.gate_up = Linear(hidden_size, pair, spec.bias, kernels, WeightRole.GATE_UP, collective)
-        self.down = Linear(spec.size, {"down": hidden}, spec.bias, kernels, collective=collective)
+        self.down = second_linear("down", inner, hidden_size, spec.bias, kernels, collective)
 
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""

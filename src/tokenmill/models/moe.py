@@ -18,22 +18,30 @@ from tokenmill.parallel.shard import Part
 
 
 class MoE:
-    """A router, and experts that are each a gated pair of projections."""
+    """A router, and experts that are each a gated pair of projections.
 
-    __slots__ = ("_mix", "experts", "part", "router", "spec")
+    Every rank routes for itself. Of the experts it has some; or, where ranks sum, a part of each.
+
+    Attributes:
+        part: which of the experts are this rank's. inner: which of the numbers between the projections of each are.
+    """
+
+    __slots__ = ("_collective", "_mix", "experts", "inner", "part", "router", "spec")
 
     def __init__(self, spec: MoeSpec, hidden_size: int, kernels: Kernels, collective: Collective = ALONE) -> None:
-        """Every rank routes for itself; of the experts it has its part."""
+        shard, every, self._collective = collective.shard, Part.whole(spec.num_experts), collective
         self.spec = spec
-        self.part = collective.shard.part(spec.num_experts)
-        self.router = Linear(hidden_size, {"router": Part.whole(spec.num_experts)}, False, kernels, WeightRole.ROUTER)
-        self.experts = kernels.experts(self.part.count, hidden_size, spec.size)
+        self.part = every if shard.sums else shard.part(spec.num_experts)
+        self.inner = shard.part(spec.size) if shard.sums else Part.whole(spec.size)
+        self.router = Linear(hidden_size, {"router": every}, False, kernels, WeightRole.ROUTER)
+        self.experts = kernels.experts(self.part.count, hidden_size, self.inner.count)
         is_shared = not self.part.is_whole
         self._mix = SharedExperts(self.experts, self.part, collective).mix if is_shared else self.experts.mix
 
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]; a token's result does not depend on the others."""
-        return self._mix(x, *self._route(x))
+        mixed = self._mix(x, *self._route(x))
+        return mixed if self.inner.is_whole else self._collective.behind(mixed, Part.whole(mixed.shape[1]))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this block."""
@@ -43,9 +51,9 @@ class MoE:
             number, own = expert - self.part.start, dataclasses.replace(scope, expert=expert)
             if 0 <= number < self.part.count:
                 gate_up = self.experts.gate_up[number]
-                yield own.matrix("expert_gate", gate_up, 0, Part.whole(size))
-                yield own.matrix("expert_up", gate_up, size, Part.whole(size))
-                yield own.matrix("expert_down", self.experts.down[number])
+                yield own.matrix("expert_gate", gate_up, 0, self.inner)
+                yield own.matrix("expert_up", gate_up, self.inner.count, self.inner)
+                yield own.matrix("expert_down", self.experts.down[number], columns=self.inner)
             else:
                 yield own.elsewhere("expert_gate", (size, hidden_size))
                 yield own.elsewhere("expert_up", (size, hidden_size))

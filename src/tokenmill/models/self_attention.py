@@ -12,7 +12,7 @@ from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.architecture import RopeSpec, SelfAttentionSpec
-from tokenmill.models.linear import Linear
+from tokenmill.models.linear import Linear, second_linear
 from tokenmill.models.targets import Target, TargetScope
 from tokenmill.parallel.collective import Collective
 
@@ -45,8 +45,7 @@ class SelfAttention:
         self.heads, kv_heads = shard.heads(spec)
         q, kv = self.heads.times(spec.head_dim), kv_heads.times(spec.head_dim)
         self.qkv = Linear(hidden_size, {"q": q, "k": kv, "v": kv}, spec.qkv_bias, kernels)
-        hidden = shard.part(hidden_size)
-        self.output = Linear(spec.q_size, {"output": hidden}, spec.output_bias, kernels, collective=collective)
+        self.output = second_linear("output", q, hidden_size, spec.output_bias, kernels, collective)
         norms = None
         if spec.head_norm_eps is not None:
             norms = HeadNorms(kernels.vector(spec.head_dim), kernels.vector(spec.head_dim), spec.head_norm_eps)
@@ -56,9 +55,9 @@ class SelfAttention:
     def attend(
         self, x: torch.Tensor, attention: AttentionBackend, plan: Any, adapted: AdaptedLayer | None = None
     ) -> torch.Tensor:
-        """[T, hidden] -> [T, q_size], before the output projection; writes the tokens' k and v into the cache."""
+        """[T, hidden] -> [T, q_size], as the output projection takes it; writes the tokens' k and v into the cache."""
         own = attention.forward(self.qkv.forward(x, adapted), self.layer, plan)
-        return self._collective.columns(own, self.heads.times(self.spec.head_dim))
+        return self._collective.between(own, self.heads.times(self.spec.head_dim))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this block."""

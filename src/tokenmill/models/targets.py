@@ -21,7 +21,7 @@ class Target:
     Attributes:
         name: what the family's checkpoints call it.
         shape: of all of it.
-        part: which of its rows are wanted; none where it is another rank's.
+        part: which of its rows are wanted; none where it is another rank's. columns: which numbers of these; None: all.
         fill: takes the values of these: floats of any dtype, and for a matrix also `QuantizedRows`.
     """
 
@@ -30,11 +30,17 @@ class Target:
     shape: tuple[int, ...]
     part: Part
     fill: Callable[[Any], object]
+    columns: Part | None = None
 
     @property
     def is_matrix(self) -> bool:
         """A weight that may be stored quantized; the others are vectors."""
         return len(self.shape) == 2
+
+    def wanted(self, values: torch.Tensor) -> torch.Tensor:
+        """Of all values those that `fill` takes."""
+        rows = values[self.part.start : self.part.stop]
+        return rows if self.columns is None else rows[:, self.columns.start : self.columns.stop]
 
     def unwanted(self) -> Target:
         """The same where it is another rank's."""
@@ -53,15 +59,22 @@ class TargetScope:
         """A bias or norm weight (or a view of a part of one). `part`: which part of the stored one it is; None: all."""
         return self._target(role, kind, (), part or Part.whole(len(vector)), vector.copy_)
 
-    def matrix(self, role: str, matrix: LinearWeight, start: int = 0, part: Part | None = None) -> Target:
-        """The rows of a matrix from `start` on. `part`: which of the stored rows these are; None: all."""
+    def matrix(
+        self, role: str, matrix: LinearWeight, start: int = 0, part: Part | None = None, columns: Part | None = None
+    ) -> Target:
+        """The rows of a matrix from `start` on. `part`, `columns`: which of the stored ones these are; None: all."""
         out_size, in_size = matrix.shape
-        part = part or Part.whole(out_size - start)
-        return self._target(role, "weight", (in_size,), part, lambda values: matrix.load_rows(start, values))
+        part, columns = part or Part.whole(out_size - start), columns or Part.whole(in_size)
+        target = self._target(role, "weight", (columns.total,), part, lambda values: matrix.load_rows(start, values))
+        return target if columns.is_whole else dataclasses.replace(target, columns=columns)
 
     def elsewhere(self, role: str, shape: tuple[int, int]) -> Target:
         """A matrix of which this rank has nothing."""
         return self._target(role, "weight", shape[1:], Part.whole(shape[0]), lambda values: None).unwanted()
+
+    def vector_elsewhere(self, role: str, size: int, kind: str) -> Target:
+        """A vector that is another rank's."""
+        return self._target(role, kind, (), Part.whole(size), lambda values: None).unwanted()
 
     def _target(self, role: str, kind: str, row: tuple[int, ...], part: Part, fill: Callable[[Any], object]) -> Target:
         key = WeightKey(role, self.layer, self.expert, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from tokenmill.parallel.pipeline.chain import LaterStage
 from tokenmill.parallel.pipeline.link import Bye, Pass, hidden_states
 from tokenmill.parallel.shared_memory import SharedMemory
 from tokenmill.platform.prefault import prefault
-from tokenmill.platform.select import select_platform
+from tokenmill.platform.protocol import Platform
 
 # How long a rank without work sleeps at most before it looks around.
 IDLE_SECONDS = 0.1
@@ -122,17 +123,20 @@ class StageLeader(Follower):
         return hidden
 
 
-def build_follower(config: EngineConfig, group: Group, report: Progress = lambda *_: None) -> Follower:
+def build_follower(
+    config: EngineConfig, group: Group, platform: Platform, report: Progress = lambda *_: None
+) -> Follower:
     """Load this rank's part of the model.
 
     Args:
-        config: resolved, of this rank.
+        config: resolved, of this rank. platform: where it runs.
 
     Raises:
         InvalidCheckpoint, InvalidConfig, OutOfMemory: as when an engine is built.
         EngineFailed: another rank has failed.
     """
-    platform, timer = select_platform(config.device), StartupTimer(report)
+    timer = StartupTimer(report)
+    config = dataclasses.replace(config, speculative_config=None)  # rank 0 drafts
     model = load(config, platform, timer, group)
     size = size_kv(config, platform, model)
     attention = model.attention.make(size.num_allocated)

@@ -25,6 +25,8 @@ from tokenmill.ipc.secret import Secret
 from tokenmill.machine.kv_size import KVSize, wanted_context
 from tokenmill.models.architecture import Architecture, MoeSpec
 from tokenmill.parallel.children import RankChildren
+from tokenmill.parallel.collective import Collective
+from tokenmill.parallel.devices.collective import DeviceCollective
 from tokenmill.parallel.layout import Layout, StepShape
 from tokenmill.parallel.messages import End
 from tokenmill.parallel.model import PartialModel, RankedModel
@@ -32,6 +34,7 @@ from tokenmill.parallel.pipeline.chain import Doorman, FirstStage, LaterStage, c
 from tokenmill.parallel.pipeline.link import Launch
 from tokenmill.parallel.shard import Shard, check_size, stage_layers
 from tokenmill.parallel.shared_memory import Note, SharedMemory
+from tokenmill.platform.protocol import Platform
 from tokenmill.runner.executor import Executor
 
 # How many times the time of a step may pass until all ranks have read their weights: as the other parts of a server.
@@ -52,6 +55,7 @@ class Group:
     Attributes:
         memory: what those of a stage share; there once `connect` has returned.
         first_stage, later_stage: what rank 0 of a stage has of the others, where there are several.
+        devices: what ranks tell each other where each has a device of its own; None: they share memory.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -59,6 +63,7 @@ class Group:
         self.shard = Shard.of(config.rank, config.tensor_parallel_size, config.pipeline_parallel_size)
         self.first_stage: FirstStage | None = None
         self.later_stage: LaterStage | None = None
+        self.devices: DeviceCollective | None = None
         self._config = config
         self._timeout = config.rank_timeout
         self._patience = config.rank_timeout * START_PATIENCE
@@ -76,17 +81,19 @@ class Group:
         assert self._memory is not None, "connected before"
         return self._memory
 
-    def connect(self, architecture: Architecture, model: str) -> SharedMemory:
+    def connect(self, architecture: Architecture, model: str, platform: Platform) -> Collective:
         """Find the other ranks.
 
         Args:
             model: says by its content what model this is, and in which form.
+            platform: where this rank runs its part of it.
 
         Raises:
             InvalidConfig: so many ranks cannot share this model.
             EngineFailed: one of them has not come.
         """
-        check_size(architecture, self.shard.size, self.shard.num_stages)
+        self.shard = dataclasses.replace(self.shard, sums=platform.is_accelerator)
+        check_size(architecture, self.shard.size, self.shard.num_stages, self.shard.sums)
         if self._config.enable_expert_parallel and not _has_experts(architecture):
             raise InvalidConfig("--enable-expert-parallel: this model has no experts")
         step = _step_shape(self._config, architecture)
@@ -103,7 +110,11 @@ class Group:
         if self.shard.rank == 0 and self.shard.num_stages > 1:
             self._find_stages(f"{model} {step}")
         self.memory.meet(self._patience)
-        return memory
+        if platform.is_accelerator:
+            meeting = Path(f"{self._rendezvous}.devices")
+            communicator = platform.communicator(meeting, self.shard.rank, self.shard.size, self._patience)
+            self.devices = DeviceCollective(self.shard, communicator)
+        return self.devices or memory
 
     def _find_stages(self, model: str) -> None:
         config, shard, timeout = self._config, self.shard, self._timeout
@@ -135,10 +146,11 @@ class Group:
     ) -> KVSize:
         """The size of the KV cache, the same for all ranks: what the one with the least room decides.
 
-        Memory that was asked for is shared out over the ranks of this machine, by how many layers each has.
+        Memory that was asked for is each device's; on CPUs it is shared out over the ranks of this machine, by how
+        many layers each has.
         """
         own = config
-        if config.kv_cache_memory_bytes is not None:
+        if config.kv_cache_memory_bytes is not None and self.devices is None:
             of_stage = stage_layers(architecture, self.shard.num_stages)
             here = of_stage[stages_here(config)]
             share = len(of_stage[self.shard.stage]) / sum(map(len, here)) / self.shard.size
@@ -242,7 +254,8 @@ class GroupExecutor:
 
     def recover(self) -> None:
         """See `Executor`. Ranks that have not met once are at different places of a pass, and never meet again."""
-        self._executor.recover()
+        if not self._group.memory.is_broken:  # else what is launched may never end
+            self._executor.recover()
         if self._group.memory.is_broken:
             raise self._group.memory.failure()
 
@@ -272,9 +285,13 @@ def config_of_rank(config: EngineConfig) -> EngineConfig:
     if config.num_ranks == 1:
         return config
     config = dataclasses.replace(config, replica=(engine * size + rank % size, num_engines * size))
-    if rank == 0:
-        return config
-    return dataclasses.replace(config, step_log=None, kv_events_config=None, speculative_config=None)
+    return config if rank == 0 else dataclasses.replace(config, step_log=None, kv_events_config=None)
+
+
+def device_of_rank(config: EngineConfig) -> str:
+    """A GPU for each rank: from the one that the config names, or the first, as many as there are ranks."""
+    kind, _, first = config.device.partition(":")
+    return f"{kind}:{int(first or 0) + config.rank}" if kind in ("auto", "cuda") else config.device
 
 
 def _step_shape(config: EngineConfig, architecture: Architecture) -> StepShape:

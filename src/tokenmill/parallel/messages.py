@@ -1,7 +1,8 @@
-"""What rank 0 posts to the others: one pass, or one use of the head. msgpack structs, arrays as their bytes.
+"""What rank 0 posts to the others. msgpack structs, arrays as their bytes.
 
-A pass is a step's batch: the plan as rank 0 has applied it to its tables. So the others keep no tables that could come
-to differ, and need not be told which tokens were sampled: they find them in the next batch.
+On CPUs that is one pass, or one use of the head. A pass is a step's batch: the plan as rank 0 has applied it to its
+tables. So the others keep no tables that could come to differ, and need not be told which tokens were sampled: they
+find them in the next batch. On devices, which are ahead of their hosts, it is the plan.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tokenmill.attention.batch import ForwardBatch
+from tokenmill.core.plan import StepPlan
 
 
 class RunPass(msgspec.Struct, tag=0, array_like=True):
@@ -74,7 +76,35 @@ class End(msgspec.Struct, tag=3, array_like=True):
     """The engine ends."""
 
 
-Command: TypeAlias = RunPass | TakeLogits | FindBest | End
+class RunStep(msgspec.Struct, tag=4, array_like=True):
+    """Run a step: of ranks on devices, each of which has tables of its own. `plan`: as msgpack."""
+
+    plan: memoryview
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> RunStep:
+        """The message for a plan."""
+        return cls(memoryview(_PLANS.encode(plan)))
+
+    def step_plan(self) -> StepPlan:
+        """The plan, in memory of its own."""
+        return _PLAN.decode(self.plan)
+
+
+class EndPhase(msgspec.Struct, tag=5, array_like=True):
+    """The steps that measure are over."""
+
+
+Command: TypeAlias = RunPass | TakeLogits | FindBest | End | RunStep | EndPhase
+
+
+def _plain(value: object) -> bytes:
+    assert isinstance(value, np.ndarray) and value.dtype == np.int32, "the arrays of a plan are int32"
+    return value.tobytes()
+
+
+_PLANS = msgspec.msgpack.Encoder(enc_hook=_plain)
+_PLAN = msgspec.msgpack.Decoder(StepPlan, dec_hook=lambda _, data: np.frombuffer(data, np.int32).copy())
 
 
 def _bytes(array: npt.NDArray[Any]) -> memoryview:

@@ -84,18 +84,20 @@ class _Signs:
 
 def _follow(config: EngineConfig, signs: _Signs | None = None) -> None:
     # Here and not above: torch takes a second to load.
+    from tokenmill.parallel.devices.follower import build_device_follower
     from tokenmill.parallel.follower import build_follower
-    from tokenmill.parallel.group import Group, config_of_rank
+    from tokenmill.parallel.group import Group, config_of_rank, device_of_rank
     from tokenmill.platform.select import select_platform
 
-    device = select_platform(config.device).device
-    config = dataclasses.replace(config, device=device).resolve()
+    platform = select_platform(device_of_rank(config))
+    config = dataclasses.replace(config, device=platform.device).resolve()
     group, own = Group(config), config_of_rank(config)
+    build = build_device_follower if platform.is_accelerator else build_follower
     try:
         if signs is None:
-            build_follower(own, group).run()
+            build(own, group, platform).run()
         else:
-            build_follower(own, group, signs.starting).run(signs.turn)
+            build(own, group, platform, signs.starting).run(signs.turn)
     except BaseException as error:
         group.abandon(error)
         raise

@@ -3,6 +3,10 @@
 Layers are shared out over stages, each of which has some that follow each other. Within a stage every matrix is split
 by its output rows, attention by heads, a mixture of experts by whole experts. So each number is computed by one rank,
 in the order in which a rank alone would compute it.
+
+Where ranks share no memory, half of what they would tell each other is saved by another form, that of Megatron-LM
+(Shoeybi et al. 2019): of each pair of matrices the second is split by its inputs, which are what the first one gave
+there, and the ranks' results are summed. Experts are split as any other pair. Sums of ranks have another order.
 """
 
 from __future__ import annotations
@@ -50,12 +54,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `rank` of the `size` ranks of a stage, which is one of `num_stages`."""
+    """Rank `rank` of the `size` ranks of a stage, which is one of `num_stages`.
+
+    Attributes:
+        sums: second matrices of pairs are split by their inputs.
+    """
 
     rank: int = 0
     size: int = 1
     stage: int = 0
     num_stages: int = 1
+    sums: bool = False
 
     @classmethod
     def of(cls, number: int, size: int, num_stages: int) -> Shard:
@@ -85,6 +94,14 @@ class Shard:
         """Its part of `total` things: as many as the others have, or one more or less."""
         start = self.rank * total // self.size
         return Part(start, (self.rank + 1) * total // self.size - start, total)
+
+    def second(self, inner: Part, size: int) -> tuple[Part, Part]:
+        """Of the second of a pair of matrices, with `size` outputs in all: which inputs and outputs are this rank's.
+
+        Args:
+            inner: which outputs of the first are.
+        """
+        return (inner, Part.whole(size)) if self.sums else (Part.whole(inner.total), self.part(size))
 
     def heads(self, spec: SelfAttentionSpec) -> tuple[Part, Part]:
         """Its query heads, and the KV heads that these attend to: of fewer KV heads than ranks, several have one."""
@@ -127,8 +144,8 @@ def _fill(sizes: list[int], head: int, load: int, num_stages: int) -> list[range
     return stages if start == len(sizes) and room >= 0 else None
 
 
-def check_size(architecture: Architecture, size: int, num_stages: int = 1) -> None:
-    """See that so many stages of so many ranks can share a model.
+def check_size(architecture: Architecture, size: int, num_stages: int = 1, sums: bool = False) -> None:
+    """See that so many stages of so many ranks can share a model, in the form that `Shard.sums` says.
 
     Raises:
         InvalidConfig: they cannot; says which numbers of them can.
@@ -138,23 +155,23 @@ def check_size(architecture: Architecture, size: int, num_stages: int = 1) -> No
             f"--pipeline-parallel-size {num_stages}: each stage needs a layer, and the model has "
             f"{len(architecture.layers)}"
         )
-    if (obstacle := _obstacle(architecture, size)) is None:
+    if (obstacle := _obstacle(architecture, size, sums)) is None:
         return
-    fitting = [str(other) for other in range(1, MOST_RANKS + 1) if _obstacle(architecture, other) is None]
+    fitting = [str(other) for other in range(1, MOST_RANKS + 1) if _obstacle(architecture, other, sums) is None]
     raise InvalidConfig(f"--tensor-parallel-size {size}: {obstacle}; what works: {', '.join(fitting)}")
 
 
-def _obstacle(architecture: Architecture, size: int) -> str | None:
+def _obstacle(architecture: Architecture, size: int, sums: bool) -> str | None:
     """Why so many ranks cannot share it; None: they can."""
     if size > MOST_RANKS:
         return f"at most {MOST_RANKS} ranks share a model"
-    if architecture.hidden_size % size:
+    if architecture.hidden_size % size and not sums:
         return f"the model's {architecture.hidden_size} hidden numbers cannot be shared evenly"
     for layer in architecture.layers:
         heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
         if heads % size or (kv_heads % size and size % kv_heads):
             return f"its {heads} query heads and {kv_heads} KV heads cannot be shared evenly"
-        num_experts = getattr(layer.mlp, "num_experts", None)
+        num_experts = None if sums else getattr(layer.mlp, "num_experts", None)
         if num_experts is None and layer.mlp.size % size:
             return f"the {layer.mlp.size} numbers between its projections cannot be shared evenly"
         if num_experts is not None and num_experts < size:

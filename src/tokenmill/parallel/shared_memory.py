@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 import mmap
+import select
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -19,7 +21,7 @@ import torch
 
 from tokenmill.core.errors import EngineFailed
 from tokenmill.kernels.native import MODULE
-from tokenmill.parallel.collective import NativeRoom
+from tokenmill.parallel.collective import Lookup, NativeRoom
 from tokenmill.parallel.layout import NOTE_BYTES, SIGNAL_BYTES, SLOTS, Layout
 from tokenmill.parallel.messages import Command
 from tokenmill.parallel.shard import MOST_RANKS, Part, Shard
@@ -60,6 +62,7 @@ class SharedMemory:
         self._tensor = torch.from_numpy(self._bytes)
         self._ranks: _native.Ranks | None = None
         self._timeout = 0.0
+        self._peers = select.poll()
         self._room = 0
         self._num_posts = 0
         self._encoder = msgspec.msgpack.Encoder()
@@ -78,6 +81,8 @@ class SharedMemory:
         spin = SPIN_SECONDS if spins else 0.0
         self._ranks = native.Ranks(address, rank, size, spin, timeout, list(peers))
         self._timeout = timeout
+        for peer in peers:
+            self._peers.register(peer, select.POLLIN)
 
     @property
     def _joined(self) -> _native.Ranks:
@@ -132,6 +137,20 @@ class SharedMemory:
         self.give_up(trouble)
         return EngineFailed(f"rank {self.shard.rank} cannot go on: {trouble}")
 
+    def look(self, since: float) -> None:
+        """See that nothing keeps the others from going on, where they are waited for by other means.
+
+        Args:
+            since: when that began, by `time.monotonic`.
+
+        Raises:
+            EngineFailed: one of them is gone, has given up, or takes longer than a step may.
+        """
+        if self.is_broken or any(ready for _, ready in self._peers.poll(0)):
+            raise self.failure(_GONE)
+        if time.monotonic() - since > self._timeout:
+            raise self.failure(_TIMEOUT)
+
     def give_up(self, trouble: str) -> None:
         """Let no other rank wait any longer; the first one's reason counts."""
         if self._ranks is not None and self._ranks.rank_that_gave_up < 0:
@@ -155,18 +174,23 @@ class SharedMemory:
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def post(self, command: Command) -> None:
-        """Rank 0: one message to all others, written once. Waits for a rank that is `SLOTS` messages behind."""
+        """Rank 0: one message to all others, written once. Waits for a rank that is `SLOTS` messages behind.
+
+        One that is longer than a slot takes several.
+        """
         if self.shard.size == 1:
             return
-        data = self._encoder.encode(command)
+        data = np.frombuffer(self._encoder.encode(command), np.uint8)
         room = self.layout.slot_bytes - _LENGTH_BYTES
-        assert len(data) <= room, f"a message of {len(data)} bytes, and the ring takes {room}: a larger step"
-        self._check(self._joined.wait_taken(SLOTS - 1))
-        slot = self._slot()
-        slot[:_LENGTH_BYTES].view(np.int64)[0] = len(data)
-        slot[_LENGTH_BYTES : _LENGTH_BYTES + len(data)] = np.frombuffer(data, np.uint8)
-        self._joined.post()
-        self._num_posts += 1
+        for start in range(0, len(data), room):
+            piece = data[start : start + room]
+            is_last = start + room >= len(data)
+            self._check(self._joined.wait_taken(SLOTS - 1))
+            slot = self._slot()
+            slot[:_LENGTH_BYTES].view(np.int64)[0] = len(piece) if is_last else -len(piece)
+            slot[_LENGTH_BYTES : _LENGTH_BYTES + len(piece)] = piece
+            self._joined.post()
+            self._num_posts += 1
 
     def receive(self, timeout: float) -> Command | None:
         """Another rank: the next message; None: none has come.
@@ -177,13 +201,22 @@ class SharedMemory:
         outcome = self._joined.wait_post(timeout)
         if outcome == _TIMEOUT:
             return None
+        data, is_last = self._take(outcome)
+        while not is_last:
+            piece, is_last = self._take(self._joined.wait_post(self._timeout))
+            data += piece
+        command: Command = self._decoder.decode(data)
+        return command
+
+    def _take(self, outcome: int) -> tuple[bytes, bool]:
+        """The piece that lies in the next slot, and whether it is a message's last."""
         self._check(outcome)
         slot = self._slot()
         length = int(slot[:_LENGTH_BYTES].view(np.int64)[0])
-        command: Command = self._decoder.decode(slot[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes())
+        data = slot[_LENGTH_BYTES : _LENGTH_BYTES + abs(length)].tobytes()
         self._joined.take()
         self._num_posts += 1
-        return command
+        return data, length > 0
 
     def _slot(self) -> np.ndarray:
         start = self.layout.ring + self._num_posts % SLOTS * self.layout.slot_bytes
@@ -196,12 +229,21 @@ class SharedMemory:
         """See `Collective.native`."""
         return NativeRoom(self._joined, self._bytes.ctypes.data + self.layout.rooms, 2 * self.layout.room_bytes)
 
-    def columns(self, own: torch.Tensor, part: Part) -> torch.Tensor:
-        """See `Collective.columns`."""
+    def between(self, own: torch.Tensor, part: Part) -> torch.Tensor:
+        """See `Collective.between`: the columns of all."""
         together = self._next_room(len(own), part.total, own.dtype)
         together[:, part.start : part.stop] = own
         self.meet()
         return together
+
+    def behind(self, own: torch.Tensor, part: Part) -> torch.Tensor:
+        """See `Collective.behind`: the columns of all."""
+        return self.between(own, part)
+
+    def embeddings(self, token_ids: torch.Tensor, tokens: Part, lookup: Lookup) -> torch.Tensor:
+        """See `Collective.embeddings`: each rank brings the rows of its tokens."""
+        is_own = (token_ids >= tokens.start) & (token_ids < tokens.stop)
+        return self.rows(lookup(token_ids[is_own] - tokens.start), is_own, len(token_ids)).clone()
 
     def rows(self, own: torch.Tensor, where: torch.Tensor | slice, count: int) -> torch.Tensor:
         """See `Collective.rows`."""

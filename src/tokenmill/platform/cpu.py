@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from tokenmill.platform.communicator import Communicator, over_gloo
 from tokenmill.platform.immediate import ImmediateStream, RepeatedWork
 from tokenmill.platform.protocol import Stream, Tensors
 
@@ -84,6 +85,10 @@ class CpuPlatform:
 
     def synchronize(self) -> None:
         """See `Platform.synchronize`: work is done when it is issued."""
+
+    def communicator(self, meeting: Path, rank: int, size: int, seconds: float) -> Communicator:
+        """See `Platform.communicator`: gloo. Ranks of this platform share memory; what stands in for a GPU does not."""
+        return over_gloo(meeting, rank, size, seconds)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See `Platform.is_out_of_memory`; torch has no error of its own for it."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Self
 
 import torch
 
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.platform.communicator import Communicator, over_nccl
 from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.platform.protocol import Event, Stream, Tensors
 
@@ -23,6 +25,10 @@ class CudaEvent:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event(blocking=True)
         self.event.record(stream)
+
+    def is_past(self) -> bool:
+        """See `Event.is_past`."""
+        return bool(self.event.query())
 
     def wait(self) -> None:
         """See `Event.wait`."""
@@ -147,9 +153,14 @@ class CudaPlatform:
         if stream.pool is None:
             stream.pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=stream.pool, stream=stream.stream):
+        # What other threads do meanwhile, NCCL's look at its events among it, belongs to no capture.
+        with torch.cuda.graph(graph, pool=stream.pool, stream=stream.stream, capture_error_mode="thread_local"):
             outputs = work()
         return CudaGraph(graph, outputs)
+
+    def communicator(self, meeting: Path, rank: int, size: int, seconds: float) -> Communicator:
+        """See `Platform.communicator`: NCCL."""
+        return over_nccl(meeting, rank, size, seconds)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See `Platform.is_out_of_memory`."""

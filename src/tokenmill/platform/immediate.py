@@ -11,6 +11,10 @@ from tokenmill.platform.protocol import Event, Tensors
 class ImmediateEvent:
     """See `Event`: it has come to pass."""
 
+    def is_past(self) -> bool:
+        """See `Event.is_past`."""
+        return True
+
     def wait(self) -> None:
         """See `Event.wait`."""
 

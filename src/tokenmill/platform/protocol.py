@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, Self
 
 import torch
+
+from tokenmill.platform.communicator import Communicator
 
 Tensors = tuple[torch.Tensor, ...]
 
 
 class Event(Protocol):
     """A point in a stream's work."""
+
+    def is_past(self) -> bool:
+        """Whether the work before it is done."""
 
     def wait(self) -> None:
         """Let the host wait until the work before it is done."""
@@ -90,6 +96,14 @@ class Platform(Protocol):
         Args:
             work: allocates nothing that has to live on but what it gives back, and never waits for the device.
             stream: where the graph is replayed.
+        """
+
+    def communicator(self, meeting: Path, rank: int, size: int, seconds: float) -> Communicator:
+        """What ranks tell each other, each on a device of its own.
+
+        Args:
+            meeting: a file that all ranks know, and that does not exist before.
+            seconds: how long one waits for the others.
         """
 
     def synchronize(self) -> None:

@@ -45,8 +45,9 @@ class LaunchFile(msgspec.Struct):
         if config.step_log and life:
             config = dataclasses.replace(config, step_log=f"{config.step_log}.life-{life}")
         if self.topology.has_replicas:
-            # A GPU for each.
-            device = f"{config.device}:{index}" if config.device in ("auto", "cuda") else config.device
+            # A GPU for each, and for each of its ranks.
+            number = index * config.tensor_parallel_size
+            device = f"{config.device}:{number}" if config.device in ("auto", "cuda") else config.device
             share = spec.share or (index, len(self.topology.engines))
             config = dataclasses.replace(config, device=device, replica=share)
         if index == 0:

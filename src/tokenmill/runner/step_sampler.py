@@ -94,12 +94,20 @@ class DeviceSampler:
 
     Args:
         draw: the kernel.
+        share: lets other ranks have the tokens too.
     """
 
-    def __init__(self, model: Model, tables: RowTables, draw: DrawKernel) -> None:
+    def __init__(
+        self,
+        model: Model,
+        tables: RowTables,
+        draw: DrawKernel,
+        share: Callable[[torch.Tensor], torch.Tensor] = lambda token_ids: token_ids,
+    ) -> None:
         self.tables = tables
         self._model = model
         self._sampler = Sampler(draw)
+        self._share = share
 
     def sample(
         self, outputs: torch.Tensor, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks
@@ -110,7 +118,11 @@ class DeviceSampler:
 
     def draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """Sample from logits [S, V] as they are, and enter the tokens into the table."""
-        token_ids = self._sampler.draw(logits, draws)
+        return self.enter(self._sampler.draw(logits, draws), draws)
+
+    def enter(self, token_ids: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        """Enter sampled tokens into the table, of every rank."""
+        token_ids = self._share(token_ids)
         self.tables.write_tokens(*places(draws), token_ids)
         return token_ids
 
@@ -129,9 +141,10 @@ class DeviceSampler:
             self.tables.write_drafts(sent)  # the first draw has taken their places, and penalties look at them
         source = Drawn(logits, sent["draws"], drawn)
         sampled = self._sampler.sample(source, metadata, self.tables.tokens, grammars)
-        if sampled.token_ids is not drawn:
-            self.tables.write_tokens(*places(source.draws), sampled.token_ids)
-        return Sampled(sampled.token_ids, sampled.logprobs, grammars)
+        token_ids = sampled.token_ids
+        if token_ids is not drawn:
+            token_ids = self.enter(token_ids, source.draws)
+        return Sampled(token_ids, sampled.logprobs, grammars)
 
 
 def places(draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

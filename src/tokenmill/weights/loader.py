@@ -215,7 +215,7 @@ def _dummy(decoder: Decoder, like: torch.Tensor, report: Progress) -> Decoder:
             values.normal_(std=values.shape[-1] ** -0.5, generator=generator)
         else:
             values.fill_(0.0 if target.name.endswith(".bias") else 1.0)
-        target.fill(values[target.part.start : target.part.stop])
+        target.fill(target.wanted(values))
         done += values.numel()
     report(done, total)
     return decoder

@@ -16,7 +16,7 @@ from tokenmill.models.architecture import Architecture
 from tokenmill.models.targets import Target
 from tokenmill.models.weight_names import WeightKey
 from tokenmill.parallel.shard import Part
-from tokenmill.quantization.layouts import FLOATS, Dense, WeightLayout
+from tokenmill.quantization.layouts import FLOATS, Dense, Outputs, WeightLayout
 from tokenmill.quantization.packed import Rows
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.safetensors_header import StoredTensor
@@ -31,12 +31,17 @@ UNPACKED_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One target's values: the tensors that hold them, by suffix, their layout, and which of its rows are wanted."""
+    """One target's values: the tensors that hold them, by suffix, their layout, and which of its rows are wanted.
+
+    Attributes:
+        columns: which numbers of these, of floats; None: all.
+    """
 
     name: str
     layout: WeightLayout
     stored: dict[str, StoredTensor]
     part: Part
+    columns: Part | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -46,6 +51,8 @@ class Read:
     @property
     def num_bytes(self) -> int:
         """Bytes in the files that are wanted."""
+        if self.columns is not None:
+            return self.stored["weight"].num_bytes * self.columns.count // self.columns.total
         parts = self.stored.items()
         return sum(part_bytes(tensor, self.layout.outputs(suffix), self.part) for suffix, tensor in parts)
 
@@ -53,11 +60,13 @@ class Read:
     def spare_bytes(self) -> int:
         """Memory that `rows` takes for a moment: floats are used where the file is mapped, integers are unpacked."""
         if self.layout is DENSE:
-            return 0 if self.part.is_whole else self.num_bytes
+            return 0 if self.part.is_whole and self.columns is None else self.num_bytes
         return UNPACKED_BYTES * math.prod(self.shape) * self.part.count // self.part.total
 
     def rows(self) -> Rows:
         """The values, floats or quantized. Of a part nothing else is read: no mapping, which reads ahead."""
+        if self.columns is not None:
+            return self.layout.read({"weight": read_part(self.stored["weight"], Outputs(axis=1), self.columns)})
         if self.part.is_whole:
             return self.layout.read({suffix: _tensor(stored) for suffix, stored in self.stored.items()})
         parts = self.stored.items()
@@ -95,13 +104,16 @@ def _read(checkpoint: Checkpoint, target: Target) -> Read:
     layout, tensors = checkpoint.scheme.layout, checkpoint.tensors
     module = target.name.rpartition(".")[0]
     if target.is_matrix and layout.suffixes != DENSE.suffixes and f"{module}.{layout.suffixes[-1]}" in tensors:
+        if target.columns is not None:
+            raise InvalidCheckpoint(f"{checkpoint.source}: {module} is quantized, which ranks on GPUs cannot share yet")
         read = Read(target.name, layout, dict(_parts(checkpoint, module, layout)), target.part)
         _check_shape(read, target)
         return read
     stored = tensors.get(target.name)
     if stored is None:
         raise InvalidCheckpoint(f"{checkpoint.source} has no tensor {target.name}, which config.json calls for")
-    read = Read(target.name, DENSE, {"weight": stored}, target.part)
+    assert target.columns is None or target.part.is_whole, "ranks share rows or columns of a matrix"
+    read = Read(target.name, DENSE, {"weight": stored}, target.part, target.columns)
     _check_shape(read, target)
     if stored.dtype not in FLOATS:
         raise InvalidCheckpoint(

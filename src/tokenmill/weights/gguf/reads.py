@@ -99,6 +99,8 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
         raise InvalidCheckpoint(f"{file.path}: tensor {name} has shape {list(shape)}, expected {list(target.shape)}")
     is_interleaved = FAMILIES[architecture.name].gguf_interleaves_heads and target.key.role in ("q", "k")
     part = target.part
+    if target.columns is not None:
+        raise InvalidCheckpoint(f"{file.path}: ranks on GPUs cannot share a GGUF file yet")
     if expert is not None or not part.is_whole:
         tensor = tensor.rows((expert or 0) * part.total + part.start, part.count)
     return GgufRead(target.name, tensor, _head_dim(architecture, target.key) if is_interleaved else 0)
