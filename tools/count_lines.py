@@ -2,7 +2,7 @@
 
 Counted are lines with code on them, not blank lines, comments or docstrings: explaining less saves nothing.
 
-    python tools/count_lines.py [--core 4550]
+    python tools/count_lines.py [--core 4650]
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ BOTH_SIDES = ("core", "ipc", "demo", "(top)")
 INNER_ROOMS = (
     "cli/bench",
     "kernels/triton",
+    "parallel/devices",
     "parallel/pipeline",
     "replicas/siblings",
     "server/siblings",
@@ -76,8 +77,8 @@ def part_of(path: Path) -> str:
 def main() -> int:
     """Print the table; 1 if a budget is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--core", type=int, default=4550, help="budget of a request's way: core, scheduler, engine ...")
-    parser.add_argument("--model", type=int, default=10500, help="budget of all that runs a model, the core included")
+    parser.add_argument("--core", type=int, default=4650, help="budget of a request's way: core, scheduler, engine ...")
+    parser.add_argument("--model", type=int, default=10700, help="budget of all that runs a model, the core included")
     parser.add_argument("--user-side", type=int, default=10750, help="budget of the command line, HTTP and text")
     budgets = parser.parse_args()
     lines: Counter[str] = Counter()

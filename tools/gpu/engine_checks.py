@@ -25,9 +25,10 @@ def check_names(is_dry: bool) -> list[str]:
     small = [f"{ORACLE}qwen3", "graphs-and-eager", "preemption-under-a-tiny-pool"]
     if is_dry:
         return small
+    ranks = ["two-gpus"] if torch.cuda.device_count() > 1 else []
     theirs = ["equals-transformers"] if importlib.util.find_spec("transformers") is not None else []
     families = [f"{ORACLE}{family}" for family in SMALL if family != "qwen3"]
-    return [*small, "overlap-or-not", "no-waits-but-for-results", *families, *theirs, "batch-invariant"]
+    return [*small, *ranks, "overlap-or-not", "no-waits-but-for-results", *families, *theirs, "batch-invariant"]
 
 
 class EngineChecks:
@@ -97,6 +98,9 @@ class EngineChecks:
 
     def _overlap_or_not(self) -> None:
         self._same({"async_scheduling": True}, {"async_scheduling": False})
+
+    def _two_gpus(self) -> None:
+        self._same({"tensor_parallel_size": 2}, {})
 
     def _same(self, one: dict[str, Any], other: dict[str, Any]) -> None:
         model = self._checkpoint("qwen3")

@@ -138,7 +138,9 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
 
 def _content(config: EngineConfig, folder: Path) -> str:
     """What all ranks must have: the files of the model, and the form in which it runs."""
-    return fingerprint(folder, config.dtype, config.quantization, config.lora_merge or "")
+    adapter = Path(config.lora_merge or "/")
+    merged = fingerprint(adapter) if config.lora_merge and adapter.is_dir() else ""
+    return fingerprint(folder, config.dtype, config.quantization, merged)
 
 
 def size_kv(config: EngineConfig, platform: Platform, model: LoadedModel, available: int | None = None) -> KVSize:

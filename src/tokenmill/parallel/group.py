@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.plan import StepOutcome, StepPlan
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
+from tokenmill.kernels.native import MODULE
 from tokenmill.machine.kv_size import KVSize, wanted_context
 from tokenmill.models.architecture import Architecture, MoeSpec
 from tokenmill.parallel.children import RankChildren
@@ -59,7 +61,15 @@ class Group:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        """`config`: resolved, of this rank, with what all ranks of the engine have together."""
+        """
+        Args:
+            config: resolved, of this rank, with what all ranks of the engine have together.
+
+        Raises:
+            InvalidConfig: what they meet by is not there.
+        """
+        if importlib.util.find_spec(MODULE) is None:
+            raise InvalidConfig("--tensor-parallel-size: ranks meet in native code, which is not built: run `make`")
         self.shard = Shard.of(config.rank, config.tensor_parallel_size, config.pipeline_parallel_size)
         self.first_stage: FirstStage | None = None
         self.later_stage: LaterStage | None = None
