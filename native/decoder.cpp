@@ -186,7 +186,7 @@ class ForwardPass {
   void attend(const DecoderLayer& layer) {
     norm(layer.attention_norm, normed_);
     project(layer.qkv, normed_, qkv_);
-    adapt(layer, ADAPTED_QKV, normed_, qkv_);
+    adapt(layer, ADAPTED_QKV, layer.qkv, normed_, qkv_);
     auto& [step, plan] = call_.planned;
     table_.attention({decoder_.attention.shape, step, plan, layer.attention, qkv_.data, qkv_.stride,
                       attention_out_.data + decoder_.gathering.attention_column, attention_out_.stride}, threads_);
@@ -194,7 +194,7 @@ class ForwardPass {
 
   bool feed_forward(const DecoderLayer& layer) {
     project(layer.output, attention_out_, delta_);
-    adapt(layer, ADAPTED_OUTPUT, attention_out_, delta_);
+    adapt(layer, ADAPTED_OUTPUT, layer.output, attention_out_, delta_);
     if (!meet()) return false;
     has_delta_ = true;
     delta_scale_ = layer.residual_multiplier;
@@ -202,7 +202,7 @@ class ForwardPass {
     if (!project_adapted_gate(layer)) project(layer.gate_up, normed_, intermediate_);
     if (!meet()) return false;
     project(layer.down, intermediate_, delta_);
-    adapt(layer, ADAPTED_DOWN, intermediate_, delta_);
+    adapt(layer, ADAPTED_DOWN, layer.down, intermediate_, delta_);
     return meet();
   }
 
@@ -222,10 +222,10 @@ class ForwardPass {
     return adapted_.of(&layer - decoder_.layers.data(), matrix);
   }
 
-  void adapt(const DecoderLayer& layer, AdaptedMatrix matrix, const Buffer& x, const Buffer& y) {
+  void adapt(const DecoderLayer& layer, AdaptedMatrix matrix, const Projection& to, const Buffer& x, const Buffer& y) {
     if (!adapted_.any()) return;
     const auto& uses = adapted(layer, matrix);
-    if (!uses.empty()) table_.add_adapters({uses, x.data, x.stride, y.data, y.stride, 0}, threads_);
+    if (!uses.empty()) table_.add_adapters({uses, x.data, x.stride, y.data + to.column, y.stride, 0}, threads_);
   }
 
   // The same sums as without adapters, kept until these have added theirs; then the same gate. False: nothing is added.
@@ -241,7 +241,8 @@ class ForwardPass {
     plain.rows = stride;
     table_.linear(plain, rows_of(normed_), {{sums_.get(), rows_, stride}, Element::float32, nullptr}, threads_);
     table_.add_adapters({uses, normed_.data, normed_.stride, sums_.get(), stride, half}, threads_);
-    table_.gate({sums_.get(), stride, pair.bias, intermediate_.data, intermediate_.stride, rows_, half}, threads_);
+    table_.gate({sums_.get(), stride, pair.bias, intermediate_.data + pair.column, intermediate_.stride, rows_, half},
+                threads_);
     return true;
   }
 

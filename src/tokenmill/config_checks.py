@@ -126,8 +126,6 @@ def _check_adapters(config: EngineConfig) -> None:
     _check_positive(config, "max_loras", "max_lora_rank")
     if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
         raise InvalidConfig(f"--max-cpu-loras must be at least --max-loras ({config.max_loras})")
-    if config.num_ranks > 1:
-        raise InvalidConfig("--enable-lora: ranks have no adapters yet; leave out --tensor-parallel-size")
 
 
 def _check_positive(config: object, *names: str) -> None:

@@ -94,6 +94,28 @@ def test_base_requests_are_those_of_an_engine_without_adapters(
 
 
 @needs_native
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tensor_parallel_size": 2, "quantization": "int8", "async_scheduling": True},
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    ],
+    ids=["ranks", "stages of ranks"],
+)
+def test_ranks_have_their_parts_of_adapters(
+    options: dict[str, Any], base: Path, adapters: list[LoRARequest | None], rng: np.random.Generator
+) -> None:
+    own = [*adapters, *adapters]
+    prompts = [rng.integers(3, 300, int(rng.integers(1, 70))).tolist() for _ in own]
+    with engine(base, quantization=options.get("quantization", "none")) as llm:
+        alone = run(llm, prompts, own)
+    few = {"max_num_batched_tokens": 60, "max_loras": 2, "max_cpu_loras": 3}
+    with engine(base, **{**few, **options}) as llm:
+        assert run(llm, prompts, own) == alone
+        assert run(llm, prompts, own) == alone, "from the cache, with adapters that were forgotten and read again"
+
+
+@needs_native
 def test_drafts_change_nothing(base: Path, adapters: list[LoRARequest | None], rng: np.random.Generator) -> None:
     prompts = [rng.integers(3, 9, 40).tolist() for _ in adapters]
     with engine(base) as llm:
@@ -143,8 +165,6 @@ def test_what_has_no_adapters_says_so(base: Path) -> None:
             llm.generate([1], PARAMS, use_tqdm=False, lora_request="a")  # type: ignore[arg-type]
     with pytest.raises(InvalidConfig, match="--lora-modules needs --enable-lora"):
         engine(base, enable_lora=False, lora_modules=("a=b",))
-    with pytest.raises(InvalidConfig, match="ranks have no adapters yet"):
-        engine(base, tensor_parallel_size=2)
 
 
 def test_pages_on_disk_are_found_by_the_same_adapter_only(

@@ -10,6 +10,7 @@ import torch
 from tests.adapters.trained import make_adapter
 from tests.checkpoints import make_checkpoint
 from tokenmill.adapters.cache import AdapterCache
+from tokenmill.adapters.packing import AdapterReader
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
@@ -32,10 +33,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_cache(folder: Path, max_count: int) -> tuple[AdapterCache, list[AdapterRef]]:
     """A cache for so many, empty, and the adapters that there are."""
     decoder = Decoder(read_architecture(folder / "base"), TorchKernels(torch.float32, "meta"))
-    looking = AdapterCache(decoder, TorchKernels(torch.float32, "cpu"), 1, 16)
+    looking = AdapterCache(AdapterReader(decoder, TorchKernels(torch.float32, "cpu"), 16), 1)
     refs = [looking.look_at(f"a{number}", str(folder / str(number))) for number in range(4)]
     assert looking.num_loaded == 1
-    return AdapterCache(decoder, TorchKernels(torch.float32, "cpu"), max_count, 16), refs
+    return AdapterCache(AdapterReader(decoder, TorchKernels(torch.float32, "cpu"), 16), max_count), refs
 
 
 def request(name: str, adapter: AdapterRef | None) -> AddRequest:

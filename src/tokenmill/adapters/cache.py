@@ -12,17 +12,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from tokenmill.adapters.packing import PackedAdapter, pack_adapter
-from tokenmill.adapters.places import places_of
-from tokenmill.adapters.reading import read_adapter
+from tokenmill.adapters.packing import AdapterReader, PackedAdapter
 from tokenmill.core.adapters import AdapterRef, check_adapter_name
 from tokenmill.core.errors import InvalidCheckpoint, InvalidRequest
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import RequestStatus
-from tokenmill.kernels.protocol import Kernels
-from tokenmill.models.decoder import Decoder
 
 
 @dataclass(slots=True)
@@ -34,24 +29,17 @@ class _Entry:
 
 
 class AdapterCache:
-    """Reads adapters and keeps them.
+    """Has adapters read, and keeps them.
 
     Args:
-        max_count: adapters in memory. max_rank: of each.
-        in_one_call: passes of the model are native, in one call each.
+        max_count: adapters in memory.
     """
 
     status = RequestStatus.WAITING_FOR_ADAPTER
 
-    def __init__(
-        self, decoder: Decoder, kernels: Kernels, max_count: int, max_rank: int, in_one_call: bool = False
-    ) -> None:
-        self._places = places_of(decoder)
-        self._num_layers = len(decoder.layers)
-        self._kernels = kernels
+    def __init__(self, reader: AdapterReader, max_count: int) -> None:
+        self._reader = reader
         self._max_count = max_count
-        self._max_rank = max_rank
-        self._in_one_call = in_one_call
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._waiting: OrderedDict[str, AdapterRef] = OrderedDict()  # by request, in order of arrival
         self._loading: dict[str, Future[PackedAdapter]] = {}
@@ -72,7 +60,7 @@ class AdapterCache:
             InvalidCheckpoint: the files cannot be served, and why.
         """
         check_adapter_name(name)
-        adapter = self._load(path)
+        adapter = self._reader.read(path)
         if adapter.digest not in self._entries and adapter.digest not in self._loading and self._make_room():
             self._entries[adapter.digest] = _Entry(adapter)
         return AdapterRef(name, path, adapter.digest, adapter.rank)
@@ -121,10 +109,6 @@ class AdapterCache:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, path: str) -> PackedAdapter:
-        read = read_adapter(Path(path), self._places, self._max_rank)
-        return pack_adapter(read, self._num_layers, self._kernels, self._in_one_call)
-
     def _advance(self) -> None:
         """Let those in whose adapter is there, in order; begin to read what the first of the others need."""
         for request_id, ref in list(self._waiting.items()):
@@ -139,7 +123,7 @@ class AdapterCache:
                 if not self._make_room():
                     return
                 self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="adapter")
-                self._loading[ref.digest] = self._pool.submit(self._load, ref.path)
+                self._loading[ref.digest] = self._pool.submit(self._reader.read, ref.path)
 
     def _make_room(self) -> bool:
         """See that one more can be kept; False while all that are there are in use."""

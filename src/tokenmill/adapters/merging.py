@@ -11,11 +11,9 @@ from pathlib import Path
 
 import torch
 
-from tokenmill.adapters.places import places_of
+from tokenmill.adapters.places import all_places
 from tokenmill.adapters.reading import ReadModule, read_adapter
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.kernels.measuring import MeasuringKernels
-from tokenmill.models.decoder import Decoder
 from tokenmill.models.targets import Target
 from tokenmill.quantization.packed import dense
 from tokenmill.weights.loader import ModelPlan, WeightRead
@@ -65,9 +63,7 @@ def merged(plan: ModelPlan, folder: Path, max_rank: int) -> ModelPlan:
     """
     if plan.reads is None:
         raise InvalidConfig("--lora-merge needs the weights of a model: leave out --load-format dummy")
-    architecture = plan.shapes.architecture
-    whole = plan.shapes if plan.shapes.shard.is_alone else Decoder(architecture, MeasuringKernels(plan.kernels))
-    adapter = read_adapter(folder, places_of(whole), max_rank)
+    adapter = read_adapter(folder, all_places(plan.shapes, plan.kernels), max_rank)
     modules = {f"{module.place.module}.weight": module for module in adapter.modules}
     targets = {target.name: target for target in plan.shapes.targets()}
     reads = [

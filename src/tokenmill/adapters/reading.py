@@ -120,7 +120,7 @@ def _modules(
         if strength is None:
             continue
         pair: dict[str, torch.Tensor] = {}
-        for kind, shape in (("A", (strength.rank, place.in_size)), ("B", (place.out_size, strength.rank))):
+        for kind, shape in (("A", (strength.rank, place.in_size)), ("B", (place.outputs.count, strength.rank))):
             name = left.pop(f"{place.module}.lora_{kind}.weight", None)
             if name is None:
                 raise InvalidCheckpoint(f"{path} has no lora_{kind} of {place.module}, which target_modules names")

@@ -38,5 +38,9 @@ class RowAdapters:
             return None
         used = np.unique(slots[slots >= 0])
         numbers = np.where(slots < 0, -1, np.searchsorted(used, slots)).astype(np.int32)
-        adapters = tuple(self._slots[slot].adapter for slot in used.tolist())
-        return AdapterRows(adapters, torch.from_numpy(np.repeat(numbers, plan.num_scheduled)))
+        packed = [self._slots[slot] for slot in used.tolist()]
+        return AdapterRows(
+            tuple(one.adapter for one in packed),
+            torch.from_numpy(np.repeat(numbers, plan.num_scheduled)),
+            tuple((one.digest, one.path) for one in packed),
+        )

@@ -58,8 +58,10 @@ class AdapterSlots:
             return ""
         self._passed_since.setdefault(request.id, (step, request.arrival, adapter))
         if adapter == self._closing:
-            return f"needs adapter {adapter[:8]}, whose slot goes to another that has waited for {self._patience} steps"
-        return f"needs adapter {adapter[:8]}, all {self.num_slots} slots are in use"
+            why = f"whose slot goes to another that has waited for {self._patience} steps"
+        else:
+            why = "the slot is in use" if self.num_slots == 1 else f"all {self.num_slots} slots are in use"
+        return f"needs adapter {request.adapter_name}, {why}"
 
     def join(self, request: Request, step: int) -> None:
         """A request gets a row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tokenmill.adapters.cache import AdapterCache
+from tokenmill.adapters.packing import AdapterReader, FollowedAdapters
 from tokenmill.config import EngineConfig
 from tokenmill.config_fields import adapter_modules
 from tokenmill.core.adapters import AdapterRef
@@ -15,7 +16,7 @@ from tokenmill.platform.protocol import Platform
 def adapter_cache(
     config: EngineConfig, platform: Platform, decoder: Decoder, kernels: Kernels, in_one_call: bool
 ) -> AdapterCache | None:
-    """Where adapters are kept; None: `--enable-lora` is not given. `in_one_call`: see `AdapterCache`.
+    """Where adapters are kept; None: `--enable-lora` is not given. `in_one_call`: see `AdapterReader`.
 
     Raises:
         InvalidConfig: what runs the model has no adapters.
@@ -24,8 +25,20 @@ def adapter_cache(
         return None
     if platform.is_accelerator:
         raise InvalidConfig("--enable-lora: adapters run on CPUs only so far; leave it out, or take --device cpu")
-    most = config.max_cpu_loras or 4 * config.max_loras
-    return AdapterCache(decoder, kernels, most, config.max_lora_rank, in_one_call)
+    return AdapterCache(AdapterReader(decoder, kernels, config.max_lora_rank, in_one_call), _most(config))
+
+
+def followed_adapters(
+    config: EngineConfig, decoder: Decoder, kernels: Kernels, in_one_call: bool
+) -> FollowedAdapters | None:
+    """The same for a rank that follows."""
+    if not config.enable_lora:
+        return None
+    return FollowedAdapters(AdapterReader(decoder, kernels, config.max_lora_rank, in_one_call), _most(config))
+
+
+def _most(config: EngineConfig) -> int:
+    return config.max_cpu_loras or 4 * config.max_loras
 
 
 def first_adapters(config: EngineConfig, cache: AdapterCache | None) -> list[AdapterRef]:

@@ -110,6 +110,7 @@ class Request:
     """One sequence to generate.
 
     Attributes:
+        adapter_name: what its client calls its adapter.
         cache_key: whose KV it may share. arrival: in which order; the only notion of time a policy may use.
         max_tokens_total: prompt + output tokens at most; reaching it finishes the request with `length`.
         stop_token_ids: ids that end it (the model's EOS ids unless `ignore_eos`, and the client's).
@@ -139,6 +140,7 @@ class Request:
 
     __slots__ = (
         "_buffer",
+        "adapter_name",
         "arrival",
         "awaited_page",
         "cache_key",
@@ -186,6 +188,7 @@ class Request:
         stop_token_ids: frozenset[int] = frozenset(),
         priority: int = 0,
         cache_key: CacheKey = _COMMON,
+        adapter_name: str = "",
         tenant: str = "",
         is_resumable: bool = False,
         pooling: str = "",
@@ -203,6 +206,7 @@ class Request:
         self.stop_token_ids = stop_token_ids
         self.priority = priority
         self.cache_key = cache_key
+        self.adapter_name = adapter_name
         self.tenant = tenant
         self.rank: tuple[tuple[bool, Any], int, int] = (is_background, 0), 0, arrival
         self.awaited_page: Hashable | None = None

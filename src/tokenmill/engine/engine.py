@@ -151,6 +151,7 @@ class Engine:
             stop_token_ids=stop_ids,
             priority=message.priority,
             cache_key=CacheKey(self.limits.fingerprint, message.cache_salt, digest_of(message.adapter)),
+            adapter_name="" if message.adapter is None else message.adapter.name,
             tenant=message.tenant,
             is_resumable=message.is_resumable,
             pooling=message.pooling,

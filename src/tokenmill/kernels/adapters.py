@@ -16,6 +16,9 @@ from tokenmill.kernels.native_adapter import NativeAdapter
 from tokenmill.kernels.protocol import LinearWeight
 from tokenmill.kernels.torch_kernels import silu_and_mul
 
+AdapterSource = tuple[str, str]
+"""The digest of an adapter's files, and their folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterPart:
@@ -130,10 +133,12 @@ class AdapterRows:
     Attributes:
         adapters: those in the step, in the order of their slots.
         of_row: [T] int32, which of these each row has; -1: none.
+        sources: digest and folder of each, from which other ranks read their parts.
     """
 
     adapters: tuple[Adapter, ...]
     of_row: torch.Tensor
+    sources: tuple[AdapterSource, ...] = ()
 
     def layers(self, num_layers: int) -> list[AdaptedLayer]:
         """Of each layer, where its matrices are multiplied one by one."""

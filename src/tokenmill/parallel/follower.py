@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from tokenmill.adapters.packing import FollowedAdapters
+from tokenmill.adapters.start import followed_adapters
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.config import EngineConfig
 from tokenmill.engine.loading import Progress, StartupTimer, load, size_kv
+from tokenmill.kernels.adapters import Adapter, AdapterSource
 from tokenmill.models.native_decoder import in_one_call
 from tokenmill.parallel.group import Group
 from tokenmill.parallel.messages import Command, End, FindBest, RunPass, TakeLogits
@@ -29,7 +32,7 @@ class Follower:
     """A rank that is told what to do.
 
     Args:
-        model, attention: its part of them.
+        model, attention: its part of them. adapters: where it has its parts of these; None: there are none.
         idle_work: goes on by a turn whenever there is nothing else to do.
     """
 
@@ -40,11 +43,13 @@ class Follower:
         memory: SharedMemory,
         dtype: torch.dtype,
         idle_work: Iterator[None],
+        adapters: FollowedAdapters | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._memory = memory
         self._dtype = dtype
+        self._adapters = adapters
         self._idle_work: Iterator[None] | None = idle_work
 
     @torch.inference_mode()
@@ -82,10 +87,14 @@ class Follower:
 
     def _run(self, command: RunPass) -> torch.Tensor:
         """Run the layers; behind the first stage, over the hidden states that lie in shared memory."""
-        batch, hidden = command.batch(), None
+        batch, hidden = command.batch(self._find), None
         if not self._memory.shard.is_first_stage:
             hidden = self._memory.hidden(len(batch.token_ids), self._dtype).clone()  # where a pass may write
         return self._model.forward(batch, self._attention, hidden)
+
+    def _find(self, sources: Sequence[AdapterSource]) -> tuple[Adapter, ...]:
+        assert self._adapters is not None, "all ranks have adapters, or none has"
+        return self._adapters.find(sources)
 
 
 class StageLeader(Follower):
@@ -143,5 +152,7 @@ def build_follower(
     is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
     has_room = attention.kv.num_bytes <= platform.available_bytes()
     idle_work = prefault(attention.kv.tensors) if is_asked_for and has_room else iter(())
-    own = (in_one_call(model.decoder, attention), attention, group.memory, model.kernels.dtype, idle_work)
+    decoder = in_one_call(model.decoder, attention)
+    adapters = followed_adapters(config, model.decoder, model.kernels, decoder is not model.decoder)
+    own = (decoder, attention, group.memory, model.kernels.dtype, idle_work, adapters)
     return Follower(*own) if group.later_stage is None else StageLeader(group.later_stage, *own)

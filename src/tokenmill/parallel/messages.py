@@ -7,6 +7,7 @@ find them in the next batch. On devices, which are ahead of their hosts, it is t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -16,10 +17,16 @@ import torch
 
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.core.plan import StepPlan
+from tokenmill.kernels.adapters import Adapter, AdapterRows, AdapterSource
 
 
 class RunPass(msgspec.Struct, tag=0, array_like=True):
-    """Run the layers over the tokens of a batch; see `ForwardBatch`. `width`: pages in a row of the page table."""
+    """Run the layers over the tokens of a batch; see `ForwardBatch`.
+
+    Attributes:
+        width: pages in a row of the page table.
+        adapters, of_row: see `AdapterRows`.
+    """
 
     token_ids: memoryview
     positions: memoryview
@@ -30,6 +37,8 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
     context_lens: memoryview
     query_starts: memoryview
     output_indices: memoryview
+    adapters: list[AdapterSource]
+    of_row: memoryview
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> RunPass:
@@ -44,10 +53,13 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
             _bytes(batch.context_lens),
             _bytes(batch.query_starts),
             _bytes(batch.output_indices.numpy()),
+            [] if batch.adapters is None else list(batch.adapters.sources),
+            memoryview(b"") if batch.adapters is None else _bytes(batch.adapters.of_row.numpy()),
         )
 
-    def batch(self) -> ForwardBatch:
-        """The batch, in memory of its own."""
+    def batch(self, find: Callable[[Sequence[AdapterSource]], tuple[Adapter, ...]]) -> ForwardBatch:
+        """The batch, in memory of its own. `find`: gives this rank's parts of adapters."""
+        adapters = AdapterRows(find(self.adapters), _tensor(self.of_row, np.int32)) if self.adapters else None
         return ForwardBatch(
             token_ids=_tensor(self.token_ids, np.int64),
             positions=_tensor(self.positions, np.int64),
@@ -57,6 +69,7 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
             context_lens=_array(self.context_lens, np.int32),
             query_starts=_array(self.query_starts, np.int32),
             output_indices=_tensor(self.output_indices, np.int64),
+            adapters=adapters,
         )
 
 
