@@ -15,7 +15,7 @@ from tests.adapters.trained import make_adapter
 from tests.checkpoints import load_oracle, make_checkpoint
 from tests.models.test_native_decoder import load, native_attention
 from tests.paging import PagedRequests, random_schedule
-from tokenmill.adapters.packing import AdapterReader
+from tokenmill.adapters.packing import AdapterForm, AdapterReader
 from tokenmill.kernels.adapters import Adapter, AdapterRows
 from tokenmill.kernels.native import load_kernels
 from tokenmill.models.native_decoder import NativeDecoder, in_one_call
@@ -45,7 +45,9 @@ def test_hidden_states_are_near_those_of_peft(family: str, tmp_path: Path, rng: 
     adapters = []
     for number, config in enumerate(ADAPTERS):
         make_adapter(folder, tmp_path / str(number), int(rng.integers(2**31)), **config)
-        adapters.append(AdapterReader(decoder, kernels, 64, in_one_call=True).read(str(tmp_path / str(number))).adapter)
+        adapters.append(
+            AdapterReader(decoder, kernels, 64, AdapterForm.ONE_CALL).read(str(tmp_path / str(number))).adapter
+        )
     sequences = [rng.integers(0, 331, int(rng.integers(3, 60))).tolist() for _ in range(9)]
     wearing = [number % (len(ADAPTERS) + 1) - 1 for number in range(9)]
     base = load_oracle(folder)
@@ -96,7 +98,7 @@ def test_rows_that_are_left_out_change_nothing(tmp_path: Path, rng: np.random.Ge
     folder = make_checkpoint(tmp_path / "base", "qwen3", tokenizer=False, dtype=torch.bfloat16)
     decoder, native = load(folder, UNQUANTIZED, 1)
     make_adapter(folder, tmp_path / "a", 1)
-    adapter = AdapterReader(decoder, decoder._kernels, 64, in_one_call=True).read(str(tmp_path / "a")).adapter
+    adapter = AdapterReader(decoder, decoder._kernels, 64, AdapterForm.ONE_CALL).read(str(tmp_path / "a")).adapter
     requests = PagedRequests([rng.integers(0, 331, 12).tolist() for _ in range(4)], 16, rng)
     attention = native_attention((decoder, native), requests)
     model = in_one_call(decoder, attention)

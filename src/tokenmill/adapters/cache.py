@@ -12,12 +12,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tokenmill.adapters.packing import AdapterReader, PackedAdapter
 from tokenmill.core.adapters import AdapterRef, check_adapter_name
 from tokenmill.core.errors import InvalidCheckpoint, InvalidRequest
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import RequestStatus
+
+if TYPE_CHECKING:
+    from tokenmill.adapters.slot_memory import SlotMemory  # which needs Triton
 
 
 @dataclass(slots=True)
@@ -33,11 +37,15 @@ class AdapterCache:
 
     Args:
         max_count: adapters in memory.
+
+    Attributes:
+        slots: memory of the device that steps read; None: they read what is here.
     """
 
     status = RequestStatus.WAITING_FOR_ADAPTER
 
-    def __init__(self, reader: AdapterReader, max_count: int) -> None:
+    def __init__(self, reader: AdapterReader, max_count: int, slots: SlotMemory | None = None) -> None:
+        self.slots = slots
         self._reader = reader
         self._max_count = max_count
         self._entries: OrderedDict[str, _Entry] = OrderedDict()

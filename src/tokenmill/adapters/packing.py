@@ -7,13 +7,14 @@ import os
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 from tokenmill.adapters.places import all_places, places_of
 from tokenmill.adapters.reading import ReadModule, read_adapter
 from tokenmill.core.errors import EngineFailed
-from tokenmill.kernels.adapters import Adapter, AdapterPart, AdapterSource, LinearAdapter
-from tokenmill.kernels.native_adapter import AdapterModule, NativeAdapter
+from tokenmill.kernels.adapters import Adapter, AdapterModule, AdapterPart, AdapterSource, LinearAdapter
+from tokenmill.kernels.native_adapter import NativeAdapter
 from tokenmill.kernels.protocol import Kernels, WeightRole
 from tokenmill.models.decoder import Decoder
 
@@ -31,6 +32,14 @@ class PackedAdapter:
     path: str
 
 
+class AdapterForm(Enum):
+    """In which form steps take adapters: kernel by kernel, in one native call, or from slots of a device's memory."""
+
+    KERNELS = auto()
+    ONE_CALL = auto()
+    SLOTS = auto()
+
+
 class AdapterReader:
     """Reads adapters into the form in which a model runs, in its dtype: of several ranks, this one's part of them.
 
@@ -39,16 +48,18 @@ class AdapterReader:
 
     Args:
         max_rank: of each.
-        in_one_call: passes of the model are native, in one call each.
+        form: in which steps take them.
     """
 
-    def __init__(self, decoder: Decoder, kernels: Kernels, max_rank: int, in_one_call: bool = False) -> None:
+    def __init__(
+        self, decoder: Decoder, kernels: Kernels, max_rank: int, form: AdapterForm = AdapterForm.KERNELS
+    ) -> None:
         self._places = all_places(decoder, kernels)
         self._own = {place.module: place for place in places_of(decoder)}
         self._num_layers = len(decoder.layers)
         self._kernels = kernels
         self._max_rank = max_rank
-        self._pack = _for_one_call if in_one_call else _for_kernels
+        self._pack = _PACKERS[form]
 
     def read(self, path: str) -> PackedAdapter:
         """The adapter in a folder.
@@ -107,6 +118,15 @@ def _for_one_call(matrices: Matrices, num_layers: int, kernels: Kernels) -> Adap
     return Adapter((), native)
 
 
+def _for_slots(matrices: Matrices, num_layers: int, kernels: Kernels) -> Adapter:
+    dtype = kernels.vector(0).dtype
+    modules = {
+        matrix: [AdapterModule(one.place.start, one.a.to(dtype), one.b.to(dtype), one.scale) for one in own]
+        for matrix, own in matrices.items()
+    }
+    return Adapter((), None, modules)
+
+
 def _for_kernels(matrices: Matrices, num_layers: int, kernels: Kernels) -> Adapter:
     layers: list[dict[str, LinearAdapter]] = [{} for _ in range(num_layers)]
     for (layer, role), modules in matrices.items():
@@ -125,3 +145,10 @@ def _pack(modules: Sequence[ReadModule], kernels: Kernels) -> LinearAdapter:
         parts.append(AdapterPart(module.place.start, rank_start, b, module.scale))
         rank_start += rank
     return LinearAdapter(a, tuple(parts))
+
+
+_PACKERS = {
+    AdapterForm.KERNELS: _for_kernels,
+    AdapterForm.ONE_CALL: _for_one_call,
+    AdapterForm.SLOTS: _for_slots,
+}

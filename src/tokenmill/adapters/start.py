@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from tokenmill.adapters.cache import AdapterCache
-from tokenmill.adapters.packing import AdapterReader, FollowedAdapters
+from tokenmill.adapters.packing import AdapterForm, AdapterReader, FollowedAdapters
 from tokenmill.config import EngineConfig
 from tokenmill.config_fields import adapter_modules
 from tokenmill.core.adapters import AdapterRef
-from tokenmill.core.errors import InvalidConfig
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.decoder import Decoder
 from tokenmill.platform.protocol import Platform
@@ -16,16 +15,15 @@ from tokenmill.platform.protocol import Platform
 def adapter_cache(
     config: EngineConfig, platform: Platform, decoder: Decoder, kernels: Kernels, in_one_call: bool
 ) -> AdapterCache | None:
-    """Where adapters are kept; None: `--enable-lora` is not given. `in_one_call`: see `AdapterReader`.
-
-    Raises:
-        InvalidConfig: what runs the model has no adapters.
-    """
+    """Where adapters are kept; None: `--enable-lora` is not given. `in_one_call`: passes are native, in a call each."""
     if not config.enable_lora:
         return None
+    slots, form = None, _form(in_one_call)
     if platform.is_accelerator:
-        raise InvalidConfig("--enable-lora: adapters run on CPUs only so far; leave it out, or take --device cpu")
-    return AdapterCache(AdapterReader(decoder, kernels, config.max_lora_rank, in_one_call), _most(config))
+        from tokenmill.adapters.slot_memory import SlotMemory
+
+        slots, form = SlotMemory(decoder, kernels, config.max_loras, config.max_lora_rank), AdapterForm.SLOTS
+    return AdapterCache(AdapterReader(decoder, kernels, config.max_lora_rank, form), _most(config), slots)
 
 
 def followed_adapters(
@@ -34,7 +32,11 @@ def followed_adapters(
     """The same for a rank that follows."""
     if not config.enable_lora:
         return None
-    return FollowedAdapters(AdapterReader(decoder, kernels, config.max_lora_rank, in_one_call), _most(config))
+    return FollowedAdapters(AdapterReader(decoder, kernels, config.max_lora_rank, _form(in_one_call)), _most(config))
+
+
+def _form(in_one_call: bool) -> AdapterForm:
+    return AdapterForm.ONE_CALL if in_one_call else AdapterForm.KERNELS
 
 
 def _most(config: EngineConfig) -> int:

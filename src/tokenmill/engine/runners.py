@@ -8,8 +8,10 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+import torch
+
 from tokenmill.adapters.cache import AdapterCache
-from tokenmill.adapters.rows import RowAdapters
+from tokenmill.adapters.rows import DeviceRowAdapters, HostRowAdapters, RowAdapters
 from tokenmill.attention.paged import PagedAttention
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.config import EngineConfig
@@ -58,7 +60,7 @@ def make_runner(
     vision: Vision | None = None,
 ) -> ModelRunner:
     """What a step is on the platform."""
-    of_rows = None if adapters is None else RowAdapters(config.max_num_seqs, adapters.find)
+    of_rows = None if adapters is None else _row_adapters(config, platform, adapters)
     encoder = None if vision is None else vision.encoder
     rows, attention = RowState(memory.tables, memory.sampling, masks, of_rows, encoder), memory.attention
     if platform.is_accelerator:
@@ -75,6 +77,13 @@ def make_runner(
     return runner
 
 
+def _row_adapters(config: EngineConfig, platform: Platform, adapters: AdapterCache) -> RowAdapters:
+    if adapters.slots is None:
+        return HostRowAdapters(config.max_num_seqs, adapters.find)
+    device = torch.device(platform.device)
+    return DeviceRowAdapters(config.max_num_seqs, adapters.find, adapters.slots, device)
+
+
 def _device_runner(
     config: EngineConfig, platform: Platform, loaded: LoadedModel, attention: AttentionBackend, rows: RowState
 ) -> ModelRunner:
@@ -84,7 +93,7 @@ def _device_runner(
     group = loaded.group
     if group is None or group.devices is None:
         sampler = DeviceSampler(loaded.decoder, rows.tables, triton_draw.draw)
-        graphs = _graphs(config, platform, loaded, stream, attention, loaded.decoder, sampler)
+        graphs = _graphs(config, platform, loaded, stream, attention, loaded.decoder, sampler, rows.adapters)
         transport = Staging(platform, stream)
         return ModelRunner(loaded.decoder, attention, rows, sampler, transport, graphs, takes_parts)
     devices = group.devices
@@ -108,6 +117,7 @@ def _graphs(
     attention: AttentionBackend,
     model: Model,
     sampler: DeviceSampler,
+    adapters: RowAdapters | None = None,
 ) -> CapturedDecodes | None:
     """The graphs of decodes, not captured yet, where there may be any."""
     assert isinstance(attention, PagedAttention), "a GPU has its attention over pages"
@@ -118,7 +128,8 @@ def _graphs(
         return None
     speculation = speculation_of(config, platform)
     num_drafts = 0 if speculation is None else speculation.most_tokens
-    return captured_decodes.CapturedDecodes(platform, stream, model, attention, sampler, num_drafts)
+    assert adapters is None or isinstance(adapters, DeviceRowAdapters), "a GPU has its adapters in slots"
+    return captured_decodes.CapturedDecodes(platform, stream, model, attention, sampler, num_drafts, adapters)
 
 
 def capture(platform: Platform, runner: ModelRunner, timer: StartupTimer) -> str:
@@ -140,6 +151,7 @@ def room_for_kv(
     max_model_len: int,
     masks: GrammarRows,
     drive: Callable[[ModelRunner, KVSize], None],
+    adapters: AdapterCache | None = None,
 ) -> int:
     """Bytes that a step of the whole budget and the largest graph leave, measured over a KV cache that just holds them.
 
@@ -152,7 +164,7 @@ def room_for_kv(
     platform.available_bytes()  # from here on it is seen what is taken
     size = KVSize(-(-config.step_budget // config.page_size) + 2 * config.max_num_seqs, max_model_len)
     memory = allocate(config, platform, model.architecture, model.attention, size)
-    runner = make_runner(config, platform, model, memory, masks)
+    runner = make_runner(config, platform, model, memory, masks, adapters)
     try:
         if runner.graphs is not None:
             runner.graphs.capture(count=1)

@@ -110,7 +110,7 @@ def _build(
     available = None
     if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
         with timer.phase("measuring a step"):
-            available = _room_for_kv(config, platform, model, limits, grammars)
+            available = _room_for_kv(config, platform, model, limits, grammars, adapters)
     with timer.phase("allocating KV"):
         size = size_kv(config, platform, model, available)
         memory = allocate(config, platform, model.architecture, model.attention, size, model.draft)
@@ -170,7 +170,12 @@ def _forms(config: EngineConfig, model: LoadedModel) -> tuple[str, ...]:
 
 
 def _room_for_kv(
-    config: EngineConfig, platform: Platform, model: LoadedModel, limits: ModelLimits, grammars: GrammarCache
+    config: EngineConfig,
+    platform: Platform,
+    model: LoadedModel,
+    limits: ModelLimits,
+    grammars: GrammarCache,
+    adapters: AdapterCache | None,
 ) -> int:
     """See `room_for_kv`."""
 
@@ -181,7 +186,7 @@ def _room_for_kv(
             model.group.memory.post(EndPhase())
 
     masks = masks_of(config, platform, model, grammars)
-    return room_for_kv(config, platform, model, limits.max_model_len, masks, drive)
+    return room_for_kv(config, platform, model, limits.max_model_len, masks, drive, adapters)
 
 
 def describe(

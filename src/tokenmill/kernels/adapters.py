@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -18,6 +19,21 @@ from tokenmill.kernels.torch_kernels import silu_and_mul
 
 AdapterSource = tuple[str, str]
 """The digest of an adapter's files, and their folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterModule:
+    """What is added to one projection: scale * b a.
+
+    Attributes:
+        start: of its columns among the outputs of the matrix.
+        a: [rank, in_size]. b: [columns, rank]; floats of any dtype.
+    """
+
+    start: int
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +83,22 @@ LayerAdapters = Mapping[str, LinearAdapter]
 """Those of one layer, by the role of the first projection in each matrix."""
 
 
+class AdaptedLayer(Protocol):
+    """Which rows of a step have which adapters, in one layer."""
+
+    def add(self, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """y [T, out_size], which is x W^T, with what the adapters add to it. `role`: see `LayerAdapters`."""
+
+    def silu_and_mul(self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `LinearWeight.silu_and_mul`; rows with adapters have theirs added before the SiLU."""
+
+    def keep(self, only: torch.Tensor) -> AdaptedLayer:
+        """The same of some rows, [S] int64, increasing."""
+
+
 @dataclass(frozen=True, slots=True)
-class AdaptedLayer:
-    """Which rows of a step have which adapters, in one layer.
+class GroupedLayer:
+    """See `AdaptedLayer`: rows grouped by adapter.
 
     Attributes:
         uses: [n] int64, increasing, and the adapter of these rows; in the order of the slots.
@@ -80,14 +109,14 @@ class AdaptedLayer:
     base: torch.Tensor
 
     def add(self, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """y [T, out_size], which is x W^T, with what the adapters add to it."""
+        """See `AdaptedLayer.add`."""
         for rows, adapters in self.uses:
             if role in adapters:
                 y[rows] = adapters[role].add(x[rows], y[rows])
         return y
 
     def silu_and_mul(self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See `LinearWeight.silu_and_mul`; rows with adapters have theirs added before the SiLU."""
+        """See `AdaptedLayer.silu_and_mul`."""
         out = x.new_empty(x.shape[0], weight.shape[0] // 2)
         if len(self.base):
             out[self.base] = weight.silu_and_mul(x[self.base], bias)
@@ -99,9 +128,9 @@ class AdaptedLayer:
                 out[rows] = weight.silu_and_mul(own, bias)
         return out
 
-    def keep(self, only: torch.Tensor) -> AdaptedLayer:
-        """The same of some rows, [S] int64, increasing."""
-        return AdaptedLayer(
+    def keep(self, only: torch.Tensor) -> GroupedLayer:
+        """See `AdaptedLayer.keep`."""
+        return GroupedLayer(
             tuple((_places(rows, only), adapters) for rows, adapters in self.uses), _places(self.base, only)
         )
 
@@ -113,16 +142,20 @@ class Adapter:
     Attributes:
         layers: what it adds to the matrices of each layer, where they are multiplied one by one.
         native: the same where the pass is one native call; None: it is not.
+        modules: the same where steps read it from a slot of a device's memory, by layer and role; None: they do not.
     """
 
     layers: Sequence[LayerAdapters]
     native: NativeAdapter | None
+    modules: Mapping[tuple[int, str], Sequence[AdapterModule]] | None = None
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
         if self.native is not None:
             return self.native.num_bytes
+        if self.modules is not None:
+            return sum(one.a.nbytes + one.b.nbytes for modules in self.modules.values() for one in modules)
         return sum(linear.num_bytes for layer in self.layers for linear in layer.values())
 
 
@@ -140,11 +173,11 @@ class AdapterRows:
     of_row: torch.Tensor
     sources: tuple[AdapterSource, ...] = ()
 
-    def layers(self, num_layers: int) -> list[AdaptedLayer]:
+    def layers(self, num_layers: int) -> Sequence[AdaptedLayer]:
         """Of each layer, where its matrices are multiplied one by one."""
         rows = [(self.of_row == number).nonzero().squeeze(1) for number in range(-1, len(self.adapters))]
         return [
-            AdaptedLayer(
+            GroupedLayer(
                 tuple((own, adapter.layers[index]) for own, adapter in zip(rows[1:], self.adapters, strict=True)),
                 rows[0],
             )

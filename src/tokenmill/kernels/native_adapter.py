@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
 from tokenmill.kernels.native import MODULE
 
+if TYPE_CHECKING:
+    from tokenmill.kernels.adapters import AdapterModule
+
 MATRICES = ("q", "output", "gate", "down")
 """Roles of the first projections of a layer's matrices, in the order of native/adapted_rows.h."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterModule:
-    """What is added to one projection: scale * b a.
-
-    Attributes:
-        start: of its columns among the outputs of the matrix.
-        a: [rank, in_size]. b: [columns, rank]; floats of any dtype.
-    """
-
-    start: int
-    a: torch.Tensor
-    b: torch.Tensor
-    scale: float
 
 
 class NativeAdapter:

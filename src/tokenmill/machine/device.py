@@ -62,6 +62,8 @@ def _gpu_obstacles(config: EngineConfig, platform: Platform, dtype: torch.dtype)
         yield "--pipeline-parallel-size: stages are of CPUs; GPUs share a model by --tensor-parallel-size"
     if config.enable_expert_parallel:
         yield "--enable-expert-parallel is for CPUs; GPUs have a part of each expert"
+    if config.num_ranks > 1 and config.enable_lora:
+        yield "--enable-lora needs one GPU, or CPUs: ranks on GPUs have no adapters yet"
     if config.num_ranks > 1 and config.batch_invariant:
         yield "--batch-invariant needs one GPU: in which order several add up depends on the size of a step"
     if config.kernels == "native":

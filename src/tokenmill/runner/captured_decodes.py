@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from tokenmill.adapters.rows import DeviceRowAdapters
 from tokenmill.attention.batch import DeviceLens, ForwardBatch
 from tokenmill.attention.paged import PagedAttention
 from tokenmill.kernels.triton.decode_inputs import decode_inputs
@@ -25,6 +28,7 @@ class CapturedDecodes:
     Args:
         stream: that of the steps.
         num_speculative_tokens: the most drafts of a request; 0: none are expected.
+        adapters: those of the rows; None: there are none. Steps in which a row has one have graphs of their own.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class CapturedDecodes:
         attention: PagedAttention,
         sampler: DeviceSampler,
         num_speculative_tokens: int = 0,
+        adapters: DeviceRowAdapters | None = None,
     ) -> None:
         self._model = model
         self._attention = attention.in_graphs()
@@ -46,7 +51,12 @@ class CapturedDecodes:
         spare_row = len(self._tables.pages) - 1
         padding = pack(np.array([Draw(row=spare_row)], dtype=RECORD))
         num_drafts = num_speculative_tokens if attention.takes_drafts else 0
-        self._graphs = DecodeGraphs(platform, stream, self._decode, padding, spare_row, num_drafts)
+        self._adapters = adapters
+        plain, adapted = partial(self._decode, None), partial(self._decode, adapters)
+        self._graphs = DecodeGraphs(platform, stream, plain, padding, spare_row, num_drafts)
+        self._adapted = self._graphs
+        if adapters is not None:
+            self._adapted = DecodeGraphs(platform, stream, adapted, padding, spare_row, num_drafts)
 
     @torch.inference_mode()
     def capture(self, report: Report = lambda done, total: None, count: int | None = None) -> int:
@@ -55,20 +65,30 @@ class CapturedDecodes:
         Raises:
             InvalidConfig: no memory is left for them.
         """
-        self._graphs.capture(report, count)
-        return self._graphs.num_graphs
+        for graphs in self._kinds:
+            graphs.capture(report, count)
+        return sum(graphs.num_graphs for graphs in self._kinds)
 
     def close(self) -> None:
         """Let go of the graphs, and with them of the model and the KV cache."""
-        self._graphs.close()
+        for graphs in self._kinds:
+            graphs.close()
 
-    def fit(self, arrays: Arrays, num_samples: npt.NDArray[np.int32]) -> bool:
+    @property
+    def _kinds(self) -> list[DecodeGraphs]:
+        return [self._graphs] if self._adapted is self._graphs else [self._adapted, self._graphs]
+
+    def _graphs_for(self, rows: npt.NDArray[np.integer]) -> DecodeGraphs:
+        has_adapters = self._adapters is not None and self._adapters.has_any(rows)
+        return self._adapted if has_adapters else self._graphs
+
+    def fit(self, arrays: Arrays, rows: npt.NDArray[np.int32], num_samples: npt.NDArray[np.int32]) -> bool:
         """Add the first draws of a step, padded up to the size of a graph; False if none is that large.
 
         Args:
-            num_samples: [n], of the first n requests; each token of theirs is sampled from.
+            rows, num_samples: [n], of the first n requests; each token of theirs is sampled from.
         """
-        padded = self._graphs.padded(arrays["draws"][: num_samples.sum()], num_samples)
+        padded = self._graphs_for(rows).padded(arrays["draws"][: num_samples.sum()], num_samples)
         if padded is not None:
             arrays["decodes"], starts = padded
             arrays |= {} if starts is None else {"decode_starts": starts}
@@ -86,7 +106,8 @@ class CapturedDecodes:
         starts = sent.get("decode_starts")
         if starts is None:
             self._plan_attention(samples.positions[:num], len(sent["decodes"]))
-        logits, drawn = (part[:num] for part in self._graphs.run(sent["decodes"], starts))
+        graphs = self._graphs_for(samples.rows[:num])
+        logits, drawn = (part[:num] for part in graphs.run(sent["decodes"], starts))
         if outputs is not None and len(outputs):
             others = self._model.logits(outputs)
             logits = torch.cat([logits, others])
@@ -102,7 +123,7 @@ class CapturedDecodes:
         lens[: len(context_lens)] = context_lens
         self._planned = self._stream.record() if self._attention.before_replay(lens) else None
 
-    def _decode(self, draws: torch.Tensor, starts: torch.Tensor) -> Tensors:
+    def _decode(self, adapters: DeviceRowAdapters | None, draws: torch.Tensor, starts: torch.Tensor) -> Tensors:
         """A whole decode step of n tokens by their packed draws: what a graph holds. Lengths stay on the device.
 
         Args:
@@ -123,6 +144,7 @@ class CapturedDecodes:
             query_starts=np.arange(0, n + 1, n // rows, dtype=np.int32),
             output_indices=self._indices[:n],
             lens=DeviceLens(lens, starts),
+            adapters=None if adapters is None else adapters.of_rows(places(draws)[0]),
         )
         logits = self._model.logits(self._model.forward(batch, self._attention))
         return logits, self._sampler.draw(logits, draws)

@@ -101,7 +101,7 @@ class ModelRunner:
         """Start a step behind the previous one; returns what waits for its end and puts the result together."""
         step = self._enter(plan)
         with self._transport:
-            self._rows.tables.apply(plan, step.sent)
+            self._rows.apply(plan, step.sent)
             outputs = self.model.forward(self._batch(step), self._attention) if step.has_rest else None
             return self._sample(step, outputs, previous)
 
@@ -120,7 +120,7 @@ class ModelRunner:
     def _batch(self, step: EnteredStep) -> ForwardBatch:
         batch = build_batch(step.arrays, step.sent, self._rows.tables)
         if self._rows.adapters is not None:
-            batch = replace(batch, adapters=self._rows.adapters.rows_of(step.plan))
+            batch = replace(batch, adapters=self._rows.adapters.rows_of(step.plan, step.sent, step.num_captured))
         if self._rows.encoder is not None:
             batch = replace(batch, media=self._rows.encoder.add_to(batch, step.plan))
         return batch
@@ -167,7 +167,7 @@ class ModelRunner:
         num = len(is_decode) if is_decode.all() else int(is_decode.argmin())
         if num < len(is_decode) and (plan.draft_ids is not None or not self._takes_parts):
             return 0
-        return num if num and self.graphs.fit(arrays, plan.num_samples[:num]) else 0
+        return num if num and self.graphs.fit(arrays, plan.rows[:num], plan.num_samples[:num]) else 0
 
     def _masks(self, samples: Samples, previous: StepOutcome | None) -> GrammarStep | None:
         """The grammars of a step, once they have the tokens of the one before: here the host has to wait."""
@@ -199,7 +199,7 @@ class PipelinedRunner(ModelRunner):
     def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
         """See `ModelRunner.start`."""
         step = self._enter(plan)
-        self._rows.tables.apply(plan, step.sent)
+        self._rows.apply(plan, step.sent)
         outputs = self.model.begin(self._batch(step), self._attention)
         return partial(self._finish, step, outputs)
 

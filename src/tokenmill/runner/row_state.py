@@ -7,7 +7,7 @@ from tokenmill.core.plan import StepPlan
 from tokenmill.runner.prompt_reports import PromptReports
 from tokenmill.runner.row_tables import RowTables, table_arrays
 from tokenmill.runner.samples import Samples
-from tokenmill.runner.transport import Arrays
+from tokenmill.runner.transport import Arrays, Sent
 from tokenmill.sampling.grammar_rows import GrammarRows
 from tokenmill.sampling.state import SamplingState
 from tokenmill.vision.encoder import Encoder
@@ -40,16 +40,23 @@ class RowState:
         self.prompts = PromptReports(len(tables.tokens), sampling.vocab_size)
 
     def enter(self, plan: StepPlan, samples: Samples) -> Arrays:
-        """Take in the new rows of a plan; what remains to be sent to the device for `tables.apply`."""
+        """Take in the new rows of a plan; what remains to be sent to the device for `apply`."""
         for new_row in plan.new_rows:
             self.sampling.set(new_row)
             self.prompts.set(new_row)
         self.grammars.set(plan.new_rows)
+        arrays = table_arrays(plan, samples)
         if self.adapters is not None:
-            self.adapters.set(plan)
+            arrays |= self.adapters.set(plan)
         if self.encoder is not None:
             self.encoder.set(plan)
-        return table_arrays(plan, samples)
+        return arrays
+
+    def apply(self, plan: StepPlan, sent: Sent) -> None:
+        """On the device: what a plan changes."""
+        self.tables.apply(plan, sent)
+        if self.adapters is not None:
+            self.adapters.apply(sent)
 
     def close(self) -> None:
         """End the threads of grammars."""
