@@ -19,19 +19,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tokenmill.kernels.triton import attention, decode_inputs, fp8, gate, heads, matmul, norm
+from tokenmill.kernels.triton import adapters, attention, decode_inputs, fp8, gate, heads, matmul, norm
 from tokenmill.sampling import triton_draw, triton_select
 
 # Types of the arguments by their names, the same in all kernels.
 ACTIVATIONS = (
     *("x", "delta", "weight", "bias", "output", "gate_up", "qkv", "q_norm", "k_norm"),
-    *("cos_table", "sin_table", "q", "keys", "values", "logits"),
+    *("cos_table", "sin_table", "q", "keys", "values", "logits", "a", "b", "y"),
 )
 POINTERS = {
-    **dict.fromkeys(("parts", "scales"), "*fp32"),
+    **dict.fromkeys(("parts", "scales", "inner"), "*fp32"),
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items", "counters"), "*i32"),
     **dict.fromkeys(("shared", "part_stops"), "*i32"),
-    **dict.fromkeys(("pages", "tokens", "lens"), "*i32"),
+    **dict.fromkeys(("pages", "tokens", "lens", "slot_of_row"), "*i32"),
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
     **dict.fromkeys(("rows", "ends", "places", "order"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
@@ -51,6 +51,9 @@ NUMBERS = {
             "window",
             "num_pages",
             "num_tokens",
+            "ranks",
+            "second",
+            "third",
         ),
         "i32",
     ),
@@ -105,6 +108,8 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}, 4),
     (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
     (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
+    (adapters._shrink, {"RANKS": 16, "WIDTH": 256}, 4),
+    (adapters._expand, {"PARTS": 3, "RANK": 16, "OUTPUTS": 64}, 4),
     (decode_inputs._decode_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),
     (triton_draw._summarize, CHUNKS, 4),
     *((triton_select.select, {**CHUNKS, "TILE": triton_draw.TILE, "LEVEL": level}, 8) for level in range(4)),

@@ -26,10 +26,10 @@ MOST_PARTS = 3
 
 
 @triton.jit
-def _shrink(x, stride, a, slots, inner, ranks, size, RANKS: tl.constexpr, WIDTH: tl.constexpr):
+def _shrink(x, stride, a, slot_of_row, inner, ranks, size, RANKS: tl.constexpr, WIDTH: tl.constexpr):
     """inner [T, ranks] float32 = x A^T."""
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + token).to(tl.int64)
+    slot = tl.load(slot_of_row + token).to(tl.int64)
     if slot < 0:
         return
     rows = tl.program_id(1) * RANKS + tl.arange(0, RANKS)
@@ -46,12 +46,12 @@ def _shrink(x, stride, a, slots, inner, ranks, size, RANKS: tl.constexpr, WIDTH:
 
 @triton.jit
 def _expand(
-    inner, b, scales, slots, y, stride, size, second, third,
+    inner, b, scales, slot_of_row, y, stride, size, second, third,
     PARTS: tl.constexpr, RANK: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
     """y [T, size] += scale * inner B^T. The outputs of the second and third part begin at `second` and `third`."""
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + token).to(tl.int64)
+    slot = tl.load(slot_of_row + token).to(tl.int64)
     if slot < 0:
         return
     columns = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
