@@ -17,12 +17,13 @@ static void make_layer(AttentionLayer* self, const LayerKV& memory, const HeadNo
 }
 
 static PlannedStep plan(const Attention& self, int64_t requests, Address query_starts, Address context_lens,
-                        Address page_table, int64_t page_stride) {
+                        Address page_table, int64_t page_stride, Address cos, Address sin) {
   const AttentionStep step{requests,
                            at<const int32_t>(query_starts),
                            at<const int32_t>(context_lens),
                            at<const int32_t>(page_table),
-                           page_stride};
+                           page_stride,
+                           {at<const uint16_t>(cos), at<const uint16_t>(sin)}};
   return {step, plan_attention(self.shape, step, self.kernels.threads)};
 }
 
@@ -61,7 +62,7 @@ void bind_attention(nb::module_& module) {
       .def("__init__", make_attention, nb::arg("kernels"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("page_size"))
       .def("plan", plan, nb::arg("requests"), nb::arg("query_starts"), nb::arg("context_lens"), nb::arg("page_table"),
-           nb::arg("page_stride"))
+           nb::arg("page_stride"), nb::arg("cos"), nb::arg("sin"))
       .def("forward", forward, nb::arg("step"), nb::arg("layer"), nb::arg("qkv"), nb::arg("out"), ReleaseGil());
 }
 

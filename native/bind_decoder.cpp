@@ -29,11 +29,12 @@ static void gather(Decoder& self, Ranks& ranks, Address shared, int64_t first_to
 
 static bool forward(const Decoder& self, PlannedStep& planned, Address token_ids, Address hidden, int64_t tokens,
                     Address output_indices, int64_t outputs, Address of_token,
-                    const std::vector<const Adapter*>& adapters, Address scratch, Address out) {
+                    const std::vector<const Adapter*>& adapters, const StepMedia& media, Address scratch,
+                    Address out) {
   const StepAdapters step = {at<const int32_t>(of_token), adapters};
   return self.forward({planned, at<const int64_t>(token_ids), at<const uint16_t>(hidden), tokens,
                        at<const int64_t>(output_indices), outputs, adapters.empty() ? nullptr : &step,
-                       at<uint16_t>(scratch), at<uint16_t>(out)});
+                       media.count ? &media : nullptr, at<uint16_t>(scratch), at<uint16_t>(out)});
 }
 
 void bind_decoder(nb::module_& module) {
@@ -43,6 +44,12 @@ void bind_decoder(nb::module_& module) {
              new (self) Projection{weights, at<const uint16_t>(bias), column};
            },
            nb::arg("weights"), nb::arg("bias"), nb::arg("column"));
+  nb::class_<StepMedia>(module, "StepMedia")
+      .def("__init__",
+           [](StepMedia* self, Address tokens, int64_t count, Address values, int64_t levels) {
+             new (self) StepMedia{at<const int64_t>(tokens), count, at<const uint16_t>(values), levels};
+           },
+           nb::arg("tokens"), nb::arg("count"), nb::arg("values"), nb::arg("levels"));
   nb::class_<DecoderLayer>(module, "DecoderLayer")
       .def("__init__", make_layer, nb::arg("attention_norm"), nb::arg("qkv"), nb::arg("attention"), nb::arg("output"),
            nb::arg("mlp_norm"), nb::arg("gate_up"), nb::arg("down"), nb::arg("residual_multiplier"));
@@ -57,7 +64,7 @@ void bind_decoder(nb::module_& module) {
       .def("shared_numbers", &Decoder::shared_numbers, nb::arg("tokens"))
       .def("scratch_numbers", &Decoder::scratch_numbers, nb::arg("tokens"))
       .def("forward", forward, nb::arg("step"), nb::arg("token_ids"), nb::arg("hidden"), nb::arg("tokens"),
-           nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"),
+           nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"), nb::arg("media"),
            nb::arg("scratch"), nb::arg("out"), ReleaseGil());
 }
 

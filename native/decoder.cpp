@@ -35,6 +35,21 @@ struct Strides {
   int64_t gathered() const { return hidden + attention_out + intermediate; }
 };
 
+// What torch makes of the sum of two numbers in bfloat16.
+uint16_t sum_of(uint16_t one, uint16_t other) {
+  const auto widened = [](uint16_t bf16) {
+    const uint32_t bits = static_cast<uint32_t>(bf16) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  };
+  const float sum = widened(one) + widened(other);
+  if (sum != sum) return 0x7fc0;
+  uint32_t bits;
+  std::memcpy(&bits, &sum, sizeof bits);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 struct Buffer {
   uint16_t* data;
   int64_t stride;
@@ -119,11 +134,13 @@ class ForwardPass {
   //                       meet                           meet                                   meet
   bool run() {
     if (!begin()) return false;
+    place_media();
     adapted_.begin(rows_);
     for (const auto& layer : decoder_.layers) {
       attend(layer);
       if (&layer == &decoder_.layers.back() && decoder_.final_norm) keep_outputs();
       if (!meet() || !feed_forward(layer)) return false;
+      add_media(layer);
     }
     end();
     return true;
@@ -152,6 +169,28 @@ class ForwardPass {
     if (!call_.hidden) return embed();
     copy_rows(call_.hidden, decoder_.hidden_size, residual_.data, residual_.stride);
     return true;
+  }
+
+  const uint16_t* media_row(int64_t i, int64_t level) const {
+    return call_.media->values + (i * (1 + call_.media->levels) + level) * decoder_.hidden_size;
+  }
+
+  void place_media() {
+    for (int64_t i = 0; call_.media && i < call_.media->count; ++i) {
+      uint16_t* row = residual_.data + call_.media->tokens[i] * residual_.stride;
+      std::memcpy(row, media_row(i, 0), decoder_.hidden_size * sizeof(uint16_t));
+    }
+  }
+
+  // Behind the last layer not all tokens have a row any more, and nothing is added.
+  void add_media(const DecoderLayer& layer) {
+    const int64_t level = &layer - decoder_.layers.data() + 1;
+    if (!call_.media || level > call_.media->levels || &layer == &decoder_.layers.back()) return;
+    for (int64_t i = 0; i < call_.media->count; ++i) {
+      uint16_t* row = residual_.data + call_.media->tokens[i] * residual_.stride;
+      const uint16_t* added = media_row(i, level);
+      for (int64_t k = 0; k < decoder_.hidden_size; ++k) row[k] = sum_of(row[k], added[k]);
+    }
   }
 
   void end() {

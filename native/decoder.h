@@ -46,6 +46,14 @@ struct StepAdapters {
   std::vector<const Adapter*> adapters;
 };
 
+// Tokens that are no text: what stands in the place of their embeddings, and what is added behind the first layers.
+struct StepMedia {
+  const int64_t* tokens;  // [count], increasing
+  int64_t count;
+  const uint16_t* values;  // [count][1 + levels][hidden]: the embedding, and what is added behind layer 0, 1, ...
+  int64_t levels;
+};
+
 // The tokens of a step, and where their results go.
 struct DecoderCall {
   PlannedStep& planned;
@@ -55,6 +63,7 @@ struct DecoderCall {
   const int64_t* output_indices;  // [outputs] of the tokens, increasing
   int64_t outputs;
   const StepAdapters* adapters;  // null: no token has any
+  const StepMedia* media;        // null: all are text
   uint16_t* scratch;  // [Decoder::scratch_numbers(tokens)]
   uint16_t* out;      // [outputs][hidden], where there is no final norm [tokens][hidden]; or null: not wanted
 };

@@ -32,6 +32,10 @@ struct AttentionShape {
   int64_t out_size() const { return static_cast<int64_t>(heads) * head_dim; }
 };
 
+struct RotaryTables {  // [positions][head_dim / 2], or null where the layer does not rotate
+  const uint16_t *cos, *sin;
+};
+
 // The requests of a step; the arrays are those of `ForwardBatch`.
 struct AttentionStep {
   int64_t requests;
@@ -39,9 +43,14 @@ struct AttentionStep {
   const int32_t* context_lens;  // [requests]
   const int32_t* page_table;    // [requests][page_stride]
   int64_t page_stride;
+  RotaryTables angles;  // of its own tokens, in their order, where images have other positions; or null
 
   int queries(int request) const { return query_starts[request + 1] - query_starts[request]; }
   int first_position(int request) const { return context_lens[request] - queries(request); }
+  // The row of a query's angles: among those of the step, or in a layer's tables.
+  int64_t angle(int request, int query) const {
+    return query + (angles.cos ? query_starts[request] : first_position(request));
+  }
 };
 
 // bf16, or int8 where there are scales: a float32 for each slot and KV head, [pages][kv_heads][page_size].
@@ -53,10 +62,6 @@ struct LayerKV {
 struct HeadNorms {  // weights [head_dim], or null where the model has none
   const uint16_t *q, *k;
   float eps;
-};
-
-struct RotaryTables {  // [positions][head_dim / 2], or null where the layer does not rotate
-  const uint16_t *cos, *sin;
 };
 
 // What attention is in one layer.

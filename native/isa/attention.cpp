@@ -27,7 +27,8 @@ void store_tokens(const AttentionCall& call, const Pages& pages, const PageWrite
       return call.qkv + token * call.qkv_stride + (shape.heads + pages.head) * shape.head_dim;
     };
     const auto position = [&](int i) { return call.step.first_position(write.request) + first + i; };
-    norm_and_rotate_heads(call, call.layer.norms.k, count, key, position, keys);
+    const auto angle = [&](int i) { return call.step.angle(write.request, first + i); };
+    norm_and_rotate_heads(call, call.layer.norms.k, count, key, angle, keys);
     const auto value = [&](int i) { return key(i) + shape.kv_heads * shape.head_dim; };
     for (int i = 0; i < count; ++i) store_key(pages, position(i), keys + i * shape.head_dim);
     for (int i = 0; i < count;) {
@@ -163,7 +164,11 @@ class TileWork {
 
   void prepare_queries() {
     const auto source = [&](int row) { return call_.qkv + token(row) * call_.qkv_stride + head_start(row); };
-    norm_and_rotate_heads(call_, call_.layer.norms.q, tile_.rows, source, [&](int row) { return position(row); }, q_);
+    const auto angle = [&](int row) {
+      const QueryRow at = row_of(call_, tile_, row);
+      return call_.step.angle(at.request, at.row / call_.shape.group());
+    };
+    norm_and_rotate_heads(call_, call_.layer.norms.q, tile_.rows, source, angle, q_);
     for (int row = 0; row < tile_.rows; ++row) {
       const int end = position(row) + 1;
       visible_keys_[row] = {call_.layer.window > 0 ? std::max(end - call_.layer.window, 0) : 0, end};

@@ -19,13 +19,13 @@ inline void norm_head(const uint16_t* x, const uint16_t* weight, float factor, i
   for (; i < size; ++i) out[i] = to_bf16(scaled(to_float(x[i]), factor, to_float(weight[i])));
 }
 
-// The same, and rotated in pairs (i, i + head_dim / 2), if the layer rotates.
+// The same, and rotated in pairs (i, i + head_dim / 2), if the layer rotates. `angle`: see `AttentionStep`.
 inline void norm_and_rotate_head(const AttentionCall& call, const uint16_t* x, const uint16_t* weight, float factor,
-                         int64_t position, uint16_t* out) {
+                         int64_t angle, uint16_t* out) {
   const int half = call.shape.head_dim / 2;
-  const RotaryTables& rotary = call.layer.rotary;
-  if (!rotary.cos) return norm_head(x, weight, factor, 2 * half, out);
-  const uint16_t *cos = rotary.cos + position * half, *sin = rotary.sin + position * half;
+  if (!call.layer.rotary.cos) return norm_head(x, weight, factor, 2 * half, out);
+  const RotaryTables& rotary = call.step.angles.cos ? call.step.angles : call.layer.rotary;
+  const uint16_t *cos = rotary.cos + angle * half, *sin = rotary.sin + angle * half;
   int i = 0;
   for (; i + LANES <= half; i += LANES) {
     F32 a = load_bf16(x + i), b = load_bf16(x + half + i);
@@ -50,11 +50,11 @@ inline void norm_and_rotate_head(const AttentionCall& call, const uint16_t* x, c
 }
 
 // Norms and rotates `count` <= QUERY_TILE_ROWS heads, into out [count][head_dim]. `weight` [head_dim] is that of the
-// norm, or null. source(i) is a head, position(i) the position of its token. The square roots of all norms are taken
+// norm, or null. source(i) is a head, angle(i) the row of its token's angles. The square roots of all norms are taken
 // together, because one alone has to be waited for.
-template <class Source, class Position>
+template <class Source, class Angle>
 void norm_and_rotate_heads(const AttentionCall& call, const uint16_t* weight, int count, const Source& source,
-                   const Position& position, uint16_t* out) {
+                           const Angle& angle, uint16_t* out) {
   const int size = call.shape.head_dim;
   float factors[QUERY_TILE_ROWS] = {};
   if (weight) {
@@ -62,7 +62,7 @@ void norm_and_rotate_heads(const AttentionCall& call, const uint16_t* weight, in
     inverse_rms(factors, count, size, call.layer.norms.eps);
   }
   for (int i = 0; i < count; ++i) {
-    norm_and_rotate_head(call, source(i), weight, factors[i], position(i), out + i * size);
+    norm_and_rotate_head(call, source(i), weight, factors[i], angle(i), out + i * size);
   }
 }
 

@@ -109,7 +109,11 @@ class Attention:
         context_lens: Address,
         page_table: Address,
         page_stride: int,
-    ) -> PlannedStep: ...
+        cos: Address,
+        sin: Address,
+    ) -> PlannedStep:
+        """`cos`, `sin`: of the step's own tokens, [tokens][head_dim / 2]; 0: they follow from where these stand."""
+
     def forward(self, step: PlannedStep, layer: AttentionLayer, qkv: Address, out: Address) -> None: ...
 
 class Projection:
@@ -155,6 +159,11 @@ class Adapter:
     ) -> None:
         """A part's B: [blocks of ADAPTER_BLOCK columns][rank][ADAPTER_BLOCK] of bf16, padded with zeros."""
 
+class StepMedia:
+    """What stands in the place of some tokens' embeddings, and is added behind the first layers; see native/decoder.h."""
+
+    def __init__(self, tokens: Address, count: int, values: Address, levels: int) -> None: ...
+
 class Decoder:
     """A dense decoder whose forward pass is one call."""
 
@@ -175,6 +184,7 @@ class Decoder:
         outputs: int,
         of_token: Address,
         adapters: Sequence[Adapter],
+        media: StepMedia,
         scratch: Address,
         out: Address,
     ) -> bool:

@@ -266,6 +266,11 @@ class ServerConfig:
     )
     root_path: str = flag("", "path prefix when behind a proxy")
     allowed_origins: tuple[str, ...] = flag((), "CORS origins that browsers may call from", repeat=True)
+    allowed_media_domains: tuple[str, ...] = flag(
+        (),
+        "host that images may be fetched from, by http or https, perhaps with its port; may be repeated",
+        repeat=True,
+    )
     allowed_hosts: tuple[str, ...] = flag(
         (), "names that clients may call the server by, besides those of the loopback, where no key is set", repeat=True
     )

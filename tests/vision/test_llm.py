@@ -179,7 +179,7 @@ def test_more_images_than_a_request_may_have_are_refused(llm: LLM, rng: np.rando
         ({"enable_lora": True}, "--enable-lora"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ({"speculative_config": "ngram"}, "--speculative-config"),
-        ({"attention_backend": "native", "dtype": "bfloat16"}, "--attention-backend native"),
+        ({"quantization": "fp8"}, "--quantization fp8"),
         ({"encoder_budget": 0}, "--encoder-budget"),
         ({"limit_mm_per_prompt": {"audio": 1}}, "--limit-mm-per-prompt"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import struct
 import zlib
 from collections.abc import Iterator
@@ -14,7 +15,10 @@ import pytest
 from PIL import Image
 
 from tests.server.running_server import RunningServer, start_server
+from tokenmill.cli.bench.serve import make_parser, read_load
+from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.replicas.starter import ENGINE_MODULE
 
 NUM_TOKENS = 6
@@ -91,6 +95,7 @@ def test_bombs_are_bad_requests_and_a_stream_beside_them_goes_on(server: Running
         [url_of(image[:500])],
         [url_of(b"<svg/>")],
         ["http://127.0.0.1:1/a.png"],
+        ["https://images.example.org/a.png"],
         ["file:///etc/passwd"],
         [url_of(image)] * 3,
     ):
@@ -106,3 +111,14 @@ def test_sound_is_refused_by_name(server: RunningServer) -> None:
     refusal = server.post("/v1/chat/completions", body)
     assert refusal.status_code == 400
     assert "input_audio" in refusal.json()["error"]["message"]
+
+
+def test_bench_sends_images(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    before = server.metric("mm_cache_queries_total")
+    flags = ["--url", server.url, "--num-prompts", "3", "--images", "2", "--image-size", "64x32", "--num-warmups", "0"]
+    assert main(["bench", "serve", *flags, "--output-len", "4:4"]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (document["completed"], document["workload"]["num_images"]) == (3, 2)
+    server.wait_for(lambda: server.metric("mm_cache_queries_total") == before + 6)
+    with pytest.raises(InvalidConfig, match="--image-size"):
+        read_load(make_parser().parse(["--images", "1", "--image-size", "big"]))

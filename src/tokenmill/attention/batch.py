@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from tokenmill.kernels.adapters import AdapterRows
-from tokenmill.kernels.heads import StepAngles
+from tokenmill.kernels.heads import RotaryTables, StepAngles
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class MediaTokens:
     Attributes:
         positions: [3, T] int64, of time, row and column; all equal where a token is text.
         axes: [head_dim / 2] int64, which of the three each frequency of the rotary embedding turns by.
+        rotary: the tables of all layers.
         indices: [K] int64, increasing: which of the T tokens are placeholders.
         embeddings: [K, 1 + levels, hidden_size] what stands in their place, and what is added to them behind layer 0,
             1, ...; None where K is 0.
@@ -40,6 +41,7 @@ class MediaTokens:
 
     positions: torch.Tensor
     axes: torch.Tensor
+    rotary: RotaryTables
     indices: torch.Tensor
     embeddings: torch.Tensor | None
 

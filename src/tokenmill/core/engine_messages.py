@@ -52,6 +52,7 @@ class EngineReady(EngineMessage, kw_only=True):
     weights_source: str = ""
     fingerprint: str = ""
     takes_transfer_params: bool = False
+    takes_images: bool = False
     adapters: list[AdapterRef] = msgspec.field(default_factory=list)
     max_loras: int = 0
 

@@ -22,7 +22,7 @@ from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
 from tokenmill.parallel.collective import ALONE
 from tokenmill.platform.protocol import Platform
-from tokenmill.vision.start import with_vision
+from tokenmill.vision.start import check_vision
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.hub import fetch
@@ -99,7 +99,7 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
     with timer.phase("finding the model") as progress:
         folder = fetch(config.model, config.revision, config.download_dir, progress)
         architecture = read_architecture(folder)
-    config = with_vision(config, architecture, platform)
+    check_vision(config, architecture, platform)
     wanted_context(config, architecture.max_position)
     dtype = DTYPES[config.dtype]
     check_parameters(config, platform, architecture)

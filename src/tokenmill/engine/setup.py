@@ -148,6 +148,7 @@ def _build(
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
     ready.fingerprint = limits.fingerprint
     ready.adapters, ready.max_loras = named, config.max_loras if config.enable_lora else 0
+    ready.takes_images = vision is not None
     ready.takes_transfer_params = connection is not None and connection.takes_params
     ready.speculation = describe_speculation(header.speculation, model.draft)
     return BuiltEngine(engine, ready, take_memory(config, platform, memory), model)

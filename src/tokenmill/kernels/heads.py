@@ -41,9 +41,13 @@ class RotaryTables:
 
     def lookup_axes(self, positions: torch.Tensor, axes: torch.Tensor) -> CosSin:
         """`lookup` where each frequency turns by one of several positions: positions [A, T], axes [head_dim / 2]."""
+        return self._both_halves(*self.rows(positions, axes))
+
+    def rows(self, positions: torch.Tensor, axes: torch.Tensor) -> CosSin:
+        """The same as rows of the tables, [T, head_dim / 2] each."""
         columns = torch.arange(len(axes), device=axes.device)
-        places = positions[axes].T  # [T, head_dim / 2]
-        return self._both_halves(self.cos[places, columns], self.sin[places, columns])
+        places = positions[axes].T.contiguous()  # [T, head_dim / 2]
+        return self.cos[places, columns], self.sin[places, columns]
 
     @staticmethod
     def _both_halves(cos: torch.Tensor, sin: torch.Tensor) -> CosSin:

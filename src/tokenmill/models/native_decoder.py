@@ -58,12 +58,11 @@ class NativeDecoder:
     ) -> torch.Tensor:
         """See `Decoder.forward`; the attention is the one that it is bound to. Of several ranks only the first one has
         outputs: the others are told what the head is to be multiplied by."""
-        assert batch.media is None, "models with images have an attention that takes positions"
         assert attention is self._attention, "the pass is bound to the memory of one attention"
         token_ids, wanted = batch.token_ids, batch.output_indices
         assert token_ids.is_contiguous() and wanted.is_contiguous(), "ids and indices lie in one piece"
         assert hidden is None or hidden.is_contiguous(), "and so do hidden states"
-        step = self._attention.plan(batch).step
+        plan = self._attention.plan(batch)
         tokens, outputs, shard = len(token_ids), len(wanted), self._decoder.shard
         if self._room is not None:
             assert self._native.shared_numbers(tokens) * BF16_BYTES <= self._room.num_bytes, "a larger step"
@@ -72,9 +71,19 @@ class NativeDecoder:
         out = torch.empty(rows, self._decoder.architecture.hidden_size, dtype=torch.bfloat16)
         inputs = (token_ids.data_ptr(), 0 if hidden is None else hidden.data_ptr(), tokens, wanted.data_ptr(), outputs)
         memory = (scratch.data_ptr(), out.data_ptr() if shard.rank == 0 else 0)
-        if not self._native.forward(step, *inputs, *_adapted(batch.adapters), *memory):
+        if not self._native.forward(plan.step, *inputs, *_adapted(batch.adapters), _media(batch), *memory):
             raise self._decoder.collective.failure()
         return out
+
+
+def _media(batch: ForwardBatch) -> _native.StepMedia:
+    """What stands in the place of embeddings."""
+    native, media = importlib.import_module(MODULE), batch.media
+    if media is None or media.embeddings is None:
+        return native.StepMedia(0, 0, 0, 0)
+    values, indices = media.embeddings, media.indices
+    assert values.dtype == torch.bfloat16 and values.is_contiguous() and indices.is_contiguous(), "as the pass reads it"
+    return native.StepMedia(indices.data_ptr(), len(indices), values.data_ptr(), values.shape[1] - 1)
 
 
 def _adapted(rows: AdapterRows | None) -> tuple[int, list[_native.Adapter]]:

@@ -20,6 +20,7 @@ from tokenmill.replicas.fleet import Fleet
 from tokenmill.server.adapters import AdapterRegistry
 from tokenmill.server.http.body_budget import BodyBudget
 from tokenmill.server.http.errors import ModelNotFound
+from tokenmill.server.media import MediaFetcher
 from tokenmill.web.live_hub import LiveHub
 
 
@@ -54,6 +55,7 @@ class ServerContext:
         batches: what keeps files and batches; None: nothing does.
         live: shows what the engines do; None: nothing does.
         adapters: what requests may name besides the model.
+        media: fetches the images that they name.
     """
 
     client: EngineClient
@@ -77,6 +79,7 @@ class ServerContext:
     fleet: Fleet | None = None
     live: LiveHub | None = None
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
+    media: MediaFetcher = field(default_factory=lambda: MediaFetcher((), 0))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from tokenmill.core.media import MediaInput, MediaSpan
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.request import RequestStatus
+from tokenmill.kernels.heads import RotaryTables
 from tokenmill.vision.positions import Positions, frequency_axes, prompt_positions
 from tokenmill.vision.spec import VisionSpec
 from tokenmill.vision.tower import Tower
@@ -79,14 +80,15 @@ class Encoder:
     """Encodes what plans say, and gives steps the embeddings and positions of their tokens.
 
     Args:
-        head_dim: of the text model.
+        rotary: the tables of the text model.
     """
 
-    def __init__(self, spec: VisionSpec, tower: Tower, pixels: PixelStore, head_dim: int) -> None:
+    def __init__(self, spec: VisionSpec, tower: Tower, pixels: PixelStore, rotary: RotaryTables) -> None:
         self._spec = spec
         self._tower = tower
         self._pixels = pixels
-        self._axes = torch.from_numpy(frequency_axes(spec.sections, head_dim // 2))
+        self._rotary = rotary
+        self._axes = torch.from_numpy(frequency_axes(spec.sections, rotary.cos.shape[1]))
         self._outputs: dict[str, torch.Tensor] = {}
         self._rows: dict[int, _Row] = {}
 
@@ -126,7 +128,7 @@ class Encoder:
                     values.append(self._output(span.digest)[low - span.offset : high - span.offset])
         places = torch.cat(indices) if indices else torch.zeros(0, dtype=torch.int64)
         embeddings = torch.cat(values) if values else None
-        return MediaTokens(torch.from_numpy(positions), self._axes, places, embeddings)
+        return MediaTokens(torch.from_numpy(positions), self._axes, self._rotary, places, embeddings)
 
     def _row(self, new: AdmittedRequest) -> _Row:
         return _Row(new.media, *prompt_positions(new.num_prompt_tokens, new.media, self._spec.merge))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,9 +17,6 @@ from tokenmill.vision.tower import load_tower
 if TYPE_CHECKING:
     from tokenmill.engine.loading import LoadedModel
 
-# They take positions from the batch; native attention counts them itself.
-BACKENDS = ("cpu", "reference")
-
 
 @dataclass(frozen=True, slots=True)
 class Vision:
@@ -30,14 +26,14 @@ class Vision:
     encoder: Encoder
 
 
-def with_vision(config: EngineConfig, architecture: Architecture, platform: Platform) -> EngineConfig:
-    """The config as it is for a model; of one that takes images, with an attention that knows their positions.
+def check_vision(config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
+    """Refuse what models that take images do not have yet.
 
     Raises:
-        InvalidConfig: it asks for something that such models do not have yet.
+        InvalidConfig: the config asks for something of that.
     """
     if not architecture.tower:
-        return config
+        return
     refused = {
         "--device cuda": platform.is_accelerator,
         "--tensor-parallel-size, --pipeline-parallel-size": config.num_ranks > 1,
@@ -47,18 +43,14 @@ def with_vision(config: EngineConfig, architecture: Architecture, platform: Plat
         "--kv-transfer-config": config.kv_transfer_config is not None,
         "--kv-source": bool(config.kv_source),
         "--kv-host-size": config.kv_host_size is not None,
-        "--quantization": config.quantization != "none",
+        f"--quantization {config.quantization}": config.quantization not in ("none", "int8", "int4"),
         "--load-format dummy": config.load_format == "dummy",
-        f"--attention-backend {config.attention_backend}": config.attention_backend not in ("auto", *BACKENDS),
-        "--kv-cache-dtype int8": config.kv_cache_dtype == "int8",
     }
     for flag, is_given in refused.items():
         if is_given:
             raise InvalidConfig(f"{flag}: {architecture.name} takes images, and models that do cannot have it yet")
     if min(config.encoder_budget, config.encoder_cache_tokens) < 1:
         raise InvalidConfig("--encoder-budget and --encoder-cache-tokens must be at least 1")
-    backend = "cpu" if config.attention_backend == "auto" else config.attention_backend
-    return dataclasses.replace(config, attention_backend=backend)
 
 
 def load_vision(config: EngineConfig, model: LoadedModel) -> Vision | None:
@@ -71,4 +63,5 @@ def load_vision(config: EngineConfig, model: LoadedModel) -> Vision | None:
     if spec is None:
         return None
     pixels, tower = PixelStore(), load_tower(model.folder, spec, DTYPES[config.dtype])
-    return Vision(pixels, Encoder(spec, tower, pixels, model.decoder.attention_spec.head_dim))
+    (rotary,) = model.decoder.rotary.values()
+    return Vision(pixels, Encoder(spec, tower, pixels, rotary))

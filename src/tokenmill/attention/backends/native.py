@@ -16,6 +16,7 @@ import torch
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.kv_cache import PackedKV
 from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
+from tokenmill.kernels.heads import CosSin
 from tokenmill.kernels.native import MODULE
 
 if TYPE_CHECKING:
@@ -24,10 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NativePlan:
-    """A step cut into pieces, and what must live as long: it holds addresses of these."""
+    """A step cut into pieces, and what must live as long: it holds addresses of these.
+
+    Attributes:
+        angles: of its tokens, where they do not follow from where they stand.
+    """
 
     step: _native.PlannedStep
     batch: ForwardBatch
+    angles: CosSin | None
 
 
 class NativeAttention:
@@ -56,14 +62,21 @@ class NativeAttention:
         for lengths in (batch.query_starts, batch.context_lens):
             assert lengths.dtype == np.int32 and lengths.flags.c_contiguous, "lengths are int32 in one piece"
         assert batch.page_table.dtype == torch.int32 and batch.page_table.stride(1) == 1, "a page table is int32 rows"
+        angles, media = None, batch.media
+        if media is not None:
+            angles = media.rotary.rows(media.positions, media.axes)
+            assert all(own.is_contiguous() for own in angles), "angles lie in one piece"
+        cos, sin = (0, 0) if angles is None else (own.data_ptr() for own in angles)
         step = self.attention.plan(
             len(batch.query_lens),
             batch.query_starts.ctypes.data,
             batch.context_lens.ctypes.data,
             batch.page_table.data_ptr(),
             batch.page_table.stride(0),
+            cos,
+            sin,
         )
-        return NativePlan(step, batch)
+        return NativePlan(step, batch, angles)
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: NativePlan) -> torch.Tensor:
         """See `AttentionBackend.forward`."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf, isnan
 from typing import Any
 
@@ -109,6 +110,9 @@ def make_parser() -> Parser:
     group.add_argument("--api-key", default=None, help="its key, also as TOKENMILL_API_KEY")
     group.add_argument("--model", default=None, help="name of the model at the server (default: the first it lists)")
     add_workload_flags(parser, num_prompts=100, lengths="6:64")
+    group = parser.add_argument_group("images, for models that take them")
+    group.add_argument("--images", type=int, default=0, metavar="N", help="of each request, no two alike (default: 0)")
+    group.add_argument("--image-size", default="512x512", metavar="WxH", help="in pixels (default: %(default)s)")
     group = parser.add_argument_group("load")
     group.add_argument(
         "--request-rate", type=float, default=inf, metavar="X", help="requests per second (default: inf)"
@@ -129,7 +133,7 @@ def read_load(namespace: argparse.Namespace) -> Load:
     Raises:
         InvalidConfig: naming the flag.
     """
-    workload = read_workload(namespace, namespace.seed)
+    workload = _with_images(read_workload(namespace, namespace.seed), namespace.images, namespace.image_size)
     if isnan(namespace.request_rate) or namespace.request_rate <= 0:
         raise InvalidConfig(f"--request-rate must be above 0, got {namespace.request_rate}")
     if namespace.burstiness is None:
@@ -151,6 +155,16 @@ def read_load(namespace: argparse.Namespace) -> Load:
         namespace.num_warmups,
         {"temperature": namespace.temperature},
     )
+
+
+def _with_images(workload: Workload, count: int, size: str) -> Workload:
+    at_least("--images", count, 0)
+    width, _, height = size.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and 0 < int(width) <= 8192 and 0 < int(height) <= 8192):
+        raise InvalidConfig(f"--image-size takes 512x512 and so on, got {size!r}")
+    if count and importlib.util.find_spec("PIL") is None:
+        raise InvalidConfig("--images needs Pillow: pip install 'tokenmill[vision]'")
+    return replace(workload, num_images=count, image_size=(int(width), int(height)))
 
 
 def summarize(answered: Sequence[Stream], seconds: float) -> dict[str, Any]:

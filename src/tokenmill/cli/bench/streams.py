@@ -16,7 +16,7 @@ import msgspec
 
 from tokenmill.cli.bench.workload import Prompt
 
-PATH = "/v1/completions"
+PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 
 
 class _Choice(msgspec.Struct):
@@ -74,9 +74,10 @@ class Stream:
 
 async def run_stream(client: httpx.AsyncClient, model: str, prompt: Prompt, fields: dict[str, Any]) -> Stream:
     """Send one request and read its answer to the end; errors are noted in the result, not raised."""
+    path, asked = _question(prompt)
     body = {
         "model": model,
-        "prompt": prompt.token_ids,
+        **asked,
         "max_tokens": prompt.output_len,
         "ignore_eos": True,
         "stream": True,
@@ -86,7 +87,7 @@ async def run_stream(client: httpx.AsyncClient, model: str, prompt: Prompt, fiel
     }
     stream = Stream(prompt, time.monotonic())
     try:
-        async with client.stream("POST", PATH, json=body) as response:
+        async with client.stream("POST", path, json=body) as response:
             if response.status_code != httpx.codes.OK:
                 detail = (await response.aread()).decode(errors="replace")
                 stream.fail(f"status {response.status_code}", detail[:500])
@@ -97,6 +98,15 @@ async def run_stream(client: httpx.AsyncClient, model: str, prompt: Prompt, fiel
     except (httpx.HTTPError, msgspec.DecodeError) as error:
         stream.fail("broken stream", f"{type(error).__name__}: {error}")
     return stream
+
+
+def _question(prompt: Prompt) -> tuple[str, dict[str, Any]]:
+    """Where a prompt is sent, and how: its tokens as they are; beside images as words, of a token or a few each."""
+    if not prompt.images:
+        return PATH, {"prompt": prompt.token_ids}
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in prompt.images]
+    parts.append({"type": "text", "text": " ".join(map(str, prompt.token_ids))})
+    return CHAT_PATH, {"messages": [{"role": "user", "content": parts}]}
 
 
 async def _read(response: httpx.Response, stream: Stream) -> None:

@@ -7,9 +7,11 @@ function of the seed.
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf, log
 
@@ -85,10 +87,15 @@ PROFILES = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request: token ids, and how many tokens it is to bring."""
+    """One request: token ids, and how many tokens it is to bring.
+
+    Attributes:
+        images: data: URLs, shown before a text.
+    """
 
     token_ids: list[int]
     output_len: int
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,7 @@ class Workload:
 
     Attributes:
         prefix_len: tokens that all prompts begin with, besides their own.
+        num_images: of each request, of `image_size` (width, height) in pixels; no two are alike.
     """
 
     num_prompts: int
@@ -104,6 +112,8 @@ class Workload:
     output_len: Lengths
     seed: int
     prefix_len: int = 0
+    num_images: int = 0
+    image_size: tuple[int, int] = (512, 512)
 
     @property
     def longest(self) -> int:
@@ -116,7 +126,19 @@ class Workload:
         prefix = [source.randint(0, highest_token_id) for _ in range(self.prefix_len)]
         lengths = [self.input_len.draw(source) for _ in range(self.num_prompts)]
         own = [[source.randint(0, highest_token_id) for _ in range(length)] for length in lengths]
-        return [Prompt(prefix + token_ids, self.output_len.draw(source)) for token_ids in own]
+        made = [Prompt(prefix + token_ids, self.output_len.draw(source)) for token_ids in own]
+        if not self.num_images:
+            return made
+        return [replace(one, images=tuple(self._image(source) for _ in range(self.num_images))) for one in made]
+
+    def _image(self, source: random.Random) -> str:
+        """A PNG of coloured tiles."""
+        from PIL import Image
+
+        tiles = Image.frombytes("RGB", (8, 8), source.randbytes(3 * 64))
+        file = io.BytesIO()
+        tiles.resize(self.image_size, Image.Resampling.NEAREST).save(file, "PNG")
+        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def arrival_times(count: int, rate: float, variation: float, seed: int) -> Iterator[float]:

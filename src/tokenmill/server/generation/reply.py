@@ -96,7 +96,7 @@ class GenerationReply(Response):
             async with (
                 asyncio.timeout(self._call.timeout),
                 self._client.generate(
-                    placed(self._prompts, self._context, scope),
+                    placed(await self._context.media.fetched(self._prompts), self._context, scope),
                     self._label,
                     trace_parent(scope),
                     tenant_of(scope),

@@ -20,7 +20,7 @@ POLICY = "; ".join(
         "script-src 'self'",
         "style-src 'self'",
         "connect-src 'self'",
-        "img-src 'self'",
+        "img-src 'self' data:",  # those that a person adds to a chat
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",

@@ -35,6 +35,7 @@ from tokenmill.server.http.body_budget import BodyBudget
 from tokenmill.server.http.errors import ServerStopping
 from tokenmill.server.http.listener import is_on_loopback
 from tokenmill.server.http.server import HttpServer
+from tokenmill.server.media import MediaFetcher
 from tokenmill.server.operators.admin import public_settings
 from tokenmill.server.process.screen import Screen
 from tokenmill.server.process.stop_signals import handled_by
@@ -217,6 +218,7 @@ class ApiProcess(ABC):
             trouble=self._trouble,
             log=self._log if config.enable_log_requests else None,
             adapters=AdapterRegistry(ready.adapters, config.lora_dir),
+            media=MediaFetcher(config.allowed_media_domains, engine.images_per_prompt()),
             bodies=BodyBudget(config.max_body_bytes_in_flight // config.api_server_count),
         )
 

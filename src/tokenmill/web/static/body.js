@@ -40,8 +40,12 @@ export function bodyOf(settings, messages, model) {
   return { ...body, stream: true, stream_options: { include_usage: true } };
 }
 
-function sent({ role, content, calls, callId }) {
+function sent({ role, content, images, calls, callId }) {
   if (role === "tool") return { role, content, tool_call_id: callId };
+  if (images?.length) {
+    const shown = images.map((url) => ({ type: "image_url", image_url: { url } }));
+    return { role, content: [...shown, { type: "text", text: content }] };
+  }
   if (!calls?.length) return { role, content };
   const tool_calls = calls.map(({ id, name, text }) => ({ id, type: "function", function: { name, arguments: text } }));
   return { role, content, tool_calls };

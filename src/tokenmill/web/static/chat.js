@@ -4,14 +4,14 @@ import { getJson, key } from "./api.js";
 import { asCurl, asPython, bodyOf } from "./body.js";
 import { add, ancestors, branch, choose, imported, newConversation, siblings } from "./conversation.js";
 import { generate } from "./generate.js";
-import { Message } from "./message.js";
+import { Images, Message } from "./message.js";
 import { Settings } from "./settings.js";
 import { allConversations, forget, keep } from "./store.js";
-import { Copy, download, FileButton, html, oncePerFrame, useEffect, useRef, useRedraw, useState } from "./ui.js";
+import { Copy, dataUrl, download, FileButton, html, oncePerFrame, useEffect, useRef, useRedraw, useState } from "./ui.js";
 
 export function Chat({ isShown }) {
   const redraw = useRedraw();
-  const state = useRef({ list: [], open: newConversation(), running: new Map(), error: "", draft: "" }).current;
+  const state = useRef({ list: [], open: newConversation(), running: new Map(), error: "", draft: "", images: [] }).current;
   const model = useModel();
   const [panel, showPanel] = useState("");
   const end = useRef();
@@ -50,7 +50,7 @@ export function Chat({ isShown }) {
         ${state.error && html`<p class="error" role="alert">${state.error}</p>`}
         <div ref=${end}></div>
       </div>
-      <${Composer} state=${state} desk=${desk} last=${last} redraw=${redraw} />
+      <${Composer} state=${state} desk=${desk} last=${last} redraw=${redraw} takesImages=${model.takesImages} />
     </section>
     ${panel === "settings" && html`<${Settings} settings=${state.open.settings} defaults=${model.defaults}
       change=${desk.set} close=${() => showPanel("")} />`}
@@ -86,9 +86,18 @@ function makeDesk(state, redraw, model) {
     redraw();
   }
   return {
-    send(text) {
+    send(text, images) {
       const parent = branch(state.open).at(-1)?.id ?? null;
-      return answer(state.open, add(state.open, parent, { role: "user", content: text }));
+      const fields = images.length ? { role: "user", content: text, images } : { role: "user", content: text };
+      return answer(state.open, add(state.open, parent, fields));
+    },
+    async show(files) {
+      try {
+        for (const file of files) if (file.type.startsWith("image/")) state.images.push(await dataUrl(file));
+      } catch (error) {
+        state.error = `the image cannot be read: ${error.message}`;
+      }
+      redraw();
     },
     give(calls, results) {
       let parent = branch(state.open).at(-1);
@@ -154,12 +163,13 @@ function makeDesk(state, redraw, model) {
 }
 
 function useModel() {
-  const [model, set] = useState({ name: "", defaults: {}, limit: 0 });
+  const [model, set] = useState({ name: "", defaults: {}, limit: 0, takesImages: false });
   useEffect(() => {
     const load = async () => {
       try {
         const [info, models] = await Promise.all([getJson("server_info"), getJson("v1/models")]);
-        set({ name: models.data[0].id, defaults: info.default_sampling, limit: info.engine.max_model_len });
+        const { max_model_len: limit, takes_images: takesImages } = info.engine;
+        set({ name: models.data[0].id, defaults: info.default_sampling, limit, takesImages });
       } catch {
         // A key is asked for, or the server is away: the first message says which.
       }
@@ -207,7 +217,7 @@ function Tools({ text }) {
       <pre tabindex="0">${JSON.stringify(tool?.function?.parameters ?? {}, null, 2)}</pre></div>`)}</details>`;
 }
 
-function Composer({ state, desk, last, redraw }) {
+function Composer({ state, desk, last, redraw, takesImages }) {
   const [results, setResults] = useState([]);
   const isBusy = state.running.has(state.open);
   const calls = last?.role === "assistant" && !isBusy ? last.calls ?? [] : [];
@@ -219,10 +229,21 @@ function Composer({ state, desk, last, redraw }) {
       setResults([]);
       return;
     }
-    const text = state.draft;
-    if (!text.trim()) return;
-    state.draft = "";
-    desk.send(text);
+    const { draft, images } = state;
+    if (!draft.trim() && !images.length) return;
+    Object.assign(state, { draft: "", images: [] });
+    desk.send(draft, images);
+    redraw();
+  };
+  // Images come by the button, dropped or pasted; where the model takes none, files go where they always went.
+  const takeFrom = (transfer) => (event) => {
+    const files = [...(event[transfer]?.files ?? [])];
+    if (!takesImages || !files.length) return;
+    event.preventDefault();
+    desk.show(files);
+  };
+  const remove = (index) => {
+    state.images.splice(index, 1);
     redraw();
   };
   const onKey = (event) => {
@@ -232,12 +253,16 @@ function Composer({ state, desk, last, redraw }) {
     state.draft = event.target.value;
     redraw();
   };
-  return html`<form class="composer" onSubmit=${send}>
+  return html`<form class="composer" onSubmit=${send} onPaste=${takeFrom("clipboardData")}
+      onDrop=${takeFrom("dataTransfer")} onDragOver=${(event) => takesImages && event.preventDefault()}>
+    <${Images} urls=${state.images} remove=${remove} />
     ${calls.length > 0 ? calls.map((call, index) => html`<label key=${call.id}>Result of ${call.name}
         <textarea rows="2" value=${results[index] ?? ""}
           onInput=${(event) => setResults(Object.assign([...results], { [index]: event.target.value }))}></textarea></label>`)
       : html`<textarea aria-label="Your message" placeholder="Your message" rows=${Math.min(8, state.draft.split("\n").length)}
           value=${state.draft} onInput=${write} onKeyDown=${onKey}></textarea>`}
+    ${takesImages && !calls.length && html`<${FileButton} label="Add an image" accept="image/*"
+      onFile=${(file) => desk.show([file])} />`}
     ${isBusy ? html`<button type="button" class="stop" onClick=${desk.stop}>Stop</button>`
       : html`<button type="submit">Send</button>`}
   </form>`;

@@ -52,6 +52,9 @@ export function ancestors(conversation, message) {
   return found;
 }
 
+// What is shown and sent is an image, and no address that a browser would ask.
+const isImage = (url) => typeof url === "string" && /^data:image\/[a-z+.-]+;base64,/.test(url);
+
 // Takes in a conversation from a file. Throws where it is none.
 export function imported(data) {
   const isText = (value) => typeof value === "string";
@@ -61,7 +64,7 @@ export function imported(data) {
   for (const message of data.messages) {
     const follows = message.parent === null || ids.has(message.parent);
     if (!Number.isInteger(message.id) || ids.has(message.id) || !follows || !roles.includes(message.role) ||
-      !isText(message.content)) throw new Error("a message of this file is damaged");
+      !isText(message.content) || !(message.images ?? []).every(isImage)) throw new Error("a message of this file is damaged");
     ids.add(message.id);
   }
   const { title, created, messages, chosen, settings } = data;

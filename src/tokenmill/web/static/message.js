@@ -9,7 +9,7 @@ const NAMES = { user: "You", assistant: "Model", tool: "Result" };
 export function Message({ message, choices, isBusy, acts }) {
   const [isEdited, edit] = useState(false);
   const [showsTokens, showTokens] = useState(false);
-  const { role, content, reasoning, calls = [], tokens = [], error } = message;
+  const { role, content, images = [], reasoning, calls = [], tokens = [], error } = message;
   const isAnswer = role === "assistant";
   const save = (text) => {
     edit(false);
@@ -23,6 +23,7 @@ export function Message({ message, choices, isBusy, acts }) {
       : showsTokens && tokens.length ? html`<${Tokens} tokens=${tokens} />`
       : isAnswer ? html`<${Markdown} text=${content} />`
       : html`<div class="plain">${content}</div>`}
+    <${Images} urls=${images} />
     ${calls.map((call) => html`<${Call} key=${call.id} call=${call} />`)}
     ${error && html`<p class="error" role="alert">${error}</p>`}
     ${!isEdited && html`<footer>
@@ -37,6 +38,13 @@ export function Message({ message, choices, isBusy, acts }) {
       </span>
     </footer>`}
   </article>`;
+}
+
+export function Images({ urls, remove }) {
+  return urls.length > 0 && html`<div class="images">${urls.map((url, index) => html`<figure key=${index}>
+    <img src=${url} alt=${`Image ${index + 1}`} />
+    ${remove && html`<button type="button" class="quiet" aria-label=${`Remove image ${index + 1}`}
+      onClick=${() => remove(index)}>×</button>`}</figure>`)}</div>`;
 }
 
 function Branches({ message, choices, acts, isBusy }) {

@@ -56,4 +56,14 @@ export function FileButton({ label, accept, onFile }) {
     <input ref=${input} type="file" hidden accept=${accept} aria-label=${label} onChange=${take} />`;
 }
 
+// The content of a file as a data: URL.
+export function dataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
+
 export const number = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });

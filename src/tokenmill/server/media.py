@@ -1,0 +1,174 @@
+"""Images that requests name by their address: fetched from the hosts that the operator allows, and from no others.
+
+A name is resolved once, every address that it has must be of the public internet, and the connection goes to one of
+these: whoever answers differently a moment later is not asked. Redirects are not followed, no proxy is used, and what
+comes is cut off at so many bytes and seconds. What a reply says of its content is not believed: the bytes are decoded
+as those of a data: URL are, in a process with limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import httpx
+import msgspec
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import GenerateText
+
+SECONDS = 5.0
+MOST_BYTES = 20 << 20
+_PORTS = {"http": 80, "https": 443}
+_AGENT = "tokenmill"
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Host and port -> its addresses, as text."""
+
+
+class MediaFetcher:
+    """Puts what is fetched into requests as data: URLs.
+
+    Args:
+        domains: hosts that may be asked, perhaps with a port; none: nothing is fetched.
+        limit: images of a request.
+        resolve, is_public: for tests, which have no hosts of the internet.
+    """
+
+    def __init__(
+        self,
+        domains: Sequence[str],
+        limit: int,
+        resolve: Resolve | None = None,
+        is_public: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._domains = frozenset(domain.lower() for domain in domains)
+        self._limit = limit
+        self._resolve = resolve or _addresses
+        self._is_public = is_public or is_public_address
+
+    async def fetched(self, prompts: Sequence[GenerateText]) -> list[GenerateText]:
+        """The same requests; what they name by http and https is in them.
+
+        Raises:
+            InvalidRequest: a host is not allowed, does not answer in time, or sends no image's worth of bytes.
+        """
+        return [await self._fetched(prompt) for prompt in prompts]
+
+    async def _fetched(self, prompt: GenerateText) -> GenerateText:
+        urls = [url for part in _images(prompt.messages or ()) if _is_remote(url := part["image_url"]["url"])]
+        if not urls:
+            return prompt
+        if not self._domains:
+            raise _refusal("an image must be a data: URL: nothing is fetched without --allowed-media-domains")
+        if len(urls) > self._limit:
+            raise _refusal(f"{len(urls)} images; at most {self._limit} (--limit-mm-per-prompt)")
+        try:
+            async with asyncio.timeout(SECONDS):
+                data = dict(zip(urls, await asyncio.gather(*map(self._data_url, urls)), strict=True))
+        except TimeoutError:
+            raise _refusal(f"the images did not come within {SECONDS:g} seconds") from None
+        return msgspec.structs.replace(prompt, messages=_replaced(prompt.messages, data))
+
+    async def _data_url(self, url: str) -> str:
+        parts = self._checked(url)
+        host, port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
+        try:
+            addresses = await self._resolve(host, port)
+        except OSError:
+            raise _refusal(f"the host {host} of an image is not known") from None
+        if not addresses or not all(map(self._is_public, addresses)):
+            raise _refusal(f"the host {host} of an image has addresses that are not public")
+        return (
+            f"data:application/octet-stream;base64,{base64.b64encode(await _get(parts, addresses[0], port)).decode()}"
+        )
+
+    def _checked(self, url: str) -> SplitResult:
+        """An address that may be asked; one without anything that could be read in two ways."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise _refusal("the address of an image is none") from None
+        if not host or parts.username is not None or parts.password is not None or not url.isascii() or " " in url:
+            raise _refusal("the address of an image is none")
+        name = host if port is None else f"{host}:{port}"
+        if name not in self._domains:
+            raise _refusal(f"images of {name[:100]} are not fetched: it is not among --allowed-media-domains")
+        return parts
+
+
+async def _get(parts: SplitResult, address: str, port: int) -> bytes:
+    """The body at an address of a host; certificates are those of the host."""
+    host = f"[{address}]" if ":" in address else address
+    url = f"{parts.scheme}://{host}:{port}{parts.path or '/'}" + (f"?{parts.query}" if parts.query else "")
+    headers = {"Host": parts.netloc, "User-Agent": _AGENT, "Accept": "image/*", "Accept-Encoding": "identity"}
+    try:
+        async with (
+            httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=SECONDS) as client,
+            client.stream("GET", url, headers=headers, extensions={"sni_hostname": parts.hostname}) as reply,
+        ):
+            if reply.status_code != httpx.codes.OK:
+                raise _refusal(f"the host of an image answers with status {reply.status_code}")
+            data = bytearray()
+            async for chunk in reply.aiter_raw():
+                data += chunk
+                if len(data) > MOST_BYTES:
+                    raise _refusal(f"an image of more than {MOST_BYTES >> 20} MiB")
+            return bytes(data)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        raise _refusal(f"the host {parts.hostname} of an image cannot be asked") from None
+
+
+def is_public_address(address: str) -> bool:
+    """Whether an address is of the public internet, whatever form it is written in."""
+    parsed = ipaddress.ip_address(address)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo and parsed.teredo[1])
+        if inner is not None or parsed in _TRANSLATED:
+            return False  # nobody needs one that hides an address of the other kind
+    return parsed.is_global and not parsed.is_multicast
+
+
+_TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
+
+
+async def _addresses(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+def _is_remote(url: str) -> bool:
+    return url[:8].lower().startswith(("http://", "https://"))
+
+
+def _images(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if part.get("type") == "image_url":
+                yield part
+
+
+def _replaced(messages: list[dict[str, Any]] | None, data: dict[str, str]) -> list[dict[str, Any]]:
+    """Messages in which addresses stand as what they brought."""
+
+    def part_of(part: dict[str, Any]) -> dict[str, Any]:
+        url = part["image_url"]["url"] if part.get("type") == "image_url" else ""
+        return {**part, "image_url": {"url": data[url]}} if url in data else part
+
+    return [
+        {**message, "content": [part_of(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages or ()
+    ]
+
+
+def _refusal(sentence: str) -> InvalidRequest:
+    return InvalidRequest(sentence, "messages")

@@ -1,0 +1,178 @@
+"""Images by address: from hosts that are allowed, on the public internet, in time; everything else is a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import GenerateText
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.server import media
+from tokenmill.server.media import MediaFetcher, is_public_address
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
+HOST = "images.example.org"
+
+
+def prompt(*urls: str) -> GenerateText:
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    messages = [
+        {"role": "system", "content": "x"},
+        {"role": "user", "content": [*parts, {"type": "text", "text": "y"}]},
+    ]
+    return GenerateText(ids=["a"], params=SamplingParams(), messages=messages)
+
+
+def urls_of(message: GenerateText) -> list[str]:
+    assert message.messages is not None
+    return [part["image_url"]["url"] for part in message.messages[1]["content"] if part["type"] == "image_url"]
+
+
+@asynccontextmanager
+async def answering(handler: Handler) -> AsyncIterator[int]:
+    """A host on the loopback; gives its port."""
+    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def reply(body: bytes, status: str = "200 OK", *headers: str) -> Handler:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = "\r\n".join([f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""])
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.close()
+
+    return handle
+
+
+async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while not writer.is_closing():
+        writer.write(bytes(1 << 20))
+        await writer.drain()
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+def fetch(handler: Handler, *more: str, path: str = "/a.png?b=1", limit: int = 4) -> list[str]:
+    """What becomes of an image of that host, and of further ones."""
+
+    async def run() -> list[str]:
+        async with answering(handler) as port:
+            fetcher = MediaFetcher([f"{HOST}:{port}"], limit, loopback, lambda address: True)
+            (done,) = await fetcher.fetched([prompt(f"http://{HOST}:{port}{path}", *more)])
+            return urls_of(done)
+
+    return asyncio.run(run())
+
+
+async def loopback(host: str, port: int) -> Sequence[str]:
+    return ["127.0.0.1"]
+
+
+def test_what_comes_takes_the_place_of_its_address() -> None:
+    url, other = fetch(reply(b"an image"), "data:image/png;base64,AAAA")
+    assert base64.b64decode(url.partition("base64,")[2]) == b"an image"
+    assert other == "data:image/png;base64,AAAA"
+
+
+@pytest.mark.parametrize(
+    ("handler", "sentence"),
+    [
+        (reply(b"", "302 Found", "Location: http://127.0.0.1/secret"), "answers with status 302"),
+        (reply(b"", "404 Not Found"), "answers with status 404"),
+        (endless, "more than 20 MiB"),
+        (silent, "did not come within"),
+    ],
+    ids=["redirect", "missing", "endless", "silent"],
+)
+def test_what_is_no_image_in_time_is_refused(handler: Handler, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "SECONDS", 2.0)
+    with pytest.raises(InvalidRequest, match=sentence):
+        fetch(handler)
+
+
+def test_more_than_a_request_may_have_are_not_fetched() -> None:
+    with pytest.raises(InvalidRequest, match="5 images; at most 4"):
+        fetch(reply(b"x"), *[f"http://{HOST}/{number}" for number in range(4)])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://{HOST}:81/a.png",
+        "http://other.example.org/a.png",
+        f"http://{HOST}.evil.example/a.png",
+        f"http://user@{HOST}/a.png",
+        f"http://evil.example#@{HOST}/a.png",
+        "https:///a.png",
+        f"http://{HOST}:99999/a.png",
+        f"HTTP://evil.example\\@{HOST}/",
+    ],
+)
+def test_other_hosts_are_not_asked(url: str) -> None:
+    async def never(host: str, port: int) -> Sequence[str]:
+        raise AssertionError("nobody is looked up")
+
+    with pytest.raises(InvalidRequest):
+        asyncio.run(MediaFetcher([HOST], 4, never).fetched([prompt(url)]))
+
+
+def test_a_host_that_answers_otherwise_a_moment_later_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "SECONDS", 0.5)
+    answers = [["127.0.0.1"], ["8.8.8.8"]]
+    asked = []
+
+    async def rebinding(host: str, port: int) -> Sequence[str]:
+        asked.append(host)
+        return answers.pop()
+
+    async def run() -> None:
+        async with answering(reply(b"secret")) as port:
+            fetcher = MediaFetcher([f"{HOST}:{port}"], 4, rebinding)
+            url = f"http://{HOST}:{port}/"
+            with pytest.raises(InvalidRequest, match=r"within|cannot be asked"):  # 8.8.8.8 has nothing there
+                await fetcher.fetched([prompt(url)])
+            assert len(asked) == 1
+            with pytest.raises(InvalidRequest, match="not public"):
+                await fetcher.fetched([prompt(url)])
+
+    asyncio.run(run())
+
+
+def test_without_the_flag_nothing_is_fetched() -> None:
+    with pytest.raises(InvalidRequest, match="--allowed-media-domains"):
+        asyncio.run(MediaFetcher((), 4).fetched([prompt(f"https://{HOST}/")]))
+
+
+@pytest.mark.parametrize(
+    ("address", "is_public"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("127.0.0.1", False),
+        ("10.1.2.3", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("224.0.0.1", False),
+        ("0.0.0.0", False),
+        ("::1", False),
+        ("fe80::1", False),
+        ("::ffff:8.8.8.8", False),
+        ("::ffff:127.0.0.1", False),
+        ("64:ff9b::7f00:1", False),
+        ("2002:7f00:1::", False),
+    ],
+)
+def test_which_addresses_are_public(address: str, is_public: bool) -> None:
+    assert is_public_address(address) is is_public
