@@ -31,9 +31,9 @@ INNER_ROOMS = (
     "server/siblings",
     "transfer/remote",
 )
-ROOM_BUDGET = 1300
+ROOM_BUDGET = 1350
 # Every capability has messages and flags of its own.
-BOTH_SIDES_BUDGET = 1950
+BOTH_SIDES_BUDGET = 1960
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -78,8 +78,8 @@ def main() -> int:
     """Print the table; 1 if a budget is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--core", type=int, default=4650, help="budget of a request's way: core, scheduler, engine ...")
-    parser.add_argument("--model", type=int, default=10700, help="budget of all that runs a model, the core included")
-    parser.add_argument("--user-side", type=int, default=10750, help="budget of the command line, HTTP and text")
+    parser.add_argument("--model", type=int, default=10800, help="budget of all that runs a model, the core included")
+    parser.add_argument("--user-side", type=int, default=10900, help="budget of the command line, HTTP and text")
     budgets = parser.parse_args()
     lines: Counter[str] = Counter()
     for path in ROOT.rglob("*.py"):

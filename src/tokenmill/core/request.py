@@ -110,32 +110,28 @@ class Request:
     """One sequence to generate.
 
     Attributes:
-        adapter_name: what its client calls its adapter.
-        cache_key: whose KV it may share. arrival: in which order; the only notion of time a policy may use.
+        cache_key: whose KV it may share. adapter_name: what its client calls its adapter.
+        arrival: in which order; the only notion of time a policy may use.
         max_tokens_total: prompt + output tokens at most; reaching it finishes the request with `length`.
         stop_token_ids: ids that end it (the model's EOS ids unless `ignore_eos`, and the client's).
         num_computed_tokens: tokens whose KV is written, or will be once the launched steps finish.
-        num_pending_tokens: tokens that launched steps will sample, ids not yet known to the host.
+        num_pending_tokens: tokens that launched steps will sample.
         num_cached_tokens: prompt tokens that the prefix cache supplied at the (latest) admission.
         num_inflight_steps: launched, uncommitted steps that use its row and pages.
         awaited_page: a page of its prompt that a running request is about to compute; it waits for that one.
         has_drafts: a launched step runs draft tokens of it; how many tokens that brings, its commit says.
         media: the images of its prompt, whose placeholders are surrogates in `token_ids`.
-        mask_missed: the mask of its grammar was late for a step; it is sampled again once the launched steps that use
-            it are committed.
+        mask_missed: the mask of its grammar was late; it is sampled again once the launched steps are committed.
         is_background: it comes after all that are not, whatever the policy, and yields to them.
-        is_resumable: a session: at the end of a turn it waits for further input instead of finishing.
-        inputs: of a session, those that came while a turn was running, in order.
+        is_resumable: a session, which waits for further input at the end of a turn. inputs: what came meanwhile.
         num_reported_tokens: tokens of the prompt whose log probabilities are out, where they are wanted.
-        num_charged_tokens: as many of its tokens have been run for its tenant, or were found in the cache.
+        num_charged_tokens: tokens that were run for its tenant or found in the cache.
         num_draft_tokens, num_accepted_tokens: what speculation has run of it, and what was kept of that.
         pooling: "mean" or "last": a vector is wanted for the prompt instead of a continuation.
         proposal: what may follow its tokens, if the step that brought the last of them had a notion of it.
-        rank: its place in the queues: (class, turn of its tenant, arrival); set by the scheduler. The class is whether
-            it is in the background, and what the policy says.
+        rank: its place in the queues: (background or what the policy says, turn of its tenant, arrival).
         row: the row of the page and token tables it owns, or None.
-        tenant: who takes turns with others, where the policy has turns: a client, or one call.
-        wait_reason: why it was not scheduled in the last step; empty while it runs.
+        tenant: who takes turns, where the policy has turns. wait_reason: why it was not in the last step; or empty.
     """
 
     __slots__ = (
