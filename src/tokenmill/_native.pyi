@@ -160,7 +160,7 @@ class Adapter:
         """A part's B: [blocks of ADAPTER_BLOCK columns][rank][ADAPTER_BLOCK] of bf16, padded with zeros."""
 
 class StepMedia:
-    """What stands in the place of some tokens' embeddings, and is added behind the first layers; see native/decoder.h."""
+    """What stands in the place of embeddings, and is added behind the first layers; see native/decoder.h."""
 
     def __init__(self, tokens: Address, count: int, values: Address, levels: int) -> None: ...
 

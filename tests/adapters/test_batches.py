@@ -13,7 +13,7 @@ import torch
 from tests.adapters.trained import change_tensors, make_adapter
 from tests.checkpoints import make_checkpoint
 from tokenmill import LLM, LoRARequest, SamplingParams
-from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
 from tokenmill.kernels.native import load_kernels
 
 needs_native = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
@@ -25,6 +25,16 @@ NUM_ADAPTERS = 8
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = {"hidden_size": 64, "intermediate_size": 80, "attention_bias": True}
     return make_checkpoint(tmp_path_factory.mktemp("base"), "qwen3", dtype=torch.bfloat16, **shape)
+
+
+@pytest.fixture(scope="module")
+def outside(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest | None]:
+    """Adapters of embedding and head, too."""
+    folder = tmp_path_factory.mktemp("outside")
+    targets = (["embed_tokens", "lm_head", "q_proj"], ["lm_head"], ["embed_tokens", "up_proj"])
+    for number, modules in enumerate(targets):
+        make_adapter(base, folder / str(number), 50 + number, r=3 + number, target_modules=modules)
+    return [None, *(LoRARequest(f"o{n}", 50 + n, str(folder / str(n))) for n in range(len(targets)))]
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +87,48 @@ def test_a_batch_of_all_equals_each_alone(
             else:
                 assert run(llm, prompts, own) == alone, f"{name}, from the cache"
                 assert llm.stats().prefix_hits > 0
+
+
+@needs_native
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_embedding_and_head_too_are_each_request_s_own(
+    quantization: str,
+    base: Path,
+    adapters: list[LoRARequest | None],
+    outside: list[LoRARequest | None],
+    rng: np.random.Generator,
+) -> None:
+    own = [*outside, *adapters[1:4], *outside]
+    prompts = [rng.integers(3, 300, int(rng.integers(1, 70))).tolist() for _ in own]
+    with engine(base, quantization=quantization, enable_prefix_caching=False, max_loras=6) as llm:
+        alone = [run(llm, [prompt], [adapter])[0] for prompt, adapter in zip(prompts, own, strict=True)]
+        assert run(llm, prompts, own) == alone
+        greedy = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, prompt_logprobs=1)
+        together, single = (
+            [
+                (list(one.outputs[0].token_ids), one.prompt_logprobs)
+                for group in groups
+                for one in llm.generate(
+                    [prompt for prompt, _ in group], greedy, use_tqdm=False, lora_request=[one for _, one in group]
+                )
+            ]
+            for pairs in [list(zip(prompts, own, strict=True))]
+            for groups in ([pairs], [[pair] for pair in pairs])
+        )
+        assert together == single
+    with engine(base, quantization=quantization, max_num_batched_tokens=23, max_loras=2, max_cpu_loras=3) as llm:
+        assert run(llm, prompts, own) == alone, "chunked, few slots"
+    with pytest.raises(InvalidCheckpoint, match="one process on a CPU"):
+        engine(base, tensor_parallel_size=2, lora_modules=(f"o={outside[1].lora_path}",))
+
+
+def test_a_copy_of_other_base_weights_is_refused(base: Path, tmp_path: Path) -> None:
+    """PEFT stores the embedding beside an adapter of it."""
+    make_adapter(base, tmp_path / "a", 1, target_modules=["embed_tokens"])
+    name = "base_model.model.model.embed_tokens.base_layer.weight"
+    change_tensors(tmp_path / "a", lambda tensors: tensors[name].mul_(-1))
+    with pytest.raises(InvalidCheckpoint, match="brings an embedding that is not the model's"):
+        engine(base, lora_modules=(f"a={tmp_path / 'a'}",))
 
 
 @needs_native

@@ -120,8 +120,11 @@ class AdapterConfig:
             raise InvalidCheckpoint(f"{path} has more than {MAX_CONFIG_BYTES} bytes")
         return cls(data, str(path)), data
 
-    def strengths(self, modules: Sequence[str]) -> dict[str, Strength]:
+    def strengths(self, modules: Sequence[str], outside: Sequence[str] = ()) -> dict[str, Strength]:
         """Those of a model's modules that the adapter changes, by name.
+
+        Args:
+            outside: embedding and head, which are not among "all-linear".
 
         As PEFT does it: a list names modules by the ends of their names, a string is a regular expression of all of it;
         a pattern is one of the end, and the first that matches counts.
@@ -131,7 +134,7 @@ class AdapterConfig:
         """
         forms = {key: rf"(?:.*\.)?(?:{key})" for key in (*self._ranks, *self._alphas)}
         found = matches(forms, modules, self._source)
-        wanted = self._targeted(modules)
+        wanted = self._targeted(modules, outside)
         strengths = {}
         for place, module in enumerate(modules):
             if wanted[place]:
@@ -143,14 +146,14 @@ class AdapterConfig:
                 strengths[module] = Strength(rank, scale)
         return strengths
 
-    def _targeted(self, modules: Sequence[str]) -> list[bool]:
+    def _targeted(self, modules: Sequence[str], outside: Sequence[str]) -> list[bool]:
         target, exclude = self._fields.target_modules, self._fields.exclude_modules or []
         forms = {form: form for form in (target, exclude) if isinstance(form, str) and form != "all-linear"}
         found = matches(forms, modules, self._source) if forms else {}
 
         def is_in(names: str | list[str], place: int, module: str) -> bool:
             if isinstance(names, str):
-                return names == "all-linear" or found[names][place]
+                return module not in outside if names == "all-linear" else found[names][place]
             return module in names or any(module.endswith(f".{name}") for name in names)
 
         return [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tokenmill.adapters.places import all_places
+from tokenmill.adapters.places import OUTSIDE, all_places
 from tokenmill.adapters.reading import ReadModule, read_adapter
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.models.targets import Target
@@ -64,6 +64,11 @@ def merged(plan: ModelPlan, folder: Path, max_rank: int) -> ModelPlan:
     if plan.reads is None:
         raise InvalidConfig("--lora-merge needs the weights of a model: leave out --load-format dummy")
     adapter = read_adapter(folder, all_places(plan.shapes, plan.kernels), max_rank)
+    for module in adapter.modules:
+        if module.place.matrix[0] == OUTSIDE:
+            raise InvalidConfig(
+                f"--lora-merge: an adapter of {module.place.module} is not merged, only those of layers"
+            )
     modules = {f"{module.place.module}.weight": module for module in adapter.modules}
     targets = {target.name: target for target in plan.shapes.targets()}
     reads = [

@@ -9,13 +9,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
+from typing import Any
 
-from tokenmill.adapters.places import all_places, places_of
+import torch
+
+from tokenmill.adapters.places import EMBEDDING, HEAD, OUTSIDE, all_places, places_of
 from tokenmill.adapters.reading import ReadModule, read_adapter
-from tokenmill.core.errors import EngineFailed
-from tokenmill.kernels.adapters import Adapter, AdapterModule, AdapterPart, AdapterSource, LinearAdapter
+from tokenmill.core.errors import EngineFailed, InvalidCheckpoint
+from tokenmill.kernels.adapters import (
+    Adapter,
+    AdapterModule,
+    AdapterPart,
+    AdapterSource,
+    EmbeddingAdapter,
+    LinearAdapter,
+)
 from tokenmill.kernels.native_adapter import NativeAdapter
 from tokenmill.kernels.protocol import Kernels, WeightRole
+from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
 
 Matrices = Mapping[tuple[int, str], Sequence[ReadModule]]
@@ -30,6 +41,10 @@ class PackedAdapter:
     rank: int
     adapter: Adapter
     path: str
+
+
+# Rows of a stored copy that are compared with the model's, which may be held in four bits.
+_COMPARED_ROWS, _CLOSE = 64, 0.25
 
 
 class AdapterForm(Enum):
@@ -56,10 +71,15 @@ class AdapterReader:
     ) -> None:
         self._places = all_places(decoder, kernels)
         self._own = {place.module: place for place in places_of(decoder)}
+        self._decoder = decoder
         self._num_layers = len(decoder.layers)
         self._kernels = kernels
         self._max_rank = max_rank
         self._pack = _PACKERS[form]
+        # The native pass multiplies embeddings where it adds them up: what is added here before would be rounded twice.
+        multiplies = form is AdapterForm.ONE_CALL and decoder.architecture.embedding_multiplier != 1
+        has_outside = form is not AdapterForm.SLOTS and decoder.shard.is_alone
+        self._outside = {HEAD: has_outside, EMBEDDING: has_outside and not multiplies}
 
     def read(self, path: str) -> PackedAdapter:
         """The adapter in a folder.
@@ -71,11 +91,53 @@ class AdapterReader:
         matrices: dict[tuple[int, str], list[ReadModule]] = defaultdict(list)
         for module in read.modules:
             own = self._own.get(module.place.module)
-            if own is not None:
+            if module.place.matrix[0] == OUTSIDE:
+                if not self._outside[module.place.matrix]:
+                    what = f"an adapter of {module.place.module} needs one process on a CPU"
+                    raise InvalidCheckpoint(f"{path}: {what}, and embeddings that are not multiplied")
+            elif own is not None:
                 b = module.b[own.outputs.start : own.outputs.stop]
                 matrices[own.matrix].append(dataclasses.replace(module, place=own, b=b))
+        for matrix, copy in read.copies.items():
+            if not self._is_base(matrix, copy):
+                raise InvalidCheckpoint(f"{path} brings an {matrix[1]} that is not the model's")
         adapter = self._pack(matrices, self._num_layers, self._kernels)
+        outside = {module.place.matrix: module for module in read.modules if module.place.matrix[0] == OUTSIDE}
+        if outside:
+            adapter = dataclasses.replace(adapter, **_outside(outside, self._kernels, self._decoder.architecture))
         return PackedAdapter(read.digest, read.rank, adapter, os.path.abspath(path))
+
+    def _is_base(self, matrix: tuple[int, str], copy: torch.Tensor) -> bool:
+        """Whether some rows of a copy are those of the model, as far as its form lets them be."""
+        weight = self._decoder.embedding if matrix == EMBEDDING else self._decoder.head
+        if weight is None:
+            return True  # refused for another reason
+        ids = torch.linspace(0, len(copy) - 1, _COMPARED_ROWS).long()
+        theirs = copy[ids].float()
+        if matrix == EMBEDDING:
+            ours = weight.lookup(ids).float()
+        else:
+            x = torch.randn(4, copy.shape[1], generator=torch.Generator().manual_seed(0)).to(self._kernels.vector(0))
+            ours, theirs = weight.logits(x)[:, ids].float(), x.float() @ theirs.T
+        return bool((ours - theirs).abs().max() <= _CLOSE * theirs.abs().max())
+
+
+def _outside(
+    modules: Mapping[tuple[int, str], ReadModule], kernels: Kernels, architecture: Architecture
+) -> dict[str, Any]:
+    """What is added to embedding and head, by the fields of `Adapter`."""
+    made: dict[str, Any] = {}
+    if HEAD in modules:
+        own = modules[HEAD]
+        made["head"] = _pack([dataclasses.replace(own, scale=own.scale / architecture.logits_scaling)], kernels)
+    if EMBEDDING in modules:
+        one = modules[EMBEDDING]
+        hidden_size, rank = one.b.shape
+        b = kernels.linear_weight(hidden_size, rank, WeightRole.ADAPTER)
+        b.load_rows(0, one.b)
+        columns = one.a.T.contiguous().to(kernels.vector(0).dtype)
+        made["embedding"] = EmbeddingAdapter(columns, b, one.scale)
+    return made
 
 
 class FollowedAdapters:

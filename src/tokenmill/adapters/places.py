@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tokenmill.kernels.measuring import MeasuringKernels
 from tokenmill.kernels.protocol import Kernels
+from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.linear import Linear
 from tokenmill.models.mlp import MLP
@@ -20,8 +21,8 @@ class Place:
 
     Attributes:
         module: what checkpoints call it, without `.weight`.
-        matrix: the layer, of those that a rank has, and the role of the first projection of the matrix that it is a
-            part of.
+        matrix: the layer, of those that a rank has, or `OUTSIDE`; and the role of the first projection of the matrix
+            that it is a part of.
         start: of its outputs among those of the matrix.
         outputs: which of them are this rank's.
     """
@@ -33,12 +34,27 @@ class Place:
     in_size: int
 
 
-def places_of(decoder: Decoder) -> list[Place]:
-    """All projections of attention and of dense feed-forward blocks; experts, routers, embedding and head are none.
+OUTSIDE = -1
+"""In place of a layer: the embedding and the head."""
+EMBEDDING, HEAD = (OUTSIDE, "embedding"), (OUTSIDE, "head")
 
-    Of several ranks each has a part of some of them.
+
+def places_of(decoder: Decoder) -> list[Place]:
+    """All projections of attention and of dense feed-forward blocks, the embedding and the head; experts and routers
+    are none.
+
+    Of several ranks each has a part of some of the projections, and none has embedding and head.
     """
-    return list(_places(decoder))
+    if not decoder.shard.is_alone:
+        return list(_places(decoder))
+    architecture = decoder.architecture
+    hidden, vocab = architecture.hidden_size, architecture.vocab_size
+    sizes = {EMBEDDING: (hidden, vocab), HEAD: (vocab, hidden)}
+    outside = [
+        Place(_module(architecture, matrix[1], None), matrix, 0, Part.whole(out_size), in_size)
+        for matrix, (out_size, in_size) in sizes.items()
+    ]
+    return [*_places(decoder), *outside]
 
 
 def all_places(decoder: Decoder, kernels: Kernels) -> list[Place]:
@@ -53,7 +69,7 @@ def largest_bytes(places: list[Place], max_rank: int) -> int:
 
 
 def _places(decoder: Decoder) -> Iterator[Place]:
-    names, first = decoder.architecture.weight_names, decoder.shard.layers(decoder.architecture).start
+    architecture, first = decoder.architecture, decoder.shard.layers(decoder.architecture).start
     for index, layer in enumerate(decoder.layers):
         linears: list[Linear] = [layer.attention.qkv, layer.attention.output]
         if isinstance(layer.mlp, MLP):
@@ -61,6 +77,10 @@ def _places(decoder: Decoder) -> Iterator[Place]:
         for linear in linears:
             start = 0
             for role, part in linear.parts.items():
-                module = WeightKey(role, first + index).name(names).removesuffix(".weight")
+                module = _module(architecture, role, first + index)
                 yield Place(module, (index, linear.role), start, part, linear.inputs.total)
                 start += part.count
+
+
+def _module(architecture: Architecture, role: str, layer: int | None) -> str:
+    return WeightKey(role, layer).name(architecture.weight_names).removesuffix(".weight")

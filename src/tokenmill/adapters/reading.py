@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from tokenmill.adapters.config import CONFIG_NAME, AdapterConfig, Strength
-from tokenmill.adapters.places import Place, largest_bytes
+from tokenmill.adapters.places import EMBEDDING, OUTSIDE, Place, largest_bytes
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.regular_file import open_regular
 
@@ -27,8 +27,6 @@ _PREFIX = "base_model.model."
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # How the names of tensors end that have a meaning in PEFT, and what they belong to.
 _FOREIGN = {
-    ".lora_embedding_A": "an adapter of an embedding",
-    ".lora_embedding_B": "an adapter of an embedding",
     ".lora_magnitude_vector": "the magnitudes of DoRA",
     ".lora_magnitude_vector.weight": "the magnitudes of DoRA",
     ".lora_B.bias": "a bias",
@@ -56,11 +54,13 @@ class ReadAdapter:
     Attributes:
         digest: of both files, 64 hexadecimal digits.
         rank: the largest of its modules.
+        copies: of the base's weights, which PEFT stores beside adapters of embedding and head; by place.
     """
 
     digest: str
     rank: int
     modules: tuple[ReadModule, ...]
+    copies: Mapping[tuple[int, str], torch.Tensor]
 
 
 def read_adapter(folder: Path, places: Sequence[Place], max_rank: int) -> ReadAdapter:
@@ -71,8 +71,11 @@ def read_adapter(folder: Path, places: Sequence[Place], max_rank: int) -> ReadAd
     """
     config, text = AdapterConfig.read(folder)
     path = folder / WEIGHTS_NAME
-    data = _read_weights(path, largest_bytes(list(places), max_rank) + _HEADER_BYTES)
-    strengths = config.strengths([place.module for place in places])
+    outside = {place.module: place for place in places if place.matrix[0] == OUTSIDE}
+    strengths = config.strengths([place.module for place in places], list(outside))
+    copies = [place for module, place in outside.items() if module in strengths]
+    most = largest_bytes(list(places), max_rank) + sum(4 * one.in_size * one.outputs.count for one in copies)
+    data = _read_weights(path, most + _HEADER_BYTES)
     for module, strength in strengths.items():
         if strength.rank > max_rank:
             raise InvalidCheckpoint(
@@ -82,10 +85,21 @@ def read_adapter(folder: Path, places: Sequence[Place], max_rank: int) -> ReadAd
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise InvalidCheckpoint(f"{path} is not a safetensors file: {error}") from error
+    found = {place.matrix: _copy(path, tensors, place) for place in copies}
     modules = tuple(_modules(path, tensors, places, strengths))
     if not modules:
         raise InvalidCheckpoint(f"{folder / CONFIG_NAME}: target_modules names no module of this model")
-    return ReadAdapter(_digest(text, data), max(len(module.a) for module in modules), modules)
+    stored = {matrix: tensor for matrix, tensor in found.items() if tensor is not None}
+    return ReadAdapter(_digest(text, data), max(len(module.a) for module in modules), modules, stored)
+
+
+def _copy(path: Path, tensors: dict[str, torch.Tensor], place: Place) -> torch.Tensor | None:
+    """The copy of a module's own weights, which is taken from among the tensors; None: the file has none."""
+    for name in (f"{prefix}{place.module}.base_layer.weight" for prefix in (_PREFIX, "")):
+        if name in tensors:
+            shape = (place.outputs.count, place.in_size)  # of an embedding the other way round
+            return _checked(path, name, tensors.pop(name), shape[::-1] if place.matrix == EMBEDDING else shape)
+    return None
 
 
 def _read_weights(path: Path, most: int) -> bytes:
@@ -121,7 +135,8 @@ def _modules(
             continue
         pair: dict[str, torch.Tensor] = {}
         for kind, shape in (("A", (strength.rank, place.in_size)), ("B", (place.outputs.count, strength.rank))):
-            name = left.pop(f"{place.module}.lora_{kind}.weight", None)
+            end = f"lora_embedding_{kind}" if place.matrix == EMBEDDING else f"lora_{kind}.weight"
+            name = left.pop(f"{place.module}.{end}", None)
             if name is None:
                 raise InvalidCheckpoint(f"{path} has no lora_{kind} of {place.module}, which target_modules names")
             pair[kind] = _checked(path, name, tensors[name], shape)

@@ -11,7 +11,7 @@ import torch
 
 from tokenmill.adapters.packing import PackedAdapter
 from tokenmill.core.plan import StepPlan
-from tokenmill.kernels.adapters import AdapterRows
+from tokenmill.kernels.adapters import AdapterRows, LinearAdapter
 
 if TYPE_CHECKING:
     from tokenmill.adapters.slot_memory import SlotMemory, SlottedRows
@@ -35,6 +35,9 @@ class RowAdapters(Protocol):
         Args:
             sent: `step_arrays` among it. first: the requests before this one run elsewhere.
         """
+
+    def head_of(self, row: int) -> LinearAdapter | None:
+        """What a row's adapter adds to the head; None: nothing."""
 
 
 class _Slots:
@@ -83,6 +86,11 @@ class HostRowAdapters:
             tuple((one.digest, one.path) for one in packed),
         )
 
+    def head_of(self, row: int) -> LinearAdapter | None:
+        """See `RowAdapters.head_of`."""
+        slot = int(self._slots.of_row[row])
+        return None if slot < 0 else self._adapters[slot].adapter.head
+
 
 class DeviceRowAdapters:
     """See `RowAdapters`: steps read them from slots in the device's memory, which are filled behind the steps before.
@@ -119,6 +127,10 @@ class DeviceRowAdapters:
     def rows_of(self, plan: StepPlan, sent: Mapping[str, torch.Tensor], first: int) -> AdapterRows | None:
         """See `RowAdapters.rows_of`."""
         return self.of_rows(sent["row_of_token"]) if self.has_any(plan.rows[first:]) else None
+
+    def head_of(self, row: int) -> LinearAdapter | None:
+        """See `RowAdapters.head_of`: adapters with one are refused where they are read."""
+        return None
 
     def has_any(self, rows: npt.NDArray[np.integer]) -> bool:
         """Whether one of these rows has an adapter."""

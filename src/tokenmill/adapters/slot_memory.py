@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenmill.adapters.places import Place, places_of
+from tokenmill.adapters.places import OUTSIDE, Place, places_of
 from tokenmill.kernels.adapters import AdaptedLayer, Adapter, AdapterRows
 from tokenmill.kernels.protocol import Kernels, LinearWeight
 from tokenmill.kernels.triton.adapters import SlotMatrix
@@ -32,7 +32,8 @@ class SlotMemory:
     def __init__(self, decoder: Decoder, kernels: Kernels, num_slots: int, max_rank: int) -> None:
         matrices: dict[tuple[int, str], list[Place]] = defaultdict(list)
         for place in places_of(decoder):
-            matrices[place.matrix].append(place)
+            if place.matrix[0] != OUTSIDE:
+                matrices[place.matrix].append(place)
         like = kernels.vector(0)
         self.layers: list[dict[str, SlotMatrix]] = [{} for _ in decoder.layers]
         for (layer, role), places in matrices.items():

@@ -67,7 +67,7 @@ def make_runner(
         return _device_runner(config, platform, model, attention, rows)
     own = in_one_call(model.decoder, attention)
     in_calls = own if model.group is None else model.group.model(own)
-    sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None))
+    sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None), of_rows)
     if config.pipeline_parallel_size > 1:
         assert isinstance(in_calls, RankedModel), "several stages are a group"
         return PipelinedRunner(in_calls, attention, rows, sampler, HostTransport())

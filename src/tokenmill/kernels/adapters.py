@@ -79,6 +79,28 @@ class LinearAdapter:
         return y
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingAdapter:
+    """What an adapter adds to embeddings.
+
+    Attributes:
+        a: A as columns, [vocab_size, rank]. b: B, [hidden_size, rank].
+    """
+
+    a: torch.Tensor
+    b: LinearWeight
+    scale: float
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return self.a.nbytes + self.b.num_bytes
+
+    def add(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [n, hidden_size] with what belongs to the tokens [n]; rounded once."""
+        return (hidden.float() + self.b.logits(self.a[token_ids]).float() * self.scale).to(hidden.dtype)
+
+
 LayerAdapters = Mapping[str, LinearAdapter]
 """Those of one layer, by the role of the first projection in each matrix."""
 
@@ -143,15 +165,23 @@ class Adapter:
         layers: what it adds to the matrices of each layer, where they are multiplied one by one.
         native: the same where the pass is one native call; None: it is not.
         modules: the same where steps read it from a slot of a device's memory, by layer and role; None: they do not.
+        embedding, head: what it adds to these; None: nothing.
     """
 
     layers: Sequence[LayerAdapters]
     native: NativeAdapter | None
     modules: Mapping[tuple[int, str], Sequence[AdapterModule]] | None = None
+    embedding: EmbeddingAdapter | None = None
+    head: LinearAdapter | None = None
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
+        outside = sum(one.num_bytes for one in (self.embedding, self.head) if one is not None)
+        return outside + self._bytes_of_layers
+
+    @property
+    def _bytes_of_layers(self) -> int:
         if self.native is not None:
             return self.native.num_bytes
         if self.modules is not None:
@@ -172,6 +202,18 @@ class AdapterRows:
     adapters: tuple[Adapter, ...]
     of_row: torch.Tensor
     sources: tuple[AdapterSource, ...] = ()
+
+    @property
+    def change_embeddings(self) -> bool:
+        """Whether one of them adds to embeddings."""
+        return any(adapter.embedding is not None for adapter in self.adapters)
+
+    def add_embeddings(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Add to the embeddings [T, hidden_size] of tokens [T] in place."""
+        for number, adapter in enumerate(self.adapters):
+            rows = (self.of_row == number).nonzero().squeeze(1)
+            if adapter.embedding is not None and len(rows):
+                hidden[rows] = adapter.embedding.add(token_ids[rows], hidden[rows])
 
     def layers(self, num_layers: int) -> Sequence[AdaptedLayer]:
         """Of each layer, where its matrices are multiplied one by one."""

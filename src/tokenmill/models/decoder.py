@@ -12,7 +12,7 @@ import torch
 
 from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend, AttentionSpec
-from tokenmill.kernels.adapters import AdaptedLayer
+from tokenmill.kernels.adapters import AdaptedLayer, AdapterRows
 from tokenmill.kernels.protocol import Kernels, LinearWeight, WeightRole
 from tokenmill.kernels.torch_kernels import argmax, best
 from tokenmill.models.architecture import Architecture
@@ -97,7 +97,7 @@ class Decoder:
             and `argmax` take. Of a stage before the last: the hidden states of all tokens, [T, hidden_size].
         """
         plan = attention.plan(batch)
-        stream = ResidualStream(self._embed(batch.token_ids) if hidden is None else hidden)
+        stream = ResidualStream(self.embed(batch.token_ids, batch.adapters) if hidden is None else hidden)
         media = None if batch.media is None else batch.media.embeddings
         if batch.media is not None and media is not None:
             stream.hidden[batch.media.indices] = media[:, 0].to(stream.hidden.dtype)
@@ -113,10 +113,12 @@ class Decoder:
         normed = stream.normed(self.final_norm)
         return normed if self.shard.is_last_stage else stream.hidden
 
-    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         """[T] int64 -> [T, hidden_size], memory of its own."""
         assert self.embedding is not None, "the first stage begins"
         hidden = self.collective.embeddings(token_ids, self.tokens, self.embedding.lookup)
+        if adapters is not None:
+            adapters.add_embeddings(token_ids, hidden)
         multiplier = self.architecture.embedding_multiplier
         return hidden if multiplier == 1 else hidden.mul_(multiplier)
 

@@ -61,6 +61,8 @@ class NativeDecoder:
         assert attention is self._attention, "the pass is bound to the memory of one attention"
         token_ids, wanted = batch.token_ids, batch.output_indices
         assert token_ids.is_contiguous() and wanted.is_contiguous(), "ids and indices lie in one piece"
+        if batch.adapters is not None and batch.adapters.change_embeddings:
+            hidden = self._decoder.embed(token_ids, batch.adapters)
         assert hidden is None or hidden.is_contiguous(), "and so do hidden states"
         plan = self._attention.plan(batch)
         tokens, outputs, shard = len(token_ids), len(wanted), self._decoder.shard

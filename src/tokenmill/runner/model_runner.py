@@ -31,7 +31,7 @@ from tokenmill.runner.prompt_reports import OutputTokens, Reports
 from tokenmill.runner.results import result_of
 from tokenmill.runner.row_state import RowState
 from tokenmill.runner.samples import Samples
-from tokenmill.runner.step_sampler import StepSampler
+from tokenmill.runner.step_sampler import AdaptedHead, StepSampler
 from tokenmill.runner.transport import Arrays, Sent, Transport
 from tokenmill.sampling.grammar_rows import GrammarStep
 from tokenmill.sampling.state import SamplingMetadata
@@ -136,7 +136,7 @@ class ModelRunner:
         rows, samples, sent, reports, sampled = self._rows, step.samples, step.sent, Reports(), None
         masks = partial(self._masks, samples, previous)
         if outputs is not None and step.wanted.spans:
-            reports = rows.prompts.take(step.plan, step.wanted.spans, outputs, rows.tables, self.model.logits)
+            reports = rows.prompts.take(step.plan, step.wanted.spans, outputs, rows.tables, self._logits_of)
             outputs = outputs[sent["samples"]]
         if step.num_captured and self.graphs is not None:
             sampled = self.graphs.sample(samples, step.metadata, sent, masks, outputs)
@@ -154,6 +154,12 @@ class ModelRunner:
             return replace(result, proposals={**self.draft_model.propose(step.plan, result), **result.proposals})
 
         return finish
+
+    def _logits_of(self, row: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The head of a row: the model's, or with what the row's adapter adds to it."""
+        adapters = self._rows.adapters
+        adapter = None if adapters is None else adapters.head_of(row)
+        return self.model.logits if adapter is None else AdaptedHead(self.model, adapter).logits
 
     def _num_captured(self, plan: StepPlan, samples: Samples, wanted: OutputTokens, arrays: Arrays) -> int:
         """How many requests at the front of a step run in a graph, whose draws are among the arrays then.

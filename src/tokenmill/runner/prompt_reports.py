@@ -104,14 +104,14 @@ class PromptReports:
         spans: dict[int, tuple[int, int]],
         outputs: Tensor,
         tables: RowTables,
-        logits: Callable[[Tensor], Tensor],
+        logits_of: Callable[[int], Callable[[Tensor], Tensor]],
     ) -> Reports:
         """Report on the prompts of a step.
 
         Args:
             spans: see `OutputTokens`.
             outputs: [N, hidden_size], what the model gave for its output tokens.
-            logits: outputs -> [., V] of any float.
+            logits_of: row -> what gives logits [., V] of any float for its outputs.
         """
         reports = Reports()
         for index, (first, end) in spans.items():
@@ -122,7 +122,7 @@ class PromptReports:
             if row.num_logprobs is not None:
                 # The output of a token tells of the next one; of the prompt's last one nothing is told here.
                 targets = tables.tokens[number, start + 1 : start + 1 + len(own)][: row.num_prompt_tokens - 1 - start]
-                told = list(self._logprobs(own, targets.long(), row.num_logprobs, logits))
+                told = list(self._logprobs(own, targets.long(), row.num_logprobs, logits_of(number)))
                 if any(math.isnan(one.sampled.logprob) for one in told):
                     reports.failures[index] = RowFailure("the model's logits for this prompt are NaN or infinite")
                 else:

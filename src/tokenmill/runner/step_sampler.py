@@ -10,8 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 
+from tokenmill.adapters.rows import RowAdapters
+from tokenmill.kernels.adapters import LinearAdapter
+from tokenmill.kernels.torch_kernels import argmax
 from tokenmill.runner.model import Model
 from tokenmill.runner.row_tables import RowTables
 from tokenmill.runner.samples import Samples
@@ -71,9 +75,17 @@ class HostSampler:
 
     Args:
         native: kernels that draw; None: torch does.
+        adapters: those of the rows; None: there are none.
     """
 
-    def __init__(self, model: Model, tables: RowTables, native: _native.Kernels | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        tables: RowTables,
+        native: _native.Kernels | None = None,
+        adapters: RowAdapters | None = None,
+    ) -> None:
+        self._adapters = adapters
         self._model = model
         self._tables = tables
         self._sampler = Sampler(native=native)
@@ -83,9 +95,38 @@ class HostSampler:
     ) -> Sampled:
         """See `StepSampler`."""
         grammars = masks()
-        sampled = self._sampler.sample(Outputs(self._model, outputs), metadata, self._tables.tokens, grammars)
+        source = Outputs(self._model, outputs, self._adapted(samples))
+        sampled = self._sampler.sample(source, metadata, self._tables.tokens, grammars)
         self._tables.write_tokens(*places(sent["draws"]), sampled.token_ids)
         return Sampled(sampled.token_ids, sampled.logprobs, grammars)
+
+    def _adapted(self, samples: Samples) -> list[tuple[torch.Tensor, AdaptedHead]]:
+        """The samples whose adapters add to the head, by adapter."""
+        if self._adapters is None:
+            return []
+        found = []
+        for row in np.unique(samples.rows).tolist():
+            adapter = self._adapters.head_of(row)
+            if adapter is not None:
+                places = torch.from_numpy(np.flatnonzero(samples.rows == row))
+                found.append((places, AdaptedHead(self._model, adapter)))
+        return found
+
+
+class AdaptedHead:
+    """The head of a model with what an adapter adds to it."""
+
+    def __init__(self, model: Model, adapter: LinearAdapter) -> None:
+        self._model = model
+        self._adapter = adapter
+
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """See `Head.logits`."""
+        return self._adapter.add(outputs, self._model.logits(outputs).float())
+
+    def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
+        """See `Head.argmax`."""
+        return argmax(self.logits(outputs))
 
 
 class DeviceSampler:

@@ -7,7 +7,7 @@ the row's uniform number. Knows nothing of requests, plans or steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -55,10 +55,42 @@ class Masks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What S rows sample from on the host: the model's outputs [S, hidden_size], of which logits are made as needed."""
+    """What S rows sample from on the host: the model's outputs [S, hidden_size], of which logits are made as needed.
+
+    Attributes:
+        adapted: [n] int64, increasing, and the head of these rows where it is not the model's own.
+    """
 
     head: Head
     hidden: Tensor
+    adapted: Sequence[tuple[Tensor, Head]] = ()
+
+    def logits(self, rows: Tensor | None = None) -> Tensor:
+        """Of some of the rows, [n] int64, or all."""
+        logits = self.head.logits(self._of(rows))
+        for places, (own, head) in self._places(rows):
+            logits[places] = head.logits(self.hidden[own])
+        return logits
+
+    def argmax(self, rows: Tensor | None = None) -> Tensor:
+        """The largest of each row's logits, [n] int64; see `Head.argmax`."""
+        token_ids = self.head.argmax(self._of(rows))
+        for places, (own, head) in self._places(rows):
+            token_ids[places] = head.argmax(self.hidden[own])
+        return token_ids
+
+    def _of(self, rows: Tensor | None) -> Tensor:
+        return self.hidden if rows is None else self.hidden[rows]
+
+    def _places(self, rows: Tensor | None) -> Iterator[tuple[Tensor, tuple[Tensor, Head]]]:
+        """Where rows with a head of their own stand among `rows`, and which these are."""
+        for own, head in self.adapted:
+            if rows is None:
+                yield own, (own, head)
+            else:
+                places = torch.isin(rows, own).nonzero().squeeze(1)
+                if len(places):
+                    yield places, (rows[places], head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +151,21 @@ class Sampler:
         sampled = self._sample_outputs(source, metadata, token_table, masks)
         broken = (sampled.token_ids < 0).nonzero().squeeze(1)
         if len(broken):
-            is_number = source.head.argmax(source.hidden[broken]) >= 0
+            is_number = source.argmax(broken) >= 0
             sampled.token_ids[broken] = torch.where(is_number, NOTHING_LEFT, NO_TOKEN)
         return sampled
 
     def _sample_outputs(
         self, source: Outputs, metadata: SamplingMetadata, token_table: Tensor, masks: Masks | None
     ) -> SampledTokens:
-        head, hidden = source.head, source.hidden
         # Greedy rows draw before their mask, which decides afterwards: as a rule, then, none is asked for here.
-        if not metadata.only_argmax or (masks is not None and masks.ready(hidden.device) is not None):
-            return self.sample_logits(head.logits(hidden), metadata, token_table, masks)
+        if not metadata.only_argmax or (masks is not None and masks.ready(source.hidden.device) is not None):
+            return self.sample_logits(source.logits(), metadata, token_table, masks)
         # Nobody needs the logits themselves: kernels may find the largest without writing them down.
-        token_ids = head.argmax(hidden)
+        token_ids = source.argmax()
         if masks is not None:
             draws = torch.from_numpy(metadata.draws)
-            token_ids = self._redrawn(token_ids, lambda rows: head.logits(hidden[rows]), draws, masks)
+            token_ids = self._redrawn(token_ids, source.logits, draws, masks)
         return SampledTokens(token_ids)
 
     def _sample_drawn(
