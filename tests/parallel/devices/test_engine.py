@@ -45,7 +45,7 @@ SMALL |= {"max_model_len": 48, "dtype": "float32", "kernels": "torch", "num_thre
 @contextlib.contextmanager
 def ranks(config: EngineConfig, folder: Path) -> Iterator[tuple[Engine, RankPlatform, subprocess.Popen[str]]]:
     """Rank 0's engine in this process, and rank 1 in another."""
-    config = dataclasses.replace(config, tensor_parallel_size=2, rendezvous=str(folder / "ranks"), rank_timeout=10.0)
+    config = dataclasses.replace(config, tensor_parallel_size=2, rendezvous=str(folder / "ranks"), rank_timeout=60.0)
     path, platform = folder / "rank-1.json", RankPlatform()
     path.write_bytes(msgspec.json.encode(dataclasses.replace(config, rank=1)))
     peer = subprocess.Popen(
@@ -131,7 +131,7 @@ def test_a_rank_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
         started = time.monotonic()
         with pytest.raises(EngineFailed):
             step_until_done(engine)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
         platform.counting.abort()
 
 
