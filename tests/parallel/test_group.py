@@ -75,7 +75,6 @@ def test_parts_are_all_there_is_and_nothing_twice() -> None:
         ({"enable_expert_parallel": True}, "it needs --tensor-parallel-size"),
         ({"enable_expert_parallel": True, "tensor_parallel_size": 2}, "this model has no experts"),
         ({"pipeline_parallel_size": 3}, "--pipeline-parallel-size 3: each stage needs a layer, and the model has 2"),
-        ({"pipeline_parallel_size": 2, "enable_lora": True}, "ranks have no adapters"),
         ({"pipeline_parallel_size": 2, "kv_host_size": 1 << 20}, "KV from elsewhere needs an engine of one rank"),
         ({"nnodes": 2}, "--pipeline-parallel-size must be a multiple of it"),
         ({"nnodes": 2, "pipeline_parallel_size": 2, "node_rank": 2}, "--node-rank must be below --nnodes"),

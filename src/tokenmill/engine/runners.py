@@ -7,12 +7,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from tokenmill.adapters.cache import AdapterCache
 from tokenmill.adapters.rows import DeviceRowAdapters, HostRowAdapters, RowAdapters
-from tokenmill.attention.paged import PagedAttention
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.config import EngineConfig
 from tokenmill.engine.drafting import speculation_of
@@ -25,8 +25,6 @@ from tokenmill.parallel.devices.collective import DeviceModel
 from tokenmill.parallel.devices.runner import FollowingSampler, LeadingRunner, WatchedStream
 from tokenmill.parallel.model import RankedModel
 from tokenmill.platform.protocol import Platform, Stream
-from tokenmill.runner import captured_decodes
-from tokenmill.runner.captured_decodes import CapturedDecodes
 from tokenmill.runner.model import Model
 from tokenmill.runner.model_runner import ModelRunner, PipelinedRunner
 from tokenmill.runner.row_state import RowState
@@ -36,6 +34,9 @@ from tokenmill.runner.transport import HostTransport
 from tokenmill.sampling.grammar_rows import GrammarRows
 from tokenmill.structured.cache import GrammarCache
 from tokenmill.vision.start import Vision
+
+if TYPE_CHECKING:
+    from tokenmill.runner.captured_decodes import CapturedDecodes
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +121,9 @@ def _graphs(
     adapters: RowAdapters | None = None,
 ) -> CapturedDecodes | None:
     """The graphs of decodes, not captured yet, where there may be any."""
+    from tokenmill.attention.paged import PagedAttention  # these need Triton
+    from tokenmill.runner import captured_decodes
+
     assert isinstance(attention, PagedAttention), "a GPU has its attention over pages"
     # One expert after the other: how many tokens each has, the host has to know.
     layers = loaded.architecture.layers

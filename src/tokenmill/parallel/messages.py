@@ -37,8 +37,8 @@ class RunPass(msgspec.Struct, tag=0, array_like=True):
     context_lens: memoryview
     query_starts: memoryview
     output_indices: memoryview
-    adapters: list[AdapterSource]
-    of_row: memoryview
+    adapters: list[AdapterSource] = []
+    of_row: memoryview = memoryview(b"")
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> RunPass:
