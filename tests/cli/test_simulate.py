@@ -13,6 +13,7 @@ from tests.engine.test_step_log import record_traffic
 from tests.simulate.test_step_model import noisy_steps
 from tokenmill.cli.main import main
 from tokenmill.demo import demo_model_path
+from tokenmill.engine.step_log import read_log
 from tokenmill.simulate.step_model import fit, read_step_model
 
 TRACE = "".join(
@@ -68,6 +69,27 @@ def test_a_log_is_fitted_and_its_own_run_comes_out_again(tmp_path: Path, capsys:
     assert outcome["preemptions"] == harness.scheduler.num_preemptions
     assert main(["simulate", str(tmp_path / "log"), "--step-model", "recorded", "--num-pages", "9"]) == 2
     assert "a log's own run: without --num-pages" in capsys.readouterr().err
+
+
+def test_a_simulated_run_leaves_a_step_log_like_a_real_one(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "simulated.log"
+    assert main(["simulate", *flags, "--step-log", str(log), "--json"]) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    header, records = read_log(log)
+    stored = list(records)
+    assert header.num_pages > 0
+    assert sum(record.plan is not None for record in stored) == outcome["steps"]
+    busy = sum(sum(record.seconds) for record in stored)
+    assert busy == pytest.approx(outcome["busy"] * outcome["seconds"])
+    assert main(["simulate", str(log), "--step-model", "recorded", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["steps"], again["requests"]) == (outcome["steps"], outcome["requests"])
+    assert main(["simulate", *flags, "--step-log", str(log), "--policy", "fair,fcfs"]) == 2
+    assert "--step-log holds one run" in capsys.readouterr().err
+    assert main(["plan", *flags, "--slo", "ttft_p99<1s", "--step-log", str(log)]) == 2
+    assert "leaves no --step-log" in capsys.readouterr().err
 
 
 def test_a_profile_needs_no_file(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,8 @@ def run(arguments: Sequence[str]) -> int:
     if any(len(names) > 1 for names in policies_of(namespace).values()):
         raise InvalidConfig("plan takes one policy of a kind; simulate compares several")
     simulation = make_simulation(namespace)
+    if simulation.step_log is not None:
+        raise InvalidConfig("plan simulates many runs and leaves no --step-log; simulate does, of one")
     arrivals = read_arrivals(namespace, simulation.header.vocab_size)
     if len(arrivals) < 2:
         raise InvalidConfig("a plan needs a trace of two requests or more: one has no rate")

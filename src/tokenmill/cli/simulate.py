@@ -14,6 +14,7 @@ from tokenmill.cli.simulation_flags import (
     policies_of,
     read_arrivals,
 )
+from tokenmill.core.errors import InvalidConfig
 
 RECORDED = "recorded"
 
@@ -35,6 +36,8 @@ def run(arguments: Sequence[str]) -> int:
         simulation = make_simulation(namespace)
         arrivals = read_arrivals(namespace, simulation.header.vocab_size)
         choices = list(each_policy(policies_of(namespace)))
+        if simulation.step_log is not None and len(choices) > 1:
+            raise InvalidConfig("--step-log holds one run: name one policy, one batch policy and one admission")
         outcomes = [simulation.with_policies(fields).run(arrivals) for fields in choices]
     if namespace.json:
         for outcome in outcomes:

@@ -82,6 +82,7 @@ def make_simulation(namespace: argparse.Namespace) -> Simulation:
         routing_policy=server.routing_policy,
         seed=None if namespace.no_noise else engine.seed,
         is_bound=not namespace.beyond,
+        step_log=Path(engine.step_log) if engine.step_log else None,
     )
     return simulation.with_policies({field: names[0] for field, names in policies_of(namespace).items() if names})
 

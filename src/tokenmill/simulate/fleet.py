@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from tokenmill.core.messages import TokenOutput
@@ -17,7 +19,8 @@ from tokenmill.core.part_messages import EngineReport, WatchEngine
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import FinishReason
 from tokenmill.engine.engine import Engine, ModelLimits
-from tokenmill.engine.step_log import Added, LogHeader, RecordedInput
+from tokenmill.engine.observer import Observer
+from tokenmill.engine.step_log import Added, LogHeader, News, RecordedInput, StepLog, StepRecord
 from tokenmill.kv.events import KVEventLog, changes_of
 from tokenmill.routing.policies import RoutingPolicy
 from tokenmill.routing.reporter import Reporter
@@ -90,8 +93,27 @@ class WatchedExecutor:
         self._executor.close()
 
 
+class SimulatedLog(StepLog):
+    """A step log whose turns take what the simulation's clock says: each is held until that is known."""
+
+    def __init__(self, path: Path, header: LogHeader) -> None:
+        super().__init__(path, header)
+        self._held: tuple[StepPlan | None, StepResult | None, StepRecord, News] | None = None
+
+    def add(self, plan: StepPlan | None, result: StepResult | None, record: StepRecord, news: News) -> None:
+        """See `StepLog.add`."""
+        self._held = plan, result, record, news
+
+    def end(self, began: float, ended: float) -> None:
+        """The turn has ended."""
+        if self._held is not None:
+            plan, result, record, news = self._held
+            self._held, news.at = None, began
+            super().add(plan, result, msgspec.structs.replace(record, seconds=(0.0, ended - began, 0.0)), news)
+
+
 class SimulatedEngine:
-    """The loop of an engine, a turn at a time.
+    """The loop of an engine, a turn at a time. `log`: where its steps are written; None: nowhere.
 
     Attributes:
         inbox: what has come since the last turn began.
@@ -99,10 +121,13 @@ class SimulatedEngine:
         busy_seconds: of all turns so far.
     """
 
-    def __init__(self, header: LogHeader, executor: Executor, times: StepTimes) -> None:
+    def __init__(
+        self, header: LogHeader, executor: Executor, times: StepTimes, log: SimulatedLog | None = None
+    ) -> None:
         limits = ModelLimits(header.max_model_len, header.vocab_size, frozenset(header.eos_token_ids))
         self._executor = WatchedExecutor(executor)
-        self.engine = Engine(header.make_scheduler(), self._executor, limits, header.depth)
+        self.engine = Engine(header.make_scheduler(), self._executor, limits, header.depth, Observer(log))
+        self._log = log
         self.inbox: list[RecordedInput] = []
         self.is_busy = False
         self.num_steps = 0
@@ -122,7 +147,14 @@ class SimulatedEngine:
             self.num_tokens += plan.num_tokens
         end = self._times.end_of_turn(now, plan, self._executor.committed, bool(came))
         self.busy_seconds += end - now
+        if self._log is not None:
+            self._log.end(now, end)
         return outputs, end
+
+    def close(self) -> None:
+        """Finish the log."""
+        if self._log is not None:
+            self._log.close()
 
 
 class Fleet:

@@ -18,7 +18,7 @@ from tokenmill.models.architecture import Architecture
 from tokenmill.models.architecture_config import read_architecture
 from tokenmill.routing.policies import policy_of
 from tokenmill.scheduler.config import find_policies
-from tokenmill.simulate.fleet import CountingExecutor, Fleet, SimulatedEngine
+from tokenmill.simulate.fleet import CountingExecutor, Fleet, SimulatedEngine, SimulatedLog
 from tokenmill.simulate.lives import Outcome
 from tokenmill.simulate.replay import RecordedExecutor
 from tokenmill.simulate.step_model import StepModel
@@ -45,6 +45,7 @@ class Simulation:
         routing_policy: which engine gets a request; see `--routing-policy`.
         seed: of what steps take more or less than the model says; None: they take what it says.
         is_bound: steps beyond what the model was fitted to are refused.
+        step_log: where the steps of the first engine are written, those of others beside it; None: nowhere.
     """
 
     header: LogHeader
@@ -53,6 +54,7 @@ class Simulation:
     routing_policy: str = "cost"
     seed: int | None = 0
     is_bound: bool = True
+    step_log: Path | None = None
 
     def run(self, arrivals: Sequence[Arrival]) -> Outcome:
         """Let them have the requests of a trace.
@@ -67,13 +69,22 @@ class Simulation:
                 self.header,
                 CountingExecutor(self.header.vocab_size),
                 ModelTimes(self.model, None if self.seed is None else self.seed + index, self.is_bound),
+                self._log(index),
             )
             for index in range(self.num_engines)
         ]
         page_size = self.header.page_size if self.header.enable_prefix_caching else 0
         outcome = Fleet(engines, policy_of(self.routing_policy), page_size).run(as_inputs(arrivals))
+        for engine in engines:
+            engine.close()
         outcome.name = "/".join((scheduler.policy, scheduler.batch_policy, scheduler.admission))
         return outcome
+
+    def _log(self, index: int) -> SimulatedLog | None:
+        path = self.step_log
+        if path is None:
+            return None
+        return SimulatedLog(path.with_name(f"{path.name}.{index}") if index else path, self.header)
 
     def with_policies(self, fields: Mapping[str, str]) -> Simulation:
         """The same with other fields of `SchedulerConfig`."""
