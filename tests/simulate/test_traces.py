@@ -10,6 +10,7 @@ import pytest
 
 from tests.scheduler.harness import Harness
 from tokenmill.core.errors import TokenMillError
+from tokenmill.observe.event_log import EventLog
 from tokenmill.simulate.traces import TraceOptions, block_tokens, read_trace
 
 SEED = random.randrange(10**6)
@@ -51,6 +52,22 @@ def test_lengths_blocks_and_times_are_scaled(tmp_path: Path) -> None:
     assert [len(one.token_ids) for one in arrivals] == [1, 435]
     assert arrivals[1].seconds == pytest.approx(0.241)
     assert (arrivals[1].token_ids[:32] == block_tokens([46], 32, 32, 1000)).all()
+
+
+def test_a_server_s_log_brings_its_requests_as_they_came(tmp_path: Path) -> None:
+    lines: list[str] = []
+    log = EventLog(lines.append, as_json=True)
+    for seconds, prompt, output in ((2.0, 40, 8), (0.0, 9, 3), (1.0, 5, 0)):
+        fields = {"prompt_tokens": prompt, "completion_tokens": output, "seconds": seconds, "outcome": "done"}
+        log.note("request", "a request has ended", id="x", **fields)
+        log.note("start", "something else")
+    path = written(tmp_path, "\n".join([*lines, "a line of another kind", lines[0][:30]]))
+    first, second = read_trace(path, TraceOptions(vocab_size=100))
+    assert (len(first.token_ids), first.num_output_tokens) == (40, 8)
+    assert (len(second.token_ids), second.num_output_tokens) == (9, 3)
+    assert second.seconds - first.seconds == pytest.approx(2.0, abs=0.5)
+    halved, _ = read_trace(path, TraceOptions(vocab_size=100, scale=0.5))
+    assert (len(halved.token_ids), halved.num_output_tokens) == (20, 4)
 
 
 def test_azure_prompts_share_nothing(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def add_simulation_flags(parser: Parser, step_model: str) -> None:
     parser.add_argument(
         "trace",
         metavar="TRACE",
-        help=f"Mooncake JSONL, Azure CSV, a step log, or {PROFILE}NAME ({', '.join(PROFILES)})",
+        help=f"Mooncake JSONL, Azure CSV, a step log, a server's log, or {PROFILE}NAME ({', '.join(PROFILES)})",
     )
     parser.add_argument("--step-model", required=True, metavar="FILE", help=step_model)
     group = parser.add_argument_group("trace")

@@ -86,7 +86,9 @@ def read_trace(path: Path, options: TraceOptions) -> list[Arrival]:
             start = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
     except OSError as error:
         raise TokenMillError(f"cannot read {path}: {error.strerror}") from error
-    if start.startswith(b"{"):
+    if start.startswith(b'{"time"'):
+        read = _read_server_log
+    elif start.startswith(b"{"):
         read = _read_mooncake
     elif start.startswith(AZURE_COLUMNS[0].encode()):
         read = _read_azure
@@ -153,6 +155,31 @@ def _read_mooncake(path: Path, options: TraceOptions) -> Iterator[Arrival]:
         token_ids = block_tokens(one.hash_ids or [(1 << 61) + number], length, block_size, options.vocab_size)
         output = _scaled(one.output_length, options.scale)
         yield Arrival(one.timestamp / 1000, token_ids, output, one.tenant or str(number), one.priority)
+
+
+class _LogLine(msgspec.Struct):
+    """A line of `serve --enable-log-requests --log-format json`, as far as it is of a request that has ended."""
+
+    event: str
+    time: float = 0.0
+    seconds: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def _read_server_log(path: Path, options: TraceOptions) -> Iterator[Arrival]:
+    """Requests as they came: each line was written at its end. Those that brought no token are left out."""
+    decoder = msgspec.json.Decoder(_LogLine)
+    for number, line in enumerate(path.read_bytes().splitlines()):
+        try:
+            one = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue  # a line of another part of the server, or one that was cut off
+        if one.event == "request" and one.prompt_tokens > 0 and one.completion_tokens > 0:
+            length = _scaled(one.prompt_tokens, options.scale)
+            token_ids = block_tokens([number], length, length, options.vocab_size)
+            output = _scaled(one.completion_tokens, options.scale)
+            yield Arrival(one.time - one.seconds, token_ids, output, str(number))
 
 
 def _read_azure(path: Path, options: TraceOptions) -> Iterator[Arrival]:
