@@ -163,7 +163,7 @@ def test_nor_on_a_device(tmp_path: Path, options: dict[str, Any], monkeypatch: p
     ways: list[dict[str, Any]] = [
         {"temperature": 0.0, "logprobs": 1},
         {"temperature": 1.0, "min_tokens": 6},
-        {"temperature": 1.0, "top_k": 250, "stop_token_ids": tuple(range(97, 112, 5))},
+        {"temperature": 1.0, "top_k": 250, "stop_token_ids": tuple(range(97, 112, 5)), "min_tokens": 5},
     ]
     shape = {"num_attention_heads": 4, "num_key_value_heads": 1, "num_hidden_layers": 1}
     model = make_checkpoint(tmp_path, "qwen3", seed=SEED, **shape)
@@ -180,7 +180,7 @@ def test_nor_on_a_device(tmp_path: Path, options: dict[str, Any], monkeypatch: p
         wanted = [
             AddRequest(
                 id=str(i),
-                prompt_token_ids=[i, *range(11)],
+                prompt_token_ids=[i, *range(13)],  # each needs another page soon, before any can have ended
                 params=SamplingParams(seed=i, grammar=grammar, max_tokens=12, **way),
             )
             for i, way in enumerate(ways)
