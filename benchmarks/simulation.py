@@ -1,11 +1,11 @@
 """How far a simulated run is from a real one: a server under a trace's load, and the same trace simulated.
 
-    python benchmarks/simulation.py FOLDER [--seconds 600] [--fit-seconds 180] [--shares 0.5,0.8,0.95]
+    python benchmarks/simulation.py FOLDER [--seconds 600] [--fit-seconds 180] [--shares 0.5,0.8,0.95] [--keep FOLDER]
 
 FOLDER is a model (`python benchmarks/peers/checkpoint.py FOLDER` makes one of Qwen3-0.6B's shape). Requests have the
 lengths of the chat profile at 1/16. First a server runs as fast as it can and then at changing loads, with a step log;
 the step model is fitted to that. Then a server of its own runs a trace for each share of that capacity, with other
-seeds, and so does the simulator. The last line is JSON.
+seeds, and so does the simulator. The last line is JSON; `--keep` leaves traces, step logs and the step model somewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,10 @@ def write_trace(path: Path, count: int, rate: float, seed: int) -> None:
 
 
 @contextmanager
-def serving(model: Path, log: Path | None = None) -> Iterator[None]:
-    """A server of the model, until the end."""
-    command = [sys.executable, "-m", "tokenmill", "serve", str(model), "--port", str(PORT), *FLAGS]
-    if log is not None:
-        command += ["--step-log", str(log)]
+def serving(model: Path, log: Path) -> Iterator[None]:
+    """A server of the model, which writes a step log, until the end."""
+    command = [sys.executable, "-m", "tokenmill", "serve", str(model), "--port", str(PORT), "--step-log", str(log)]
+    command += FLAGS
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until_ready()
@@ -146,18 +145,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--fit-seconds", type=float, default=180.0)
     parser.add_argument("--shares", default="0.5,0.8,0.95")
+    parser.add_argument("--keep", type=Path)
     given = parser.parse_args()
     vocab_size = json.loads((given.model / "config.json").read_text())["vocab_size"]
     os.environ["TOKENMILL_NO_COLOR"] = "1"
     document: dict[str, Any] = {"benchmark": "simulation", "seconds": given.seconds, "flags": FLAGS, "runs": []}
-    with tempfile.TemporaryDirectory() as name:
+    if given.keep is not None:
+        given.keep.mkdir(parents=True, exist_ok=True)
+    with nullcontext(given.keep) if given.keep is not None else tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         capacity, step_model = fitted(given.model, folder, given.fit_seconds, vocab_size)
         print(f"capacity: {capacity:.2f} requests a second", file=sys.stderr)
         for number, share in enumerate(map(float, given.shares.split(","))):
             trace, rate = folder / f"{share}.jsonl", share * capacity
             write_trace(trace, max(20, round(rate * given.seconds)), rate, number)
-            with serving(given.model):
+            with serving(given.model, folder / f"{share}.log"):
                 real = seen(asyncio.run(drive(trace, vocab_size)))
             model = simulated(trace, step_model, given.model)
             errors = {figure: model[figure] / real[figure] - 1 for figure in FIGURES}
