@@ -7,8 +7,8 @@ namespace nb = nanobind;
 namespace tokenmill {
 
 static void make_attention(Attention* self, const Kernels& kernels, int heads, int kv_heads, int head_dim,
-                           int page_size) {
-  new (self) Attention{kernels, {heads, kv_heads, head_dim, page_size}};
+                           int page_size, bool is_causal) {
+  new (self) Attention{kernels, {heads, kv_heads, head_dim, page_size, is_causal}};
 }
 
 static void make_layer(AttentionLayer* self, const LayerKV& memory, const HeadNorms& norms, Address cos, Address sin,
@@ -60,7 +60,7 @@ void bind_attention(nb::module_& module) {
            nb::arg("scale"), nb::arg("window"));
   nb::class_<Attention>(module, "Attention")
       .def("__init__", make_attention, nb::arg("kernels"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
-           nb::arg("page_size"))
+           nb::arg("page_size"), nb::arg("is_causal") = true)
       .def("plan", plan, nb::arg("requests"), nb::arg("query_starts"), nb::arg("context_lens"), nb::arg("page_table"),
            nb::arg("page_stride"), nb::arg("cos"), nb::arg("sin"))
       .def("forward", forward, nb::arg("step"), nb::arg("layer"), nb::arg("qkv"), nb::arg("out"), ReleaseGil());

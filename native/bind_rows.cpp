@@ -11,6 +11,17 @@ static void rms_norm(const Kernels& self, Address x, int64_t x_stride, Address d
   self.table.rms_norm(call, self.threads);
 }
 
+static void layer_norm(const Kernels& self, Address x, int64_t x_stride, Address delta, int64_t delta_stride,
+                       Address weight, Address bias, float eps, Address out, int64_t count, int64_t size) {
+  const LayerNormCall call{at<uint16_t>(x), x_stride, at<const uint16_t>(delta), delta_stride,
+                           at<const uint16_t>(weight), at<const uint16_t>(bias), eps, at<uint16_t>(out), count, size};
+  self.table.layer_norm(call, self.threads);
+}
+
+static void gelu(const Kernels& self, Address x, int64_t count) {
+  self.table.gelu({at<uint16_t>(x), count}, self.threads);
+}
+
 static void draw(const Kernels& self, Address logits, int64_t stride, int64_t size, int64_t count, Address draws,
                  Address ids) {
   const DrawCall call{at<const float>(logits), stride, size, count, at<const Draw>(draws), at<int64_t>(ids)};
@@ -28,6 +39,10 @@ void bind_rows(KernelsClass& kernels) {
   kernels.def("rms_norm", rms_norm, nb::arg("x"), nb::arg("x_stride"), nb::arg("delta"), nb::arg("delta_stride"),
               nb::arg("delta_scale"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"), nb::arg("count"),
               nb::arg("size"), ReleaseGil());
+  kernels.def("layer_norm", layer_norm, nb::arg("x"), nb::arg("x_stride"), nb::arg("delta"), nb::arg("delta_stride"),
+              nb::arg("weight"), nb::arg("bias"), nb::arg("eps"), nb::arg("out"), nb::arg("count"), nb::arg("size"),
+              ReleaseGil());
+  kernels.def("gelu", gelu, nb::arg("x"), nb::arg("count"), ReleaseGil());
   kernels.def("draw", draw, nb::arg("logits"), nb::arg("stride"), nb::arg("size"), nb::arg("count"), nb::arg("draws"),
               nb::arg("ids"), ReleaseGil());
   kernels.def("apply_token_bitmask", apply_token_bitmask, nb::arg("logits"), nb::arg("stride"), nb::arg("size"),

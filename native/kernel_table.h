@@ -58,6 +58,8 @@ struct KernelTable {
   void (*gate)(const GateCall& call, int threads);
   // See row_kernels.h.
   void (*rms_norm)(const NormCall& call, int threads);
+  void (*layer_norm)(const LayerNormCall& call, int threads);
+  void (*gelu)(const GeluCall& call, int threads);
   void (*draw)(const DrawCall& call, int threads);
   void (*apply_token_bitmask)(const TokenBitmaskCall& call, int threads);
   // See pages.h.

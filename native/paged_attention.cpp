@@ -29,7 +29,7 @@ void add_tiles(AttentionPlan& plan, const AttentionShape& shape, const Attention
   if (!writes_own_kv) add_writes(plan, shape, step, request);
   for (int row = 0; row < rows; row += limit) {
     const int count = std::min(limit, rows - row);
-    const int end = step.first_position(request) + (row + count - 1) / group + 1;
+    const int end = step.last_seen(shape, request, (row + count - 1) / group) + 1;
     const int first_split = plan.prefixes[request].splits, end_split = (end + KV_SPLIT - 1) / KV_SPLIT;
     plan.tiles.push_back({request, row, count, first_split, end_split, -1, writes_own_kv, -1});
   }
@@ -42,9 +42,8 @@ std::vector<QueryTile> tiles_of(AttentionPlan& plan, const AttentionShape& shape
   for (const int request : group.requests) {
     for (int row = 0; row < step.queries(request) * shape.group(); ++row) rows.push_back({request, row});
   }
-  const auto position = [&](const QueryRow& row) { return step.first_position(row.request) + row.row / shape.group(); };
-  std::stable_sort(rows.begin(), rows.end(),
-                   [&](const QueryRow& a, const QueryRow& b) { return position(a) < position(b); });
+  const auto seen = [&](const QueryRow& row) { return step.last_seen(shape, row.request, row.row / shape.group()); };
+  std::stable_sort(rows.begin(), rows.end(), [&](const QueryRow& a, const QueryRow& b) { return seen(a) < seen(b); });
   const int start = static_cast<int>(plan.group_rows.size()), end = start + static_cast<int>(rows.size());
   std::vector<QueryTile> tiles;
   for (int first = start; first < end; first += QUERY_TILE_ROWS) {

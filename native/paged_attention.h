@@ -26,6 +26,7 @@ constexpr int MAX_HEAD_DIM = 256;
 
 struct AttentionShape {
   int heads, kv_heads, head_dim, page_size;
+  bool is_causal;  // a token sees what is before it; or all of its request, as the patches of an image do
 
   int group() const { return heads / kv_heads; }
   int64_t qkv_size() const { return static_cast<int64_t>(heads + 2 * kv_heads) * head_dim; }
@@ -47,6 +48,10 @@ struct AttentionStep {
 
   int queries(int request) const { return query_starts[request + 1] - query_starts[request]; }
   int first_position(int request) const { return context_lens[request] - queries(request); }
+  // The last position that a query sees.
+  int last_seen(const AttentionShape& shape, int request, int query) const {
+    return shape.is_causal ? first_position(request) + query : context_lens[request] - 1;
+  }
   // The row of a query's angles: among those of the step, or in a layer's tables.
   int64_t angle(int request, int query) const {
     return query + (angles.cos ? query_starts[request] : first_position(request));

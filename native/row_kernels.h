@@ -20,6 +20,24 @@ struct NormCall {
   int64_t count, size;
 };
 
+// LayerNorm of rows of bf16 [count][size], in float32, rounded once. A delta is added to x first, in place, rounded once.
+struct LayerNormCall {
+  uint16_t* x;
+  int64_t x_stride;
+  const uint16_t* delta;  // may be null
+  int64_t delta_stride;
+  const uint16_t *weight, *bias;  // [size]
+  float eps;
+  uint16_t* out;  // [count][size]
+  int64_t count, size;
+};
+
+// x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3): GELU with tanh, of bf16, in place.
+struct GeluCall {
+  uint16_t* x;
+  int64_t count;
+};
+
 // What is drawn if a logit of the row is NaN or +inf, or if all are -inf.
 constexpr int64_t NO_TOKEN = -1;
 

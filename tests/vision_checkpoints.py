@@ -12,11 +12,12 @@ import transformers
 from tests.checkpoints import VOCAB_SIZE, make_tokenizer, randomize
 
 MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-MIN_PIXELS, MAX_PIXELS = 32 * 32, 96 * 96
+MIN_PIXELS, MAX_PIXELS, MAX_VIDEO_PIXELS = 32 * 32, 96 * 96, 6 * 64 * 96
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{% elif part['type'] == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}"
     "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -64,6 +65,8 @@ def make_vision_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
     model.to(dtype).save_pretrained(folder)
     _write(folder / "generation_config.json", {"eos_token_id": [special["<|im_end|>"]]})
     size = {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}
+    video = {"size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_VIDEO_PIXELS}}
+    _write(folder / "video_preprocessor_config.json", video)
     _write(folder / "preprocessor_config.json", {"size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3})
     return folder
 

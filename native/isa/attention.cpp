@@ -43,9 +43,9 @@ QueryRow row_of(const AttentionCall& call, const QueryTile& tile, int row) {
   return tile.is_group() ? call.plan.group_rows[tile.first_row + row] : QueryRow{tile.request, tile.first_row + row};
 }
 
-int position_of(const AttentionCall& call, const QueryTile& tile, int row) {
+int last_seen_by(const AttentionCall& call, const QueryTile& tile, int row) {
   const QueryRow at = row_of(call, tile, row);
-  return call.step.first_position(at.request) + at.row / call.shape.group();
+  return call.step.last_seen(call.shape, at.request, at.row / call.shape.group());
 }
 
 // Where a query tile begins to read the cache of one KV head: what is prefetched before the tile's turn.
@@ -55,10 +55,10 @@ struct FirstSubpages {
 
   FirstSubpages(const AttentionCall& call, const QueryTile& tile, int head)
       : pages{call.shape, call.layer.memory, call.step.page_table + tile.request * call.step.page_stride, head} {
-    const int first = position_of(call, tile, 0);
+    const int first = last_seen_by(call, tile, 0);
     const int seen = call.layer.window > 0 ? std::max(first + 1 - call.layer.window, 0) : 0;
     start = std::max(tile.first_split * KV_SPLIT, seen / KEY_BLOCK * KEY_BLOCK);
-    last = tile.is_group() ? first : position_of(call, tile, tile.rows - 1);
+    last = tile.is_group() ? first : last_seen_by(call, tile, tile.rows - 1);
   }
 
   // Index of the sub-page that lies `offset` positions behind the start, or of the last one.
@@ -86,7 +86,7 @@ class TileWork {
     attend_splits();
     // A key that one row sees and another does not has the weight 0 in the other; but 0 times NaN or infinity is NaN.
     // So a row that is not finite is computed again by itself.
-    if (position(0) != position(tile_.rows - 1)) {
+    if (last_seen(0) != last_seen(tile_.rows - 1)) {
       for (int row = 0; row < tile_.rows; ++row)
         if (!is_finite(partials_[row], head_dim_)) attend_row_alone(row);
     }
@@ -119,7 +119,7 @@ class TileWork {
   alignas(64) uint16_t bf16_values_[KEY_BLOCK * MAX_HEAD_DIM];
   alignas(64) float key_scales_[KEY_BLOCK], value_scales_[KEY_BLOCK];  // of int8
 
-  int position(int row) const { return position_of(call_, tile_, row); }
+  int last_seen(int row) const { return last_seen_by(call_, tile_, row); }
   // What a row sees of the key block that begins at position `start`.
   KeyRange visible(int row, int start) const {
     return {std::max(visible_keys_[row].first - start, 0), std::min(visible_keys_[row].end - start, KEY_BLOCK)};
@@ -170,7 +170,7 @@ class TileWork {
     };
     norm_and_rotate_heads(call_, call_.layer.norms.q, tile_.rows, source, angle, q_);
     for (int row = 0; row < tile_.rows; ++row) {
-      const int end = position(row) + 1;
+      const int end = last_seen(row) + 1;
       visible_keys_[row] = {call_.layer.window > 0 ? std::max(end - call_.layer.window, 0) : 0, end};
     }
   }

@@ -23,4 +23,11 @@ inline F32 exp(F32 x) {
 // x / (1 + e^-x)
 inline F32 silu(F32 x) { return div(x, add(broadcast(1.0f), exp(sub(zero(), x)))); }
 
+// x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3), which is x (1 + tanh u) / 2.
+inline F32 gelu_tanh(F32 x) {
+  const F32 cube = mul(mul(mul(x, x), x), broadcast(0.044715f));
+  const F32 twice_u = mul(add(x, cube), broadcast(2 * 0.7978845608f));
+  return div(x, add(broadcast(1.0f), exp(sub(zero(), twice_u))));
+}
+
 }  // namespace tokenmill::TM_ISA

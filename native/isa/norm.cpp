@@ -34,14 +34,39 @@ void norm_row(const NormCall& call, int64_t row) {
   for (; i < call.size; ++i) out[i] = to_bf16(scaled(to_float(x[i]), factor, to_float(call.weight[i])));
 }
 
+void layer_norm_row(const LayerNormCall& call, int64_t row) {
+  uint16_t* x = call.x + row * call.x_stride;
+  uint16_t* out = call.out + row * call.size;
+  if (call.delta) add_row(x, call.delta + row * call.delta_stride, 1.0f, call.size);
+  const float mean = sum_of(x, call.size) / static_cast<float>(call.size);
+  float factor = sum_of_squares(x, call.size, mean);
+  inverse_rms(&factor, 1, call.size, call.eps);
+  for (int64_t i = 0; i < call.size; i += LANES) {
+    const int64_t lanes = std::min<int64_t>(LANES, call.size - i);
+    const F32 centred = mul(sub(load_partial_bf16(x + i, lanes), broadcast(mean)), broadcast(factor));
+    const F32 weight = load_partial_bf16(call.weight + i, lanes), bias = load_partial_bf16(call.bias + i, lanes);
+    store_partial_bf16(out + i, fma(centred, weight, bias), lanes);
+  }
+}
+
+// Calls norm(row) for every row.
+template <class Norm>
+void norm_rows(int64_t count, int64_t size, int threads, const Norm& norm) {
+  if (count * size < MIN_PARALLEL) threads = 1;
+  parallel_for(ceil_div(count, ROWS_PER_PIECE), threads, [&](int64_t piece) {
+    const int64_t end = std::min((piece + 1) * ROWS_PER_PIECE, count);
+    for (int64_t row = piece * ROWS_PER_PIECE; row < end; ++row) norm(row);
+  });
+}
+
 }  // namespace
 
 void rms_norm(const NormCall& call, int threads) {
-  if (call.count * call.size < MIN_PARALLEL) threads = 1;
-  parallel_for(ceil_div(call.count, ROWS_PER_PIECE), threads, [&](int64_t piece) {
-    const int64_t end = std::min((piece + 1) * ROWS_PER_PIECE, call.count);
-    for (int64_t row = piece * ROWS_PER_PIECE; row < end; ++row) norm_row(call, row);
-  });
+  norm_rows(call.count, call.size, threads, [&](int64_t row) { norm_row(call, row); });
+}
+
+void layer_norm(const LayerNormCall& call, int threads) {
+  norm_rows(call.count, call.size, threads, [&](int64_t row) { layer_norm_row(call, row); });
 }
 
 }  // namespace tokenmill::TM_ISA

@@ -1,5 +1,5 @@
-// RMSNorm of rows of bf16: computed in float32, rounded to bf16 before the product with the weight and after it, as in
-// transformers.
+// Norms of rows of bf16, computed in float32. RMSNorm is rounded to bf16 before the product with the weight and after it,
+// as in transformers; LayerNorm once, as in torch.
 #pragma once
 
 #include <cmath>
@@ -29,11 +29,32 @@ inline float sum_of_squares(const uint16_t* x, int64_t size) {
   return total;
 }
 
+// The sums for LayerNorm: of the numbers, and of the squares of their distances from the mean.
+inline float sum_of(const uint16_t* x, int64_t size) {
+  F32 sums = zero();
+  for (int64_t i = 0; i < size; i += LANES) {
+    sums = add(sums, load_partial_bf16(x + i, size - i < LANES ? size - i : LANES));
+  }
+  return reduce_add(sums);
+}
+inline float sum_of_squares(const uint16_t* x, int64_t size, float mean) {
+  F32 sums = zero();
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES) {
+    const F32 distance = sub(load_bf16(x + i), broadcast(mean));
+    sums = fma(distance, distance, sums);
+  }
+  float total = reduce_add(sums);
+  for (; i < size; ++i) total = std::fma(to_float(x[i]) - mean, to_float(x[i]) - mean, total);
+  return total;
+}
+
 // Turns the sum of squares of each row into its factor, 1 / sqrt(mean + eps).
 inline void inverse_rms(float* sums, int count, int64_t size, float eps) {
   for (int i = 0; i < count; ++i) sums[i] = 1.0f / std::sqrt(sums[i] / static_cast<float>(size) + eps);
 }
 
 void rms_norm(const NormCall& call, int threads);
+void layer_norm(const LayerNormCall& call, int threads);
 
 }  // namespace tokenmill::TM_ISA

@@ -5,6 +5,7 @@
 #include "isa/token_bitmask.h"
 #include "isa/linear.h"
 #include "isa/draw.h"
+#include "isa/gelu.h"
 #include "isa/norm.h"
 #include "isa/page_copy.h"
 
@@ -25,6 +26,8 @@ const KernelTable& table() {
       .add_adapters = add_adapters,
       .gate = gate,
       .rms_norm = rms_norm,
+      .layer_norm = layer_norm,
+      .gelu = gelu,
       .draw = draw,
       .apply_token_bitmask = apply_token_bitmask,
       .copy_pages = copy_pages,

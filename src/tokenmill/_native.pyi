@@ -54,6 +54,20 @@ class Kernels:
         count: int,
         size: int,
     ) -> None: ...
+    def layer_norm(
+        self,
+        x: Address,
+        x_stride: int,
+        delta: Address,
+        delta_stride: int,
+        weight: Address,
+        bias: Address,
+        eps: float,
+        out: Address,
+        count: int,
+        size: int,
+    ) -> None: ...
+    def gelu(self, x: Address, count: int) -> None: ...
     def draw(self, logits: Address, stride: int, size: int, count: int, draws: Address, ids: Address) -> None: ...
     def apply_token_bitmask(
         self, logits: Address, stride: int, size: int, count: int, rows: Address, bits: Address
@@ -101,7 +115,9 @@ class AttentionLayer:
 class Attention:
     """The attention of one model; see docs/native.md."""
 
-    def __init__(self, kernels: Kernels, heads: int, kv_heads: int, head_dim: int, page_size: int) -> None: ...
+    def __init__(
+        self, kernels: Kernels, heads: int, kv_heads: int, head_dim: int, page_size: int, is_causal: bool = True
+    ) -> None: ...
     def plan(
         self,
         requests: int,

@@ -52,7 +52,7 @@ def check_engine(config: EngineConfig) -> None:
     _check_adapters(config)
     config.kv_events()
     parse_config(config.speculative_config)
-    config.images_per_prompt()
+    config.media_limits()
 
 
 def check_server(config: ServerConfig) -> None:

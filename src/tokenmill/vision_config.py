@@ -9,12 +9,14 @@ import msgspec
 from tokenmill.config_fields import flag
 from tokenmill.core.errors import InvalidConfig
 
-IMAGES_PER_PROMPT = 8
+IMAGES_PER_PROMPT, VIDEOS_PER_PROMPT = 8, 1
 
 
-class _Limits(msgspec.Struct, forbid_unknown_fields=True):
+class MediaLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one request may show at most. Sound is not taken at all."""
+
     image: int = IMAGES_PER_PROMPT
-    video: int = 0
+    video: int = VIDEOS_PER_PROMPT
     audio: int = 0
 
 
@@ -26,28 +28,31 @@ class VisionConfig:
     encoder_cache_tokens: int = flag(8192, "image tokens whose encoder outputs are kept at most", size=True)
     disable_chunked_mm_input: bool = flag(False, "a step does not end within an image")
     limit_mm_per_prompt: str | None = flag(
-        None, f'images of one request at most, as JSON: {{"image": 4}} (auto: {IMAGES_PER_PROMPT})', json=True
+        None,
+        "images and videos of one request at most, as JSON "
+        f'(auto: {{"image": {IMAGES_PER_PROMPT}, "video": {VIDEOS_PER_PROMPT}}})',
+        json=True,
     )
 
-    def images_per_prompt(self) -> int:
-        """Images of one request at most.
+    def media_limits(self) -> MediaLimits:
+        """What one request may show at most.
 
         Raises:
-            InvalidConfig: the flag is neither JSON nor `image=4,video=0`, or wants videos or sound.
+            InvalidConfig: the flag is neither JSON nor `image=4,video=0`, or wants sound.
         """
         if self.limit_mm_per_prompt is None:
-            return IMAGES_PER_PROMPT
+            return MediaLimits()
         given = self.limit_mm_per_prompt
         try:
             if given.lstrip().startswith("{"):
-                limits = msgspec.json.decode(given, type=_Limits)
+                limits = msgspec.json.decode(given, type=MediaLimits)
             else:
                 pairs = dict(pair.split("=", 1) for pair in given.split(","))
-                limits = msgspec.convert(pairs, _Limits, strict=False)
+                limits = msgspec.convert(pairs, MediaLimits, strict=False)
         except (msgspec.DecodeError, ValueError) as error:
             raise InvalidConfig(f'--limit-mm-per-prompt takes JSON, {{"image": 4}}: {error}') from error
-        if limits.video or limits.audio or limits.image < 0:
+        if limits.audio or min(limits.image, limits.video) < 0:
             raise InvalidConfig(
-                "--limit-mm-per-prompt: image must be 0 or more, video and audio, which are not taken, 0"
+                "--limit-mm-per-prompt: image and video must be 0 or more, audio, which is not taken, 0"
             )
-        return limits.image
+        return limits

@@ -102,7 +102,7 @@ def test_a_config_file_of_vllm_is_read(tmp_path, capsys):
     )
     engine, server = read_configs(["--config", str(path)], {})
     assert (engine.model, engine.scheduling_policy, server.served_model_name) == ("some/model", "fcfs", ("a", "b"))
-    assert engine.images_per_prompt() == 0
+    assert engine.media_limits().image == 0
     assert capsys.readouterr().err.count("\n") == 1
     path.write_text("decode-context-parallel-size: 2\n")
     with pytest.raises(InvalidConfig, match="decode-context-parallel-size 2 is not supported, because"):

@@ -64,3 +64,28 @@ def test_a_broken_row_breaks_alone(isa: str, value: float, rng: np.random.Genera
     assert got[2].isnan().any()
     others = [0, 1, 3, 4]
     assert torch.equal(got[others], clean[others])
+
+
+@every_isa
+def test_a_layer_norm_is_that_of_torch_but_for_last_bits(isa: str, rng: np.random.Generator) -> None:
+    for _ in range(10):
+        count, size = int(rng.integers(1, 40)), int(rng.choice([1, 7, 16, 40, 128, 1000, 1024, 4100]))
+        x = drawn(count, size) + float(rng.uniform(-2, 2))
+        weight, bias, delta = drawn(size), drawn(size), drawn(count, size) if rng.random() < 0.5 else None
+        want_x = x if delta is None else (x.float() + delta.float()).bfloat16()
+        want = torch.nn.functional.layer_norm(want_x.float(), (size,), weight.float(), bias.float(), 1e-6)
+        got = native_ops.layer_norm(kernels(isa, 2), x, weight, bias, 1e-6, delta)
+        assert torch.equal(x, want_x)
+        torch.testing.assert_close(got.float(), want, rtol=2**-7, atol=1e-3 if size > 1 else 1.0)
+
+
+@every_isa
+def test_gelu_is_that_of_torch_but_for_the_last_bit(isa: str, rng: np.random.Generator) -> None:
+    x = drawn(int(rng.integers(1, 30)), int(rng.integers(1, 3000))) * float(rng.choice([0.1, 1, 5]))
+    want = torch.nn.functional.gelu(x.double(), approximate="tanh")
+    got = native_ops.gelu(kernels(isa, 2), x.clone())
+    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-6)
+    extremes = torch.tensor([float("nan"), 100.0, -100.0, 0.0]).bfloat16()
+    got = native_ops.gelu(kernels(isa), extremes)
+    assert got[0].isnan()
+    assert got[1:].tolist() == [100.0, 0.0, 0.0]

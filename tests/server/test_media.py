@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from tokenmill.core.errors import InvalidRequest
@@ -15,6 +16,7 @@ from tokenmill.core.messages import GenerateText
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.server import media
 from tokenmill.server.media import MediaFetcher, is_public_address
+from tokenmill.vision_config import MediaLimits
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 HOST = "images.example.org"
@@ -69,7 +71,7 @@ def fetch(handler: Handler, *more: str, path: str = "/a.png?b=1", limit: int = 4
 
     async def run() -> list[str]:
         async with answering(handler) as port:
-            fetcher = MediaFetcher([f"{HOST}:{port}"], limit, loopback, lambda address: True)
+            fetcher = MediaFetcher([f"{HOST}:{port}"], MediaLimits(limit), loopback, lambda address: True)
             (done,) = await fetcher.fetched([prompt(f"http://{HOST}:{port}{path}", *more)])
             return urls_of(done)
 
@@ -84,6 +86,18 @@ def test_what_comes_takes_the_place_of_its_address() -> None:
     url, other = fetch(reply(b"an image"), "data:image/png;base64,AAAA")
     assert base64.b64decode(url.partition("base64,")[2]) == b"an image"
     assert other == "data:image/png;base64,AAAA"
+
+
+def test_frames_are_fetched_too() -> None:
+    async def run() -> list[str]:
+        async with answering(reply(b"a frame")) as port:
+            fetcher = MediaFetcher([f"{HOST}:{port}"], MediaLimits(0), loopback, lambda address: True)
+            parts = [{"type": "video", "video": [f"http://{HOST}:{port}/{number}" for number in range(3)], "fps": 2.0}]
+            message = msgspec.structs.replace(prompt(), messages=[{"role": "user", "content": parts}])
+            (done,) = await fetcher.fetched([message])
+            return list(done.messages[0]["content"][0]["video"])
+
+    assert [base64.b64decode(url.partition("base64,")[2]) for url in asyncio.run(run())] == [b"a frame"] * 3
 
 
 @pytest.mark.parametrize(
@@ -125,7 +139,7 @@ def test_other_hosts_are_not_asked(url: str) -> None:
         raise AssertionError("nobody is looked up")
 
     with pytest.raises(InvalidRequest):
-        asyncio.run(MediaFetcher([HOST], 4, never).fetched([prompt(url)]))
+        asyncio.run(MediaFetcher([HOST], MediaLimits(4), never).fetched([prompt(url)]))
 
 
 def test_a_host_that_answers_otherwise_a_moment_later_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +153,7 @@ def test_a_host_that_answers_otherwise_a_moment_later_is_asked_once(monkeypatch:
 
     async def run() -> None:
         async with answering(reply(b"secret")) as port:
-            fetcher = MediaFetcher([f"{HOST}:{port}"], 4, rebinding)
+            fetcher = MediaFetcher([f"{HOST}:{port}"], MediaLimits(4), rebinding)
             url = f"http://{HOST}:{port}/"
             with pytest.raises(InvalidRequest, match=r"within|cannot be asked"):  # 8.8.8.8 has nothing there
                 await fetcher.fetched([prompt(url)])
@@ -152,7 +166,7 @@ def test_a_host_that_answers_otherwise_a_moment_later_is_asked_once(monkeypatch:
 
 def test_without_the_flag_nothing_is_fetched() -> None:
     with pytest.raises(InvalidRequest, match="--allowed-media-domains"):
-        asyncio.run(MediaFetcher((), 4).fetched([prompt(f"https://{HOST}/")]))
+        asyncio.run(MediaFetcher((), MediaLimits(4)).fetched([prompt(f"https://{HOST}/")]))
 
 
 @pytest.mark.parametrize(

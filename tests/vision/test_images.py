@@ -13,19 +13,22 @@ import pytest
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as their_resize
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as their_frame_resize
 
 from tests.vision_checkpoints import MAX_PIXELS, MIN_PIXELS
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.media import content_digest, surrogate_ids
-from tokenmill.vision.decoding import ImageDecoder, ImageLimits
+from tokenmill.vision.decoding import ImageDecoder
 from tokenmill.vision.prompts import MOST_BYTES, data_of
-from tokenmill.vision.resize import smart_resize
+from tokenmill.vision.resize import SizeRule, smart_resize
+
+RULE = SizeRule(32, MIN_PIXELS, MAX_PIXELS)
 
 
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[ImageDecoder]:
-    decoder = ImageDecoder(ImageLimits(32, MIN_PIXELS, MAX_PIXELS))
+    decoder = ImageDecoder()
     yield decoder
     decoder.close()
 
@@ -45,10 +48,23 @@ def test_sizes_are_those_of_transformers(rng: np.random.Generator) -> None:
             assert smart_resize(height, width, 32, 65536, 16777216) == their_resize(height, width, 32, 65536, 16777216)
 
 
+def test_sizes_of_frames_are_those_of_transformers(rng: np.random.Generator) -> None:
+    for height, width in np.exp(rng.uniform(0, 8, (3000, 2))).astype(int).tolist():
+        num_frames, most = int(rng.integers(2, 100)), int(rng.choice([25165824, 786432, 60000]))
+        rule = SizeRule(32, 4096, most, num_frames)
+        try:
+            expected = their_frame_resize(num_frames, height, width, 2, 32, 4096, most)
+        except ValueError:
+            with pytest.raises(InvalidRequest, match="200 times"):
+                rule.size_of(height, width)
+        else:
+            assert rule.size_of(height, width) == expected
+
+
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
 def test_pixels_are_those_of_transformers(decoder: ImageDecoder, rng: np.random.Generator, mode: str) -> None:
     image = Image.fromarray(rng.integers(0, 256, (75, 131, 3), dtype=np.uint8)).convert(mode)
-    head, pixels = decoder.decode(file_of(image))
+    head, pixels = decoder.decode(file_of(image), RULE)
     size = {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}
     processor = Qwen2VLImageProcessorPil(patch_size=16, size=size, image_mean=[0.0] * 3, image_std=[1.0] * 3)
     patches = processor(images=[image], return_tensors="np").pixel_values
@@ -62,7 +78,7 @@ def test_pixels_are_those_of_transformers(decoder: ImageDecoder, rng: np.random.
 def test_formats_are_told_by_their_content(decoder: ImageDecoder, rng: np.random.Generator) -> None:
     image = Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8))
     for kind in ("PNG", "JPEG", "WEBP", "GIF"):
-        head, pixels = decoder.decode(file_of(image, kind))
+        head, pixels = decoder.decode(file_of(image, kind), RULE)
         assert len(pixels) == head.height * head.width * 3
 
 
@@ -99,27 +115,27 @@ def _whole() -> bytes:
 )
 def test_files_that_mean_harm_are_refused(decoder: ImageDecoder, data: bytes, sentence: str) -> None:
     with pytest.raises(InvalidRequest, match=sentence) as refusal:
-        decoder.decode(data)
+        decoder.decode(data, RULE)
     assert "0x" not in str(refusal.value)
-    decoder.decode(_whole())  # it goes on
+    decoder.decode(_whole(), RULE)  # it goes on
 
 
 def test_only_the_first_frame_of_an_animation_is_decoded(decoder: ImageDecoder) -> None:
     frames = [Image.new("RGB", (64, 64), (0, 0, number % 256)) for number in range(300)]
     red = Image.new("RGB", (64, 64), (255, 0, 0))
-    head, pixels = decoder.decode(file_of(red, "GIF", save_all=True, append_images=frames))
+    head, pixels = decoder.decode(file_of(red, "GIF", save_all=True, append_images=frames), RULE)
     assert set(np.frombuffer(pixels, np.uint8).reshape(-1, 3)[:, 0].tolist()) == {255}
     assert (head.height, head.width) == (64, 64)
 
 
 def test_the_process_is_started_again_when_it_has_died(decoder: ImageDecoder) -> None:
-    decoder.decode(_whole())
+    decoder.decode(_whole(), RULE)
     assert decoder._process is not None
     decoder._process.kill()
     decoder._process.wait()
     with pytest.raises(InvalidRequest):
-        decoder.decode(_whole())
-    decoder.decode(_whole())
+        decoder.decode(_whole(), RULE)
+    decoder.decode(_whole(), RULE)
 
 
 def test_data_urls_are_read_and_others_are_not() -> None:
@@ -144,14 +160,21 @@ def test_surrogates_tell_contents_apart() -> None:
 
 @pytest.mark.parametrize(
     ("given", "limit"),
-    [(None, 8), ('{"image": 4}', 4), ('{"image": 0, "video": 0}', 0), ("image=3,video=0,audio=0", 3), ("{}", 8)],
+    [
+        (None, (8, 1)),
+        ('{"image": 4}', (4, 1)),
+        ('{"image": 0, "video": 0}', (0, 0)),
+        ("image=3,video=2,audio=0", (3, 2)),
+        ("{}", (8, 1)),
+    ],
 )
-def test_images_per_prompt_are_read_in_the_forms_of_vllm(given: str | None, limit: int) -> None:
-    assert EngineConfig(limit_mm_per_prompt=given).images_per_prompt() == limit
+def test_limits_are_read_in_the_forms_of_vllm(given: str | None, limit: tuple[int, int]) -> None:
+    limits = EngineConfig(limit_mm_per_prompt=given).media_limits()
+    assert (limits.image, limits.video) == limit
 
 
 @pytest.mark.parametrize(
-    "given", ["4", "image=", "image=x", '{"image": -1}', '{"image": "4"}', "video=1", '{"sound": 1}']
+    "given", ["4", "image=", "image=x", '{"image": -1}', '{"image": "4"}', "audio=1", '{"video": -1}', '{"sound": 1}']
 )
 def test_other_limits_are_refused_by_name(given: str) -> None:
     with pytest.raises(InvalidConfig, match="--limit-mm-per-prompt"):

@@ -161,6 +161,13 @@ def test_an_image_is_also_a_path_or_a_data_url(llm: LLM, rng: np.random.Generato
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,!"}}, "not base64"),
         ({"type": "input_audio", "input_audio": {}}, "input_audio"),
         ({"type": "video_url", "video_url": {}}, "video_url"),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}, "a list of frames"),
+        ({"type": "video", "video": "mill.mp4"}, "a list of the URLs of its frames"),
+        ({"type": "video", "video": []}, "a video of 0 frames; 2 to 768 are taken"),
+        ({"type": "video", "video": ["data:,"] * 769}, "a video of 769 frames"),
+        ({"type": "video"}, "a video part is"),
+        ({"type": "video", "video": ["data:image/png;base64,", "data:image/png;base64,"], "fps": 0}, "fps"),
+        ({"type": "video", "video": ["data:image/png;base64,!", "data:image/png;base64,"]}, "not base64"),
     ],
 )
 def test_what_is_no_image_is_refused_by_name(llm: LLM, part: dict[str, object], sentence: str) -> None:

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from tokenmill.core.media import MediaSpan
+from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.vision.positions import frequency_axes, prompt_positions
 from tokenmill.vision.spec import VisionSpec, read_vision
 from tokenmill.vision.tower import load_tower
@@ -22,13 +23,13 @@ def _spec(checkpoint: Path) -> VisionSpec:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("grid", [(2, 2), (4, 6), (10, 2), (6, 16)])
+@pytest.mark.parametrize("grid", [(1, 2, 2), (1, 4, 6), (2, 10, 2), (2, 6, 16)])
 def test_the_tower_is_that_of_transformers(
-    checkpoint: Path, oracle: transformers.PreTrainedModel, grid: tuple[int, int], rng: np.random.Generator
+    checkpoint: Path, oracle: transformers.PreTrainedModel, grid: tuple[int, int, int], rng: np.random.Generator
 ) -> None:
-    rows, columns = grid
-    pixels = rng.integers(0, 256, (16 * rows, 16 * columns, 3), dtype=np.uint8)
-    tower = load_tower(checkpoint, _spec(checkpoint), torch.float32)
+    frames, rows, columns = grid
+    pixels = rng.integers(0, 256, (frames, 16 * rows, 16 * columns, 3), dtype=np.uint8)
+    tower = load_tower(checkpoint, _spec(checkpoint), TorchKernels(torch.float32, "cpu"))
     found = tower.encode(pixels)
     expected = oracle.model.visual(tower._patches(pixels), grid_thw=torch.tensor([[1, rows, columns]]))
     torch.testing.assert_close(found[:, 0], expected.pooler_output, rtol=1e-5, atol=1e-5)
@@ -43,12 +44,12 @@ def test_positions_are_those_of_transformers(
     for _ in range(50):
         ids, spans, grids = [], [], []
         for _ in range(rng.integers(0, 4)):
-            ids += [*rng.integers(0, 200, rng.integers(0, 5)).tolist(), spec.special_ids[2]]
+            ids += [*rng.integers(0, 200, rng.integers(0, 5)).tolist(), spec.start_token_id]
             rows, columns = (2 * rng.integers(1, 6, 2)).tolist()
             length = rows * columns // 4
             spans.append(MediaSpan(len(ids), length, "", rows, columns, spec.image_token_id))
             grids.append([1, rows, columns])
-            ids += [spec.image_token_id] * length + [spec.special_ids[3]]
+            ids += [spec.image_token_id] * length + [spec.end_token_id]
         ids += rng.integers(0, 200, rng.integers(1, 5)).tolist()
         types = (torch.tensor([ids]) == spec.image_token_id).int()
         expected, delta = oracle.model.get_rope_index(

@@ -21,7 +21,7 @@ SURROGATE = 1 << 30
 
 
 class MediaSpan(NamedTuple):
-    """One image in a prompt.
+    """One image in a prompt, or frames of a video that are encoded as one.
 
     Attributes:
         offset, length: its placeholders, in tokens.
@@ -44,7 +44,7 @@ class MediaSpan(NamedTuple):
 
 
 class MediaInput(msgspec.Struct, array_like=True):
-    """One image of a request, as it comes to the engine. `pixels`: [height, width, 3] uint8, raster order."""
+    """What a span of a request shows, as it comes to the engine. `pixels`: [frames, height, width, 3] uint8."""
 
     span: MediaSpan
     pixels: bytes

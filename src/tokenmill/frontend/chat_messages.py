@@ -14,14 +14,18 @@ from tokenmill.core.errors import InvalidRequest
 
 MAX_DEPTH = 64
 MAX_KWARGS_BYTES = 64 << 10
+# At what rate the makers of such models sample videos, where a client does not say it.
+FRAMES_PER_SECOND = 2.0
+_PARTS = ("text", "image_url", "image", "video", "video_url")
+_FRAMES = "data:video/jpeg;base64,"
 
 
 def normalize_messages(messages: object) -> list[dict[str, Any]]:
     """Check messages and join their text parts.
 
     Content given as `[{"type": "text", "text": ...}]` becomes one string, the parts joined by newlines, unless there
-    are images between them; the JSON
-    arguments of tool calls become objects. Other keys are passed on as they are.
+    are images or videos between them; the JSON arguments of tool calls become objects. A video is a list of the URLs of
+    its frames, however it was given. Other keys are passed on as they are.
 
     Raises:
         InvalidRequest: naming the message at fault.
@@ -96,24 +100,46 @@ def _content_text(content: object, where: str) -> str | list[dict[str, Any]] | N
 
 
 def _part(part: object, where: str) -> dict[str, Any]:
-    """A part of a message. An image that has been taken out of it is a part without a URL."""
+    """A part of a message. An image or a video that has been taken out of it is a part without a URL."""
     kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or kind not in ("text", "image_url", "image"):
-        raise InvalidRequest(f"{where}: only text parts and image_url are supported, got type {kind!r}", "messages")
-    if kind == "image":
-        return {"type": "image"}
+    if not isinstance(part, dict) or kind not in _PARTS:
+        sentence = f"{where}: only text parts, image_url and lists of frames are supported, got type {kind!r}"
+        raise InvalidRequest(sentence, "messages")
+    if kind == "image" or (kind == "video" and "video" not in part):
+        return {"type": kind}
     if kind == "image_url":
-        return {"type": "image_url", "image_url": {"url": _url(part.get("image_url"), where)}}
+        return {"type": "image_url", "image_url": {"url": _url(part, kind, where)}}
+    if kind in ("video", "video_url"):
+        return _video(part, kind, where)
     if not isinstance(part.get("text"), str):
         raise InvalidRequest(f"{where}.text must be a string", "messages")
     return {"type": "text", "text": part["text"]}
 
 
-def _url(given: object, where: str) -> str:
+def _url(part: dict[str, Any], kind: str, where: str) -> str:
+    given = part.get(kind)
     url = given.get("url") if isinstance(given, dict) else given
     if not isinstance(url, str):
-        raise InvalidRequest(f"{where}.image_url must be an object with a url", "messages")
+        raise InvalidRequest(f"{where}.{kind} must be an object with a url", "messages")
     return url
+
+
+def _video(part: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
+    """A video as the URLs of its frames; clients of vLLM join these in one URL, by commas."""
+    if kind == "video_url":
+        url = _url(part, kind, where)
+        if not url.startswith(_FRAMES):
+            raise InvalidRequest(f"{where}: a video is a list of frames, or {_FRAMES}<frame>,<frame>", "messages")
+        frames: Any = [f"data:image/jpeg;base64,{frame}" for frame in url.removeprefix(_FRAMES).split(",")]
+    else:
+        frames = part["video"]
+    if not isinstance(frames, list) or not all(isinstance(frame, str) for frame in frames):
+        raise InvalidRequest(f"{where}: a video is a list of the URLs of its frames", "messages")
+    inner = part[kind] if isinstance(part[kind], dict) else {}
+    fps = part.get("fps", inner.get("fps", FRAMES_PER_SECOND))
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0.001 <= fps <= 1000:
+        raise InvalidRequest(f"{where}.fps: frames a second, from 0.001 to 1000", "messages")
+    return {"type": "video", "video": frames, "fps": float(fps)}
 
 
 def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:

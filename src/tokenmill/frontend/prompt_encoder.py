@@ -122,21 +122,21 @@ class PromptEncoder:
         return 0 < 8 * room < num_characters and num_characters > self._tokenizer.longest_token * room
 
     def _chat(self, message: GenerateText | EncodeText, is_cut: bool) -> tuple[list[int], list[MediaInput]]:
-        """The tokens of a chat, and its images. The template spells out every special token, so none is added."""
+        """The tokens of a chat, and what it shows. The template spells out every special token, so none is added."""
         if self._media is None:
             return self._encode(self._render(message, is_cut), False, "messages", is_cut), []
         assert message.messages is not None, "only chats have images"
-        bare, urls = self._media.take_images(message.messages)
+        bare, items = self._media.take(message.messages)
         (bare, tools), mark = self._media.hide([bare, message.tools])
         text = self._render(msgspec.structs.replace(message, messages=bare, tools=tools), is_cut)
-        return self._media.place(self._media.encode(text, mark), urls)
+        return self._media.place(self._media.encode(text, mark, items), items)
 
     def _render(self, message: GenerateText | EncodeText, is_cut: bool) -> str:
         if self._chat_template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions or serve with --chat-template")
         assert message.messages is not None, "only chats are rendered"
         if self._media is None and any(isinstance(one.get("content"), list) for one in message.messages):
-            raise InvalidRequest("this model takes no images", "messages")
+            raise InvalidRequest("this model takes no images and no videos", "messages")
         # A template takes longer than this look at what it will be given, and long chats are as quickly sent as texts.
         num_bytes = len(msgspec.json.encode((message.messages, message.tools)))
         if self._cannot_fit(num_bytes // _MOST_BYTES, is_cut):

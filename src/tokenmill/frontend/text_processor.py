@@ -313,10 +313,10 @@ def _media_prompts(folder: Path, config: EngineConfig, tokenizer: Tokenizer) -> 
     spec = read_vision(folder)
     if spec is None:
         return None
-    special = [tokenizer.token(token_id) for token_id in spec.special_ids]
-    names = [token for token in special if token is not None]
+    special = {token_id: tokenizer.token(token_id) for token_id in spec.special_ids}
+    names = {token_id: token for token_id, token in special.items() if token is not None}
     return MediaPrompts(
-        spec, config.images_per_prompt(), lambda text: tokenizer.encode(text, add_special_tokens=False), names
+        spec, config.media_limits(), lambda text: tokenizer.encode(text, add_special_tokens=False), names
     )
 
 

@@ -34,3 +34,32 @@ def rms_norm(
         x.data_ptr(), x.stride(0), address, stride, scale, weight.data_ptr(), eps, out.data_ptr(), count, size
     )
     return out
+
+
+def layer_norm(
+    native: _native.Kernels,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    delta: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The LayerNorm of x [T, size] bfloat16, after `delta` [T, size] has been added in place; a new tensor."""
+    count, size = x.shape
+    assert x.dtype == weight.dtype == bias.dtype == torch.bfloat16, f"norms are of bfloat16, not {x.dtype}"
+    assert x.stride(1) == weight.stride(0) == bias.stride(0) == 1, "a row is in one piece"
+    out = x.new_empty(count, size)
+    address, stride = 0, 0
+    if delta is not None:
+        assert delta.shape == x.shape and delta.dtype == x.dtype and delta.stride(1) == 1, "a delta is like x"
+        address, stride = delta.data_ptr(), delta.stride(0)
+    weights = weight.data_ptr(), bias.data_ptr()
+    native.layer_norm(x.data_ptr(), x.stride(0), address, stride, *weights, eps, out.data_ptr(), count, size)
+    return out
+
+
+def gelu(native: _native.Kernels, x: torch.Tensor) -> torch.Tensor:
+    """GELU with tanh of x bfloat16 in one piece, in place."""
+    assert x.dtype == torch.bfloat16 and x.is_contiguous(), "numbers are bfloat16 in one piece"
+    native.gelu(x.data_ptr(), x.numel())
+    return x

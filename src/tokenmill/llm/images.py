@@ -1,4 +1,4 @@
-"""Images in the conversations of `LLM.chat`: Pillow's and files become data: URLs, as a server would be sent them."""
+"""Images and frames in the conversations of `LLM.chat`: Pillow's and files become data: URLs, as servers are sent."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KINDS = ("image_pil", "image")
 
 
 def with_data_urls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose images are all parts of OpenAI's form.
+    """Messages whose images are all parts of OpenAI's form, and whose videos are lists of URLs.
 
     Takes `{"type": "image", "image": ...}` and `{"type": "image_pil", "image_pil": ...}` with an image of Pillow's or
-    the path of a file.
+    the path of a file, and `{"type": "video", "video": [...], "fps": 2}` with a list of these.
 
     Raises:
         InvalidRequest: such a part has something else, or the file cannot be read.
@@ -33,10 +33,17 @@ def with_data_urls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _part(part: Any) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "video" and isinstance(part.get("video"), list):
+        return {**part, "video": [_url(frame) for frame in part["video"]]}
     if kind not in _KINDS:
         return part
-    data = base64.b64encode(_bytes(part.get(kind))).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:application/octet-stream;base64,{data}"}}
+    return {"type": "image_url", "image_url": {"url": _url(part.get(kind))}}
+
+
+def _url(image: Any) -> str:
+    if isinstance(image, str) and image.startswith("data:"):
+        return image
+    return f"data:application/octet-stream;base64,{base64.b64encode(_bytes(image)).decode()}"
 
 
 def _bytes(image: Any) -> bytes:

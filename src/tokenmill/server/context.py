@@ -21,6 +21,7 @@ from tokenmill.server.adapters import AdapterRegistry
 from tokenmill.server.http.body_budget import BodyBudget
 from tokenmill.server.http.errors import ModelNotFound
 from tokenmill.server.media import MediaFetcher
+from tokenmill.vision_config import MediaLimits
 from tokenmill.web.live_hub import LiveHub
 
 
@@ -79,7 +80,7 @@ class ServerContext:
     fleet: Fleet | None = None
     live: LiveHub | None = None
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
-    media: MediaFetcher = field(default_factory=lambda: MediaFetcher((), 0))
+    media: MediaFetcher = field(default_factory=lambda: MediaFetcher((), MediaLimits()))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Images that requests name by their address: fetched from the hosts that the operator allows, and from no others.
+"""Images and frames that requests name by their address: fetched from hosts that the operator allows, and no others.
 
 A name is resolved once, every address that it has must be of the public internet, and the connection goes to one of
 these: whoever answers differently a moment later is not asked. Redirects are not followed, no proxy is used, and what
@@ -21,9 +21,12 @@ import msgspec
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import GenerateText
+from tokenmill.vision_config import MediaLimits
 
 SECONDS = 5.0
 MOST_BYTES = 20 << 20
+# All that a request names is fetched at once: the frames of its videos, and their bytes with those of its images.
+MOST_FRAMES, MOST_BYTES_TOGETHER = 32, 160 << 20
 _PORTS = {"http": 80, "https": 443}
 _AGENT = "tokenmill"
 
@@ -36,19 +39,19 @@ class MediaFetcher:
 
     Args:
         domains: hosts that may be asked, perhaps with a port; none: nothing is fetched.
-        limit: images of a request.
+        limits: what a request may show.
         resolve, is_public: for tests, which have no hosts of the internet.
     """
 
     def __init__(
         self,
         domains: Sequence[str],
-        limit: int,
+        limits: MediaLimits,
         resolve: Resolve | None = None,
         is_public: Callable[[str], bool] | None = None,
     ) -> None:
         self._domains = frozenset(domain.lower() for domain in domains)
-        self._limit = limit
+        self._limits = limits
         self._resolve = resolve or _addresses
         self._is_public = is_public or is_public_address
 
@@ -61,21 +64,24 @@ class MediaFetcher:
         return [await self._fetched(prompt) for prompt in prompts]
 
     async def _fetched(self, prompt: GenerateText) -> GenerateText:
-        urls = [url for part in _images(prompt.messages or ()) if _is_remote(url := part["image_url"]["url"])]
+        urls = [url for part in _media_parts(prompt.messages or ()) for url in _urls(part) if _is_remote(url)]
         if not urls:
             return prompt
         if not self._domains:
             raise _refusal("an image must be a data: URL: nothing is fetched without --allowed-media-domains")
-        if len(urls) > self._limit:
-            raise _refusal(f"{len(urls)} images; at most {self._limit} (--limit-mm-per-prompt)")
+        is_video = any(part.get("type") == "video" for part in _media_parts(prompt.messages or ()))
+        most = self._limits.image + (MOST_FRAMES if is_video else 0)
+        if len(urls) > most:
+            raise _refusal(f"{len(urls)} images; at most {most} (--limit-mm-per-prompt) are fetched")
         try:
             async with asyncio.timeout(SECONDS):
-                data = dict(zip(urls, await asyncio.gather(*map(self._data_url, urls)), strict=True))
+                found = await asyncio.gather(*(self._data_url(url, len(urls)) for url in urls))
         except TimeoutError:
             raise _refusal(f"the images did not come within {SECONDS:g} seconds") from None
+        data = dict(zip(urls, found, strict=True))
         return msgspec.structs.replace(prompt, messages=_replaced(prompt.messages, data))
 
-    async def _data_url(self, url: str) -> str:
+    async def _data_url(self, url: str, num_urls: int) -> str:
         parts = self._checked(url)
         host, port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
         try:
@@ -84,9 +90,8 @@ class MediaFetcher:
             raise _refusal(f"the host {host} of an image is not known") from None
         if not addresses or not all(map(self._is_public, addresses)):
             raise _refusal(f"the host {host} of an image has addresses that are not public")
-        return (
-            f"data:application/octet-stream;base64,{base64.b64encode(await _get(parts, addresses[0], port)).decode()}"
-        )
+        data = await _get(parts, addresses[0], port, num_urls)
+        return f"data:application/octet-stream;base64,{base64.b64encode(data).decode()}"
 
     def _checked(self, url: str) -> SplitResult:
         """An address that may be asked; one without anything that could be read in two ways."""
@@ -103,8 +108,9 @@ class MediaFetcher:
         return parts
 
 
-async def _get(parts: SplitResult, address: str, port: int) -> bytes:
-    """The body at an address of a host; certificates are those of the host."""
+async def _get(parts: SplitResult, address: str, port: int, num_urls: int) -> bytes:
+    """The body at an address of a host, one of so many that a request names; certificates are those of the host."""
+    most = min(MOST_BYTES, MOST_BYTES_TOGETHER // num_urls)
     host = f"[{address}]" if ":" in address else address
     url = f"{parts.scheme}://{host}:{port}{parts.path or '/'}" + (f"?{parts.query}" if parts.query else "")
     headers = {"Host": parts.netloc, "User-Agent": _AGENT, "Accept": "image/*", "Accept-Encoding": "identity"}
@@ -118,8 +124,8 @@ async def _get(parts: SplitResult, address: str, port: int) -> bytes:
             data = bytearray()
             async for chunk in reply.aiter_raw():
                 data += chunk
-                if len(data) > MOST_BYTES:
-                    raise _refusal(f"an image of more than {MOST_BYTES >> 20} MiB")
+                if len(data) > most:
+                    raise _refusal(f"an image of more than {most >> 20} MiB")
             return bytes(data)
     except (httpx.HTTPError, httpx.InvalidURL):
         raise _refusal(f"the host {parts.hostname} of an image cannot be asked") from None
@@ -147,20 +153,26 @@ def _is_remote(url: str) -> bool:
     return url[:8].lower().startswith(("http://", "https://"))
 
 
-def _images(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _media_parts(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for message in messages:
         content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if part.get("type") == "image_url":
-                yield part
+        yield from content if isinstance(content, list) else ()
+
+
+def _urls(part: dict[str, Any]) -> list[str]:
+    if part.get("type") == "video":
+        return list(part.get("video", ()))
+    return [part["image_url"]["url"]] if part.get("type") == "image_url" else []
 
 
 def _replaced(messages: list[dict[str, Any]] | None, data: dict[str, str]) -> list[dict[str, Any]]:
     """Messages in which addresses stand as what they brought."""
 
     def part_of(part: dict[str, Any]) -> dict[str, Any]:
-        url = part["image_url"]["url"] if part.get("type") == "image_url" else ""
-        return {**part, "image_url": {"url": data[url]}} if url in data else part
+        urls = [data.get(url, url) for url in _urls(part)]
+        if part.get("type") == "image_url":
+            return {**part, "image_url": {"url": urls[0]}}
+        return {**part, "video": urls} if urls else part
 
     return [
         {**message, "content": [part_of(part) for part in message["content"]]}

@@ -1,6 +1,6 @@
 """Decode images where they can do no harm: in a process of its own, each in a fork with little time and memory.
 
-    text worker --(length, bytes of a file)--> this process --fork--> child: header, checks, pixels, resize
+    text worker --(length, rule, bytes of a file)--> this process --fork--> child: header, checks, pixels, resize
     text worker <--(length, head as JSON, pixels)-- this process <----
 
 A file's header is checked before anything is decoded: format (by its content, whatever it is called) and pixels. What
@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.vision.resize import smart_resize
+from tokenmill.vision.resize import SizeRule
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_PIXELS = 64_000_000
@@ -35,14 +35,6 @@ _LENGTH = struct.Struct(">I")
 # When the process is stuck for reasons of the machine.
 _PATIENCE_SECONDS = 60.0
 _BROKEN = "the image cannot be decoded: it is broken, or none of " + ", ".join(FORMATS)
-
-
-class ImageLimits(msgspec.Struct, frozen=True):
-    """To what an image is resized, see `smart_resize`."""
-
-    factor: int
-    min_pixels: int
-    max_pixels: int
 
 
 class ImageHead(msgspec.Struct):
@@ -56,20 +48,19 @@ class ImageHead(msgspec.Struct):
 class ImageDecoder:
     """The text worker's end. The process starts with the first image; threads take turns."""
 
-    def __init__(self, limits: ImageLimits) -> None:
-        self._limits = msgspec.json.encode(limits).decode()
+    def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def decode(self, data: bytes) -> tuple[ImageHead, bytes]:
-        """The size of an image and its pixels, [height, width, 3] uint8, resized for the model.
+    def decode(self, data: bytes, rule: SizeRule) -> tuple[ImageHead, bytes]:
+        """The size of an image and its pixels, [height, width, 3] uint8, resized by a rule.
 
         Raises:
             InvalidRequest: it is no image of a supported format, too large, or broken.
         """
         with self._lock:
             try:
-                reply = self._ask(data)
+                reply = self._ask(msgspec.json.encode(rule) + b"\n" + data)
             except (OSError, ValueError, struct.error):
                 self._close()
                 raise InvalidRequest(_BROKEN, "messages") from None
@@ -91,15 +82,15 @@ class ImageDecoder:
             with contextlib.suppress(OSError), process:
                 pass  # closes the pipes, of which one may be broken, and waits
 
-    def _ask(self, data: bytes) -> bytes:
+    def _ask(self, message: bytes) -> bytes:
         if self._process is None:
-            command = [sys.executable, "-m", "tokenmill.vision.decoding", self._limits]
+            command = [sys.executable, "-m", "tokenmill.vision.decoding"]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None, "both were asked for"
-        stdin.write(_LENGTH.pack(len(data)) + data)
+        stdin.write(_LENGTH.pack(len(message)) + message)
         stdin.flush()
         if not select.select([stdout], [], [], _PATIENCE_SECONDS)[0]:
             raise TimeoutError("no answer")
@@ -111,17 +102,17 @@ def main() -> int:
     """Entry point of the process: decode images until standard input ends."""
     from PIL import Image
 
-    limits = msgspec.json.decode(sys.argv[1], type=ImageLimits)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     Image.preinit()  # the forks have what they need
-    while (data := _read(sys.stdin.buffer)) is not None:
-        reply = _in_fork(data, limits)
+    while (message := _read(sys.stdin.buffer)) is not None:
+        rule, _, data = message.partition(b"\n")
+        reply = _in_fork(data, msgspec.json.decode(rule, type=SizeRule))
         sys.stdout.buffer.write(_LENGTH.pack(len(reply)) + reply)
         sys.stdout.buffer.flush()
     return 0
 
 
-def decode_image(data: bytes, limits: ImageLimits) -> tuple[ImageHead, bytes]:
+def decode_image(data: bytes, rule: SizeRule) -> tuple[ImageHead, bytes]:
     """What the fork does, see `ImageDecoder.decode`; its errors are Pillow's.
 
     Raises:
@@ -137,9 +128,9 @@ def decode_image(data: bytes, limits: ImageLimits) -> tuple[ImageHead, bytes]:
             raise InvalidRequest(
                 f"an image of {width} x {height} pixels: at most {MOST_PIXELS:,} are decoded", "messages"
             )
-        smart_resize(height, width, limits.factor, limits.min_pixels, limits.max_pixels)
+        rule.size_of(height, width)
         image: Any = ImageOps.exif_transpose(opened).convert("RGB")  # the first frame
-    rows, columns = smart_resize(image.height, image.width, limits.factor, limits.min_pixels, limits.max_pixels)
+    rows, columns = rule.size_of(image.height, image.width)
     return ImageHead(rows, columns), image.resize((columns, rows), Image.Resampling.BICUBIC).tobytes()
 
 
@@ -148,12 +139,12 @@ def _read(stream: BinaryIO) -> bytes | None:
     return None if len(header) < _LENGTH.size else stream.read(_LENGTH.unpack(header)[0])
 
 
-def _in_fork(data: bytes, limits: ImageLimits) -> bytes:
+def _in_fork(data: bytes, rule: SizeRule) -> bytes:
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read_end)
-        _decode_and_exit(data, limits, write_end)
+        _decode_and_exit(data, rule, write_end)
     os.close(write_end)
     with open(read_end, "rb") as pipe:
         reply = pipe.read()
@@ -163,7 +154,7 @@ def _in_fork(data: bytes, limits: ImageLimits) -> bytes:
     return reply
 
 
-def _decode_and_exit(data: bytes, limits: ImageLimits, write_end: int) -> None:
+def _decode_and_exit(data: bytes, rule: SizeRule, write_end: int) -> None:
     """The child's whole life. Ends without Python's own clean-up, which belongs to the parent."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # elsewhere the limit is not kept, and time and the header alone bound an image
@@ -171,7 +162,7 @@ def _decode_and_exit(data: bytes, limits: ImageLimits, write_end: int) -> None:
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     with contextlib.suppress(BaseException):
         try:
-            head, pixels = decode_image(data, limits)
+            head, pixels = decode_image(data, rule)
         except InvalidRequest as error:
             head, pixels = ImageHead(error=str(error)), b""
         with open(write_end, "wb") as pipe:

@@ -138,6 +138,6 @@ class Encoder:
         if digest not in self._outputs:
             one = self._pixels.find(digest)
             size = self._spec.patch_size
-            shape = one.span.rows * size, one.span.columns * size, 3
+            shape = -1, one.span.rows * size, one.span.columns * size, 3
             self._outputs[digest] = self._tower.encode(np.frombuffer(one.pixels, np.uint8).reshape(shape).copy())
         return self._outputs[digest]

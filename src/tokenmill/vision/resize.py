@@ -1,12 +1,43 @@
-"""The size to which an image is brought before its patches are taken: Qwen2-VL's rule, as transformers has it."""
+"""The size to which an image or a frame is brought before its patches are taken, as transformers has it: Qwen2-VL's
+rule for images, Qwen3-VL's for videos.
+"""
 
 from __future__ import annotations
 
 import math
 
+import msgspec
+
 from tokenmill.core.errors import InvalidRequest
 
 MOST_ASPECT = 200
+
+
+class SizeRule(msgspec.Struct, frozen=True):
+    """To what images of a kind are resized.
+
+    Attributes:
+        factor: sides are multiples of it.
+        min_pixels, max_pixels: of an image; of all frames of a video together.
+        num_frames: of the video that it is of; 0: an image by itself.
+        together: frames of a video that are encoded as one.
+    """
+
+    factor: int
+    min_pixels: int
+    max_pixels: int
+    num_frames: int = 0
+    together: int = 2
+
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of what was so large.
+
+        Raises:
+            InvalidRequest: one side is more than 200 times the other.
+        """
+        if not self.num_frames:
+            return smart_resize(height, width, self.factor, self.min_pixels, self.max_pixels)
+        return frame_resize(self, height, width)
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
@@ -15,10 +46,7 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
     Raises:
         InvalidRequest: one side is more than 200 times the other.
     """
-    if max(height, width) > MOST_ASPECT * min(height, width):
-        raise InvalidRequest(
-            f"an image of {width} x {height} pixels: one side is more than {MOST_ASPECT} times the other", "messages"
-        )
+    _check_aspect(height, width)
     # Python rounds a half to the even number, and so must whoever wants the same size.
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
     if rows * columns > max_pixels:
@@ -30,3 +58,34 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
         rows = math.ceil(height * grow / factor) * factor
         columns = math.ceil(width * grow / factor) * factor
     return rows, columns
+
+
+def frame_resize(rule: SizeRule, height: int, width: int) -> tuple[int, int]:
+    """Height and width of every frame of a video, whose frames share the pixels that a video may have.
+
+    Raises:
+        InvalidRequest: one side is more than 200 times the other.
+    """
+    factor, frames = rule.factor, rule.num_frames
+    if min(height, width) < factor:
+        grow = max(factor / height, factor / width)
+        height, width = int(height * grow), int(width * grow)
+    _check_aspect(height, width)
+    rows, columns = round(height / factor) * factor, round(width / factor) * factor
+    num_pixels = round(frames / rule.together) * rule.together * rows * columns
+    if num_pixels > rule.max_pixels:
+        shrink = math.sqrt(frames * height * width / rule.max_pixels)
+        rows = max(factor, math.floor(height / shrink / factor) * factor)
+        columns = max(factor, math.floor(width / shrink / factor) * factor)
+    elif num_pixels < rule.min_pixels:
+        grow = math.sqrt(rule.min_pixels / (frames * height * width))
+        rows = math.ceil(height * grow / factor) * factor
+        columns = math.ceil(width * grow / factor) * factor
+    return rows, columns
+
+
+def _check_aspect(height: int, width: int) -> None:
+    if max(height, width) > MOST_ASPECT * min(height, width):
+        raise InvalidRequest(
+            f"an image of {width} x {height} pixels: one side is more than {MOST_ASPECT} times the other", "messages"
+        )

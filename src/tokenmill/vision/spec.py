@@ -14,10 +14,12 @@ import msgspec
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.model_files import read_json
+from tokenmill.vision.resize import SizeRule
 
 ARCHITECTURE = "Qwen3VLForConditionalGeneration"
 # What the published checkpoints say; the defaults of transformers' class are those of an older model.
 MIN_PIXELS, MAX_PIXELS = 65536, 16777216
+MIN_VIDEO_PIXELS, MAX_VIDEO_PIXELS = 4096, 25165824
 
 
 class _Tower(msgspec.Struct):
@@ -47,6 +49,17 @@ class _Processor(msgspec.Struct):
     image_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
 
+class _VideoSize(msgspec.Struct):
+    shortest_edge: int = MIN_VIDEO_PIXELS
+    longest_edge: int = MAX_VIDEO_PIXELS
+
+
+class _VideoProcessor(msgspec.Struct):
+    size: _VideoSize = msgspec.field(default_factory=_VideoSize)
+    cap_pixels_per_frame: bool | None = None
+    max_video_tokens: int = 768
+
+
 class _Config(msgspec.Struct):
     architectures: list[str]
     vision_config: _Tower
@@ -69,8 +82,10 @@ class VisionSpec:
         merge: so many patches in each direction become one embedding. frames: an image is repeated so often.
         sections: frequencies of the text model's rotary embedding that turn by time, row and column.
         min_pixels, max_pixels: to which an image is resized.
+        min_video_pixels, max_video_pixels: to which all frames of a video are, together.
+        frame_tokens: embeddings of one frame at most; 0: only a video is bounded.
         mean, std: of each channel, on a scale of 0 to 1.
-        special_ids: tokens that text must not spell: placeholders and their marks.
+        image_token_id, video_token_id: their placeholders. start_token_id, end_token_id: what stands around them.
     """
 
     depth: int
@@ -87,15 +102,35 @@ class VisionSpec:
     sections: tuple[int, int, int]
     min_pixels: int
     max_pixels: int
+    min_video_pixels: int
+    max_video_pixels: int
+    frame_tokens: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     image_token_id: int
-    special_ids: tuple[int, ...]
+    video_token_id: int
+    start_token_id: int
+    end_token_id: int
 
     @property
     def factor(self) -> int:
         """Height and width of an image are multiples of it, in pixels."""
         return self.patch_size * self.merge
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """Tokens that text must not spell."""
+        return self.image_token_id, self.video_token_id, self.start_token_id, self.end_token_id
+
+    def size_rule(self, num_frames: int = 0) -> SizeRule:
+        """How images are resized; with `num_frames`, the frames of a video of so many."""
+        if not num_frames:
+            return SizeRule(self.factor, self.min_pixels, self.max_pixels)
+        most = self.max_video_pixels
+        if self.frame_tokens:
+            own = min(self.frame_tokens * self.factor**2, most // num_frames)
+            most = num_frames * max(own, int(1.05 * self.min_video_pixels))
+        return SizeRule(self.factor, self.min_video_pixels, most, num_frames, self.frames)
 
 
 def read_vision(folder: Path) -> VisionSpec | None:
@@ -113,12 +148,16 @@ def read_vision(folder: Path) -> VisionSpec | None:
         if not stored:
             stored = read_json(folder, "processor_config.json").get("image_processor") or {}
         processor = msgspec.convert(stored, _Processor)
+        stored = read_json(folder, "video_preprocessor_config.json")
+        if not stored:
+            stored = read_json(folder, "processor_config.json").get("video_processor") or {}
+        video = msgspec.convert(stored, _VideoProcessor)
     except msgspec.ValidationError as error:
         raise InvalidCheckpoint(f"{folder}: {error}") from error
-    return _spec(config, processor, folder)
+    return _spec(config, processor, video, folder)
 
 
-def _spec(config: _Config, processor: _Processor, folder: Path) -> VisionSpec:
+def _spec(config: _Config, processor: _Processor, video: _VideoProcessor, folder: Path) -> VisionSpec:
     tower, rope = config.vision_config, config.text_config.get("rope_parameters")
     rope = rope or config.text_config.get("rope_scaling") or {}
     sections, layers = rope.get("mrope_section", [24, 20, 20]), config.text_config.get("num_hidden_layers", 0)
@@ -153,15 +192,15 @@ def _spec(config: _Config, processor: _Processor, folder: Path) -> VisionSpec:
         sections=(sections[0], sections[1], sections[2]),
         min_pixels=processor.size.shortest_edge,
         max_pixels=processor.size.longest_edge,
+        min_video_pixels=video.size.shortest_edge,
+        max_video_pixels=video.size.longest_edge,
+        frame_tokens=video.max_video_tokens if video.cap_pixels_per_frame else 0,
         mean=processor.image_mean,
         std=processor.image_std,
         image_token_id=config.image_token_id,
-        special_ids=(
-            config.image_token_id,
-            config.video_token_id,
-            config.vision_start_token_id,
-            config.vision_end_token_id,
-        ),
+        video_token_id=config.video_token_id,
+        start_token_id=config.vision_start_token_id,
+        end_token_id=config.vision_end_token_id,
     )
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.machine.device import DTYPES
 from tokenmill.models.architecture import Architecture
 from tokenmill.platform.protocol import Platform
 from tokenmill.vision.encoder import Encoder, PixelStore
@@ -62,6 +61,6 @@ def load_vision(config: EngineConfig, model: LoadedModel) -> Vision | None:
     spec = read_vision(model.folder)
     if spec is None:
         return None
-    pixels, tower = PixelStore(), load_tower(model.folder, spec, DTYPES[config.dtype])
+    pixels, tower = PixelStore(), load_tower(model.folder, spec, model.kernels)
     (rotary,) = model.decoder.rotary.values()
     return Vision(pixels, Encoder(spec, tower, pixels, rotary))

@@ -218,7 +218,7 @@ class ApiProcess(ABC):
             trouble=self._trouble,
             log=self._log if config.enable_log_requests else None,
             adapters=AdapterRegistry(ready.adapters, config.lora_dir),
-            media=MediaFetcher(config.allowed_media_domains, engine.images_per_prompt()),
+            media=MediaFetcher(config.allowed_media_domains, engine.media_limits()),
             bodies=BodyBudget(config.max_body_bytes_in_flight // config.api_server_count),
         )
 
