@@ -57,10 +57,11 @@ def with_random_seconds(path: Path) -> list[float]:
     source = random.Random(SEED)
     for record in records:
         record.seconds = (source.random(), source.random(), source.random())
+        record.rest = source.random()
     with StepLog(path, header) as log:
         for record in records:
             log._write(record)
-    return [sum(record.seconds) for record in records]
+    return [record.rest + sum(record.seconds) for record in records]
 
 
 def simulation(num_pages: int = 600, num_engines: int = 1, seed: int | None = 0, **policies: str) -> Simulation:

@@ -230,7 +230,8 @@ class Engine:
         self._observer.ran(result, error)
         brought = self.scheduler.fail_in_flight(error) if error else self.scheduler.commit(result) if result else []
         self.is_idle = plan is None and result is None and error is None
-        self._observer.committed(brought, self.scheduler.first_wait_reason, self._is_stuck)
+        goes_on = self.has_work and not self.is_idle
+        self._observer.committed(brought, self.scheduler.first_wait_reason, self._is_stuck, goes_on)
         outputs += brought
         if self._desk is not None:
             self._desk.ended(brought)

@@ -29,6 +29,8 @@ class Observer:
         self._result: StepResult | None = None
         self._error: str | None = None
         self._laps: list[float] = []
+        self._busy_since: float | None = None
+        self._rest = 0.0
         self._news = News()
 
     def record(self, arrived: RecordedInput) -> None:
@@ -44,6 +46,7 @@ class Observer:
     def begin(self) -> None:
         """The loop turns."""
         self._laps = [time.perf_counter()]
+        self._rest = 0.0 if self._busy_since is None else self._laps[0] - self._busy_since
 
     def scheduled(self, plan: StepPlan | None, preempted: list[str]) -> None:
         """A plan was made, unless nothing can run; it is about to be launched. For it, some were `preempted`."""
@@ -58,16 +61,19 @@ class Observer:
         self._result, self._error = result, error
         self._laps.append(time.perf_counter())
 
-    def committed(self, outputs: Sequence[TokenOutput], waiting: str, is_stuck: bool) -> None:
+    def committed(self, outputs: Sequence[TokenOutput], waiting: str, is_stuck: bool, goes_on: bool) -> None:
         """The outcome is taken in, and the turn over.
 
         Args:
             waiting: why the first of the waiting requests waits.
             is_stuck: nothing was launched or taken in, though requests could go on.
+            goes_on: the next turn comes at once.
         """
         started, scheduled, ran = self._laps
-        seconds = (scheduled - started, ran - scheduled, time.perf_counter() - ran)
-        record = StepRecord(error=self._error, waiting=waiting, seconds=seconds)
+        ended = time.perf_counter()
+        self._busy_since = ended if goes_on else None
+        seconds = (scheduled - started, ran - scheduled, ended - ran)
+        record = StepRecord(error=self._error, waiting=waiting, seconds=seconds, rest=self._rest)
         self.ended([output for output in outputs if output.finish_reason is not None])
         self._news.at = started
         self._log.add(self._plan, self._result, record, self._take_news())

@@ -8,6 +8,7 @@ before it (4 bytes, big-endian); the first is the header.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import struct
 from collections import deque
@@ -157,6 +158,7 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         error: why the step failed.
         waiting: why the first of the waiting requests waits.
         seconds: of scheduling, of waiting for the step, of committing.
+        rest: seconds before it in which messages were taken and sent; 0 where there was nothing to do before.
     """
 
     inputs: list[RecordedInput] = msgspec.field(default_factory=list, name="events")
@@ -169,6 +171,12 @@ class StepRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     waiting: str = ""
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    rest: float = 0.0
+
+    @property
+    def all_seconds(self) -> float:
+        """From the end of the turn before it, if that was busy, to its own."""
+        return math.fsum((self.rest, *self.seconds))
 
 
 @dataclass(slots=True)

@@ -109,7 +109,8 @@ class SimulatedLog(StepLog):
         if self._held is not None:
             plan, result, record, news = self._held
             self._held, news.at = None, began
-            super().add(plan, result, msgspec.structs.replace(record, seconds=(0.0, ended - began, 0.0)), news)
+            lasting = msgspec.structs.replace(record, seconds=(0.0, ended - began, 0.0), rest=0.0)
+            super().add(plan, result, lasting, news)
 
 
 class SimulatedEngine:

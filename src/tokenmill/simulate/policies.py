@@ -8,7 +8,6 @@ that it got; its client leaves it after as many. Knows no model, and no drafts.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -204,7 +203,7 @@ def arrivals_of(records: Sequence[StepRecord]) -> tuple[list[tuple[float, Record
                 found.append((clock, Aborted([one for one in arrival.ids if one not in counts])))
             elif not isinstance(arrival, KVNews):
                 found.append((clock, arrival))
-        clock += math.fsum(record.seconds)
+        clock += record.all_seconds
         plan = plans.get(record.committed)
         for index, request_id in enumerate(plan["request_ids"] if plan is not None else ()):
             brought = record.token_starts[index + 1] - record.token_starts[index]

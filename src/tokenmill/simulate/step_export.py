@@ -1,6 +1,6 @@
 """A step log in forms that people and other programs read: a row per step, or a trace for Perfetto (ui.perfetto.dev).
 
-The log has no time of day: its clock starts at 0 and counts the seconds of the steps, none of those between them.
+The log has no time of day: its clock starts at 0 and counts the seconds in which there was something to do.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def rows(records: Iterable[StepRecord]) -> Iterator[StepRow]:
         plan: dict[str, Any] = record.plan or {}
         yield StepRow(
             step=plan.get("step"),
-            at=at,
+            at=at + record.rest,
             **dict(zip(PARTS, record.seconds, strict=True)),
             requests=len(plan.get("request_ids", ())),
             admitted=len(plan.get("new_rows", ())),
@@ -76,7 +76,7 @@ def rows(records: Iterable[StepRecord]) -> Iterator[StepRow]:
             waiting=record.waiting,
             error=record.error or "",
         )
-        at += math.fsum(record.seconds)
+        at += record.all_seconds
 
 
 def trace_events(records: Iterable[StepRecord]) -> Iterator[dict[str, Any]]:
@@ -106,7 +106,7 @@ def _lanes(records: Iterable[StepRecord]) -> Iterator[dict[str, Any]]:
     at = 0.0
     for record in records:
         arrived |= {one.message.id: at for one in record.inputs if isinstance(one, Added)}
-        end = at + math.fsum(record.seconds)
+        end = at + record.all_seconds
         plan: dict[str, Any] = record.plan or {}
         for new_row in plan.get("new_rows", ()):
             if new_row["request_id"] in first:

@@ -194,7 +194,7 @@ def recorded_steps(records: Iterable[StepRecord]) -> Iterator[tuple[StepSize, fl
     for record in records:
         if record.plan is not None and record.plan["request_ids"]:
             sizes[record.plan["step"]] = StepSize.of_record(record.plan)
-        spent += sum(record.seconds)
+        spent += record.all_seconds
         if record.committed is not None or record.error is not None:
             size = None if record.committed is None else sizes.pop(record.committed, None)
             if size is not None:

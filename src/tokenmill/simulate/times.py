@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -83,7 +82,7 @@ class RecordedTimes:
 def recorded_run(path: Path) -> tuple[LogHeader, list[StepRecord], list[tuple[float, RecordedInput]], RecordedTimes]:
     """All that makes a log's run again: header, records, what came when, and what its turns took.
 
-    The clock counts the turns, not the time between them: a log does not have it.
+    The clock counts the time in which there was something to do.
 
     Raises:
         TokenMillError: the file is no step log.
@@ -93,6 +92,6 @@ def recorded_run(path: Path) -> tuple[LogHeader, list[StepRecord], list[tuple[fl
     inputs, clock, seconds = [], 0.0, []
     for record in records:
         inputs += [(clock, arrived) for arrived in record.inputs]
-        seconds.append(math.fsum(record.seconds))
+        seconds.append(record.all_seconds)
         clock += seconds[-1]
     return header, records, inputs, RecordedTimes(seconds)

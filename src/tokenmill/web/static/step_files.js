@@ -78,14 +78,14 @@ function readStepLog(view, bytes) {
 // The seconds of a record, after it was taken in.
 function takeRecord(view, record, number, at) {
   const [schedule, run, commit] = record.seconds;
-  const { events: inputs = [], plan, waiting = "", error = "", token_ids: ids = [] } = record;
-  const turn = { number, at, schedule, run, commit, waiting, error, brought: ids.length, preempted: [], ended: [], first: [],
+  const { events: inputs = [], plan, waiting = "", error = "", token_ids: ids = [], rest = 0 } = record;
+  const turn = { number, at: at + rest, schedule, run, commit, waiting, error, brought: ids.length, preempted: [], ended: [], first: [],
     chunks: [], admitted: [], step: 0, requests: 0, decode: 0, prefill: 0, draft: 0, newPages: 0,
     arrived: inputs.filter(({ type }) => type === "Added").map(({ message }) => [message.id, message.prompt_token_ids.length]) };
   for (const { type, ids: gone } of inputs) if (type === "Aborted") for (const id of gone) turn.ended.push([id, "abort"]);
   if (plan) takePlan(view, turn, plan);
   view.takeTurn(turn);
-  return schedule + run + commit;
+  return rest + schedule + run + commit;
 }
 
 function takePlan(view, turn, plan) {
