@@ -64,6 +64,8 @@ class ForwardBatch:
             samples).
         adapters: which of the tokens run with which adapters; None: all with the base model alone.
         media: positions and embeddings where a request has images; None: all are text.
+        turned: [T] int64, the positions by which tokens are rotated, of decodes some of which have images behind them;
+            None: `positions`.
         lens: the lengths on the device, where they were sent along with the rest; None: not yet.
     """
 
@@ -78,6 +80,7 @@ class ForwardBatch:
     lens: DeviceLens | None = None
     adapters: AdapterRows | None = None
     media: MediaTokens | None = None
+    turned: torch.Tensor | None = None
 
 
 def angles_of(batch: ForwardBatch) -> StepAngles:

@@ -15,6 +15,7 @@ import torch
 from tokenmill.attention.batch import DeviceLens, ForwardBatch
 from tokenmill.attention.kv_cache import TokenMajorKV
 from tokenmill.attention.protocol import AttentionLayer
+from tokenmill.kernels.heads import RotaryTables
 from tokenmill.kernels.triton.heads import place_heads
 
 
@@ -76,10 +77,16 @@ class PagedImplementation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PagedPlan:
-    """What the layers of a step share: places of the tokens, and the parts of the batch with their plans."""
+    """What the layers of a step share: places of the tokens, and the parts of the batch with their plans.
+
+    Attributes:
+        places: rows of the tables of angles, and slots.
+        rotary: tables of this step; None: those of each layer.
+    """
 
     places: tuple[torch.Tensor, torch.Tensor]
     parts: tuple[tuple[PagedImplementation, slice, Any], ...]
+    rotary: RotaryTables | None
 
 
 class PagedAttention:
@@ -127,12 +134,17 @@ class PagedAttention:
             if first < end:
                 requests = _part(batch, lens, first, end)
                 parts.append((implementation, requests.tokens, implementation.plan(requests)))
-        return PagedPlan((batch.positions, batch.slots), tuple(parts))
+        turned, rotary, media = batch.positions if batch.turned is None else batch.turned, None, batch.media
+        if media is not None:
+            rotary = RotaryTables(*media.rotary.rows(media.positions, media.axes))
+            turned = torch.arange(len(turned), device=turned.device)
+        return PagedPlan((turned, batch.slots), tuple(parts), rotary)
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: PagedPlan) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
         memory = self.kv.layer(layer.index)
-        q = place_heads(qkv, layer.norms, layer.rotary, plan.places, memory)
+        rotary = layer.rotary if plan.rotary is None else plan.rotary
+        q = place_heads(qkv, layer.norms, rotary, plan.places, memory)
         output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for implementation, tokens, own in plan.parts:
             implementation.attend(q[tokens], memory, output[tokens], own, layer)

@@ -143,11 +143,14 @@ def _content(config: EngineConfig, folder: Path) -> str:
     return fingerprint(folder, config.dtype, config.quantization, merged)
 
 
-def size_kv(config: EngineConfig, platform: Platform, model: LoadedModel, available: int | None = None) -> KVSize:
+def size_kv(
+    config: EngineConfig, platform: Platform, model: LoadedModel, available: int | None = None, reserved: int = 0
+) -> KVSize:
     """How large the KV cache may be, beside the pages of a draft model; the same for all ranks.
 
     Args:
         available: bytes that are free; None: what the platform says.
+        reserved: of these, what others will take.
 
     Raises:
         InvalidConfig: see `decide_kv_size`.
@@ -155,6 +158,7 @@ def size_kv(config: EngineConfig, platform: Platform, model: LoadedModel, availa
     page_bytes = model.attention.bytes_per_page
     if available is None:
         available = max(0, platform.available_bytes() - model.weights.file_bytes)
+    available = max(0, available - reserved)
     if model.draft is not None:
         page_bytes, available = page_bytes + model.draft.page_bytes, max(0, available - model.draft.scratch_bytes)
 

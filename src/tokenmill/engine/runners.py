@@ -94,7 +94,7 @@ def _device_runner(
     group = loaded.group
     if group is None or group.devices is None:
         sampler = DeviceSampler(loaded.decoder, rows.tables, triton_draw.draw)
-        graphs = _graphs(config, platform, loaded, stream, attention, loaded.decoder, sampler, rows.adapters)
+        graphs = _graphs(config, platform, loaded, stream, attention, loaded.decoder, sampler, rows)
         transport = Staging(platform, stream)
         return ModelRunner(loaded.decoder, attention, rows, sampler, transport, graphs, takes_parts)
     devices = group.devices
@@ -106,7 +106,7 @@ def _device_runner(
         sampler = DeviceSampler(model, rows.tables, triton_draw.draw, communicator.share)
     else:
         sampler = FollowingSampler(model, rows.tables, communicator.share, rows.grammars)
-    graphs = _graphs(config, platform, loaded, stream, attention, model, sampler)
+    graphs = _graphs(config, platform, loaded, stream, attention, model, sampler, rows)
     return make(model, attention, rows, sampler, transport, graphs, takes_parts)
 
 
@@ -118,7 +118,7 @@ def _graphs(
     attention: AttentionBackend,
     model: Model,
     sampler: DeviceSampler,
-    adapters: RowAdapters | None = None,
+    rows: RowState,
 ) -> CapturedDecodes | None:
     """The graphs of decodes, not captured yet, where there may be any."""
     from tokenmill.attention.paged import PagedAttention  # these need Triton
@@ -132,8 +132,9 @@ def _graphs(
         return None
     speculation = speculation_of(config, platform)
     num_drafts = 0 if speculation is None else speculation.most_tokens
+    adapters, encoder = rows.adapters, rows.encoder
     assert adapters is None or isinstance(adapters, DeviceRowAdapters), "a GPU has its adapters in slots"
-    return captured_decodes.CapturedDecodes(platform, stream, model, attention, sampler, num_drafts, adapters)
+    return captured_decodes.CapturedDecodes(platform, stream, model, attention, sampler, num_drafts, adapters, encoder)
 
 
 def capture(platform: Platform, runner: ModelRunner, timer: StartupTimer) -> str:
@@ -156,6 +157,7 @@ def room_for_kv(
     masks: GrammarRows,
     drive: Callable[[ModelRunner, KVSize], None],
     adapters: AdapterCache | None = None,
+    vision: Vision | None = None,
 ) -> int:
     """Bytes that a step of the whole budget and the largest graph leave, measured over a KV cache that just holds them.
 
@@ -168,7 +170,7 @@ def room_for_kv(
     platform.available_bytes()  # from here on it is seen what is taken
     size = KVSize(-(-config.step_budget // config.page_size) + 2 * config.max_num_seqs, max_model_len)
     memory = allocate(config, platform, model.architecture, model.attention, size)
-    runner = make_runner(config, platform, model, memory, masks, adapters)
+    runner = make_runner(config, platform, model, memory, masks, adapters, vision)
     try:
         if runner.graphs is not None:
             runner.graphs.capture(count=1)

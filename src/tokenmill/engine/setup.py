@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,15 +108,16 @@ def _build(
     in_calls = native_pass_obstacle(model.decoder, model.attention.name) is None
     adapters = adapter_cache(config, platform, model.decoder, model.kernels, in_calls)
     named = first_adapters(config, adapters)
+    with timer.phase("loading the vision tower") if model.architecture.tower else nullcontext():
+        vision = load_vision(config, model)
     available = None
     if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
         with timer.phase("measuring a step"):
-            available = _room_for_kv(config, platform, model, limits, grammars, adapters)
+            available = _room_for_kv(config, platform, model, limits, grammars, adapters, vision)
     with timer.phase("allocating KV"):
-        size = size_kv(config, platform, model, available)
+        size = size_kv(config, platform, model, available, 0 if vision is None else vision.reserved_bytes)
         memory = allocate(config, platform, model.architecture, model.attention, size, model.draft)
     limits = dataclasses.replace(limits, max_model_len=size.max_model_len)
-    vision = load_vision(config, model)
     masks = masks_of(config, platform, model, grammars)
     runner = make_runner(config, platform, model, memory, masks, adapters, vision)
     graphs = capture(platform, runner, timer)
@@ -177,6 +179,7 @@ def _room_for_kv(
     limits: ModelLimits,
     grammars: GrammarCache,
     adapters: AdapterCache | None,
+    vision: Vision | None,
 ) -> int:
     """See `room_for_kv`."""
 
@@ -187,7 +190,7 @@ def _room_for_kv(
             model.group.memory.post(EndPhase())
 
     masks = masks_of(config, platform, model, grammars)
-    return room_for_kv(config, platform, model, limits.max_model_len, masks, drive, adapters)
+    return room_for_kv(config, platform, model, limits.max_model_len, masks, drive, adapters, vision)
 
 
 def describe(

@@ -20,6 +20,7 @@ from tokenmill.runner.step_sampler import DeviceSampler, Masks, Sampled, places
 from tokenmill.runner.transport import Arrays, Sent
 from tokenmill.sampling.draws import RECORD, Draw, pack
 from tokenmill.sampling.state import SamplingMetadata
+from tokenmill.vision.encoder import Encoder
 
 
 class CapturedDecodes:
@@ -29,6 +30,7 @@ class CapturedDecodes:
         stream: that of the steps.
         num_speculative_tokens: the most drafts of a request; 0: none are expected.
         adapters: those of the rows; None: there are none. Steps in which a row has one have graphs of their own.
+        encoder: where rows stand behind images; None: the model takes text only.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class CapturedDecodes:
         sampler: DeviceSampler,
         num_speculative_tokens: int = 0,
         adapters: DeviceRowAdapters | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         self._model = model
+        self._encoder = encoder
         self._attention = attention.in_graphs()
         self._stream = stream
         self._planned: Event | None = None
@@ -134,6 +138,7 @@ class CapturedDecodes:
         if n > rows:
             last = starts[1:].long() - 1
             lens, page_table = lens[last], page_table[last]
+        turned = None if self._encoder is None else positions + self._encoder.shifts[places(draws)[0]]
         batch = ForwardBatch(
             token_ids=token_ids,
             positions=positions,
@@ -145,6 +150,7 @@ class CapturedDecodes:
             output_indices=self._indices[:n],
             lens=DeviceLens(lens, starts),
             adapters=None if adapters is None else adapters.of_rows(places(draws)[0]),
+            turned=turned,
         )
         logits = self._model.logits(self._model.forward(batch, self._attention))
         return logits, self._sampler.draw(logits, draws)

@@ -122,7 +122,8 @@ class ModelRunner:
         if self._rows.adapters is not None:
             batch = replace(batch, adapters=self._rows.adapters.rows_of(step.plan, step.sent, step.num_captured))
         if self._rows.encoder is not None:
-            batch = replace(batch, media=self._rows.encoder.add_to(batch, step.plan))
+            positions, first = step.arrays["positions"], step.num_captured
+            batch = replace(batch, media=self._rows.encoder.add_to(batch, step.plan, positions, first))
         return batch
 
     def _sample(

@@ -49,7 +49,7 @@ class RowState:
         if self.adapters is not None:
             arrays |= self.adapters.set(plan)
         if self.encoder is not None:
-            self.encoder.set(plan)
+            arrays |= self.encoder.set(plan)
         return arrays
 
     def apply(self, plan: StepPlan, sent: Sent) -> None:
@@ -57,6 +57,8 @@ class RowState:
         self.tables.apply(plan, sent)
         if self.adapters is not None:
             self.adapters.apply(sent)
+        if self.encoder is not None:
+            self.encoder.apply(plan, sent)
 
     def close(self) -> None:
         """End the threads of grammars."""

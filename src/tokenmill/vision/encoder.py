@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenmill.attention.batch import ForwardBatch, MediaTokens
@@ -81,39 +83,62 @@ class Encoder:
 
     Args:
         rotary: the tables of the text model.
+        num_rows: of the engine; the device's tables have one more, that of padding.
+
+    Attributes:
+        shifts: [num_rows + 1] int64 on the device: what is added to the place of a row's generated tokens, to rotate
+            them by.
     """
 
-    def __init__(self, spec: VisionSpec, tower: Tower, pixels: PixelStore, rotary: RotaryTables) -> None:
+    def __init__(self, spec: VisionSpec, tower: Tower, pixels: PixelStore, rotary: RotaryTables, num_rows: int) -> None:
         self._spec = spec
         self._tower = tower
         self._pixels = pixels
         self._rotary = rotary
-        self._axes = torch.from_numpy(frequency_axes(spec.sections, rotary.cos.shape[1]))
+        self._device = rotary.cos.device
+        self._axes = torch.from_numpy(frequency_axes(spec.sections, rotary.cos.shape[1])).to(self._device)
+        self.shifts = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
         self._outputs: dict[str, torch.Tensor] = {}
         self._rows: dict[int, _Row] = {}
 
-    def set(self, plan: StepPlan) -> None:
-        """Take in a plan: its new rows, and what it forgets and encodes."""
+    def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.int64]]:
+        """Take in the new rows of a plan; what is to be sent to the device for `apply`."""
         for new in plan.new_rows:
             self._rows.pop(new.row, None)
             if new.media:
                 self._rows[new.row] = self._row(new)
+        if not plan.new_rows:
+            return {}
+        rows = [new.row for new in plan.new_rows]
+        shifts = [self._rows[row].shift if row in self._rows else 0 for row in rows]
+        return {"shifted_rows": np.array(rows, np.int64), "shifts": np.array(shifts, np.int64)}
+
+    def apply(self, plan: StepPlan, sent: Mapping[str, torch.Tensor]) -> None:
+        """On the device: what a plan shifts, forgets and encodes."""
+        if "shifted_rows" in sent:
+            self.shifts[sent["shifted_rows"]] = sent["shifts"]
         for digest in plan.forget:
             self._outputs.pop(digest, None)
         for digest in plan.encode:
             self._output(digest)
 
-    def add_to(self, batch: ForwardBatch, plan: StepPlan) -> MediaTokens | None:
-        """What a step's batch needs besides its tokens; None: all its requests are text."""
-        rows = plan.rows.tolist()
+    def add_to(
+        self, batch: ForwardBatch, plan: StepPlan, positions: npt.NDArray[np.int64], first_request: int = 0
+    ) -> MediaTokens | None:
+        """What a step's batch needs besides its tokens; None: all its requests are text.
+
+        Args:
+            positions: [T], of the batch's tokens in their sequences, on the host.
+            first_request: the requests of the plan before it are not in the batch.
+        """
+        rows = plan.rows[first_request:].tolist()
         if not any(row in self._rows for row in rows):
             return None
-        positions = np.tile(batch.positions.numpy(), (3, 1))
+        positions = np.tile(positions, (3, 1))
         indices: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
-        spans = zip(
-            rows, plan.num_computed.tolist(), batch.query_starts.tolist(), batch.query_lens.tolist(), strict=False
-        )
+        computed = plan.num_computed[first_request:].tolist()
+        spans = zip(rows, computed, batch.query_starts.tolist(), batch.query_lens.tolist(), strict=False)
         for row, start, first, count in spans:
             own = self._rows.get(row)
             if own is None:
@@ -128,7 +153,8 @@ class Encoder:
                     values.append(self._output(span.digest)[low - span.offset : high - span.offset])
         places = torch.cat(indices) if indices else torch.zeros(0, dtype=torch.int64)
         embeddings = torch.cat(values) if values else None
-        return MediaTokens(torch.from_numpy(positions), self._axes, self._rotary, places, embeddings)
+        turned = torch.from_numpy(positions).to(self._device)
+        return MediaTokens(turned, self._axes, self._rotary, places.to(self._device), embeddings)
 
     def _row(self, new: AdmittedRequest) -> _Row:
         return _Row(new.media, *prompt_positions(new.num_prompt_tokens, new.media, self._spec.merge))

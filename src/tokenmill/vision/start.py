@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """The two ends of it in an engine: the pixels that requests bring, and what encodes them."""
+    """The two ends of it in an engine: the pixels that requests bring, and what encodes them.
+
+    Attributes:
+        reserved_bytes: what the outputs that are kept will take, and encoding as many tokens as a step may.
+    """
 
     pixels: PixelStore
     encoder: Encoder
+    reserved_bytes: int
 
 
 def check_vision(config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
@@ -34,7 +39,6 @@ def check_vision(config: EngineConfig, architecture: Architecture, platform: Pla
     if not architecture.tower:
         return
     refused = {
-        "--device cuda": platform.is_accelerator,
         "--tensor-parallel-size, --pipeline-parallel-size": config.num_ranks > 1,
         "--enable-lora": config.enable_lora,
         "--lora-merge": config.lora_merge is not None,
@@ -63,4 +67,9 @@ def load_vision(config: EngineConfig, model: LoadedModel) -> Vision | None:
         return None
     pixels, tower = PixelStore(), load_tower(model.folder, spec, model.kernels)
     (rotary,) = model.decoder.rotary.values()
-    return Vision(pixels, Encoder(spec, tower, pixels, rotary))
+    item_bytes = model.kernels.dtype.itemsize
+    kept = config.encoder_cache_tokens * (1 + len(spec.deepstack)) * spec.out_size
+    # Of a patch: itself, its norm, q, k and v, what it attends to; and the middle of a block, as it is and with GELU.
+    working = config.encoder_budget * spec.merge**2 * (6 * spec.hidden_size + 2 * spec.intermediate_size)
+    encoder = Encoder(spec, tower, pixels, rotary, config.max_num_seqs)
+    return Vision(pixels, encoder, item_bytes * (kept + working))
