@@ -1,4 +1,4 @@
-"""A small random Qwen3-VL checkpoint, and transformers' answers on it."""
+"""Small random checkpoints of Qwen3-VL and Qwen2.5-VL, and transformers' answers on them."""
 
 from __future__ import annotations
 
@@ -71,9 +71,53 @@ def make_vision_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = tor
     return folder
 
 
+def make_qwen25_checkpoint(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+    """The same of Qwen2.5-VL: windows of two by two embeddings, two blocks that see the whole image."""
+    folder.mkdir(parents=True, exist_ok=True)
+    special = make_tokenizer(folder, VOCAB_SIZE)
+    ids = _add_marks(folder)
+    text = {
+        "vocab_size": VOCAB_SIZE + len(MARKS),
+        "hidden_size": 64,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+        "eos_token_id": special["<|im_end|>"],
+        "pad_token_id": special["<|endoftext|>"],
+        "bos_token_id": None,
+    }
+    tower = {
+        "depth": 4,
+        "hidden_size": 64,
+        "intermediate_size": 90,
+        "num_heads": 4,
+        "out_hidden_size": 64,
+        "window_size": 56,
+        "fullatt_block_indexes": [1, 3],
+    }
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=tower,
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=False,
+    )
+    model = transformers.Qwen2_5_VLForConditionalGeneration(config)
+    randomize(model, seed)
+    model.to(dtype).save_pretrained(folder)
+    _write(folder / "generation_config.json", {"eos_token_id": [special["<|im_end|>"]]})
+    _write(folder / "preprocessor_config.json", {"min_pixels": 28 * 28, "max_pixels": 140 * 140})
+    return folder
+
+
 def load_vision_oracle(folder: Path) -> transformers.PreTrainedModel:
     """The checkpoint as a transformers model: float32, eager attention, eval mode."""
-    return transformers.Qwen3VLForConditionalGeneration.from_pretrained(
+    return transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
 

@@ -65,15 +65,23 @@ def test_more_patches_than_a_split_of_keys(isa: str, rng: np.random.Generator) -
     check(dataclasses.replace(SPEC, depth=2), isa, rng, (26, 30))
 
 
+@every_isa
+@pytest.mark.parametrize("grid", [(4, 6), (10, 18)])
+def test_windows_and_gated_blocks_as_in_qwen25(isa: str, grid: tuple[int, int], rng: np.random.Generator) -> None:
+    layers = {"is_gated": True, "deepstack": (), "window": 2, "full_blocks": (1,), "table_side": 0}
+    check(dataclasses.replace(SPEC, **layers), isa, rng, grid)
+
+
 def check(spec: VisionSpec, isa: str, rng: np.random.Generator, grid: tuple[int, int]) -> None:
     weights = weights_of(spec)
     pixels = rng.integers(0, 256, (1, 16 * grid[0], 16 * grid[1], 3), dtype=np.uint8)
-    found = Tower(spec, NativeParts(kernels(isa), weights, spec.num_heads)).encode(pixels)
+    heads = spec.num_heads, spec.is_gated
+    found = Tower(spec, NativeParts(kernels(isa), weights, *heads)).encode(pixels)
     wide = {name: one.float() for name, one in weights.items()}
-    exact = Tower(spec, TorchParts(wide, spec.num_heads)).encode(pixels)
-    plain = Tower(spec, TorchParts(weights, spec.num_heads)).encode(pixels)
+    exact = Tower(spec, TorchParts(wide, *heads)).encode(pixels)
+    plain = Tower(spec, TorchParts(weights, *heads)).encode(pixels)
     # As far from float32 as torch is in bfloat16, or not much more: the angles are rounded too.
     ours, theirs = (found.float() - exact).square().mean().sqrt(), (plain.float() - exact).square().mean().sqrt()
     assert ours <= 2 * theirs + 1e-4, (ours, theirs)
-    threads = Tower(spec, NativeParts(kernels(isa, 3), weights, spec.num_heads)).encode(pixels)
+    threads = Tower(spec, NativeParts(kernels(isa, 3), weights, *heads)).encode(pixels)
     assert torch.equal(threads, found)

@@ -18,7 +18,8 @@ from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.engine.setup import build_engine
 from tokenmill.runner.cuda_graphs import DecodeGraphs
-from tokenmill.vision.spec import VisionSpec, read_vision
+from tokenmill.vision.spec import VisionSpec
+from tokenmill.vision.spec_reader import read_vision
 
 SMALL: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_pages": 80, "page_size": 4}
 SMALL |= {"max_model_len": 64, "dtype": "float32", "num_threads": 1, "device": "cpu"}

@@ -12,7 +12,8 @@ import transformers
 from tokenmill.core.media import MediaSpan
 from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.vision.positions import frequency_axes, prompt_positions
-from tokenmill.vision.spec import VisionSpec, read_vision
+from tokenmill.vision.spec import VisionSpec
+from tokenmill.vision.spec_reader import read_vision
 from tokenmill.vision.tower import load_tower
 
 

@@ -20,7 +20,7 @@ from tests.vision_checkpoints import MAX_VIDEO_PIXELS, MIN_PIXELS
 from tokenmill import LLM
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.llm.outputs import RequestOutput
-from tokenmill.vision.spec import read_vision
+from tokenmill.vision.spec_reader import read_vision
 
 Frames = Sequence[Image.Image]
 

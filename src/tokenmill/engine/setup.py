@@ -137,15 +137,8 @@ def _build(
     log = StepLog(Path(config.step_log) if config.step_log else None, header)
     scheduler = header.make_scheduler(events)
     executor, desk = (executor, None) if connection is None else connection.join(scheduler, executor)
-    engine = Engine(
-        scheduler,
-        executor,
-        limits,
-        header.depth,
-        Observer(log),
-        _gates(grammars, adapters, vision),
-        desk,
-    )
+    gates = _gates(grammars, adapters, vision)
+    engine = Engine(scheduler, executor, limits, header.depth, Observer(log), gates, desk)
     engine.adapters = adapters
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
     ready.fingerprint = limits.fingerprint
@@ -158,12 +151,8 @@ def _build(
 
 def _gates(grammars: GrammarCache, adapters: AdapterCache | None, vision: Vision | None) -> list[Gate]:
     """What requests may have to wait for, as far as this engine has it."""
-    gates: list[Gate] = [grammars]
-    if adapters is not None:
-        gates.append(adapters)
-    if vision is not None:
-        gates.append(vision.pixels)
-    return gates
+    gates = (grammars, adapters, None if vision is None else vision.pixels)
+    return [gate for gate in gates if gate is not None]
 
 
 def _forms(config: EngineConfig, model: LoadedModel) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.frontend.tool_parsers.select import NOTATIONS
 from tokenmill.model_files import eos_token_ids
 from tokenmill.vision.prompts import MediaPrompts
-from tokenmill.vision.spec import read_vision
+from tokenmill.vision.spec_reader import read_vision
 
 # The demo model is too small to end every text that it begins.
 DEMO_STRING_LENGTH = 80

@@ -31,7 +31,7 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
     """
     name = _architecture_name(fields, source)
     family = FAMILIES[name]
-    if family.text_config:
+    if family.text_config and ("text_config" in fields or "hidden_size" not in fields):
         # What stands beside the decoder's config wins over what stands in it.
         fields = {**_part(fields, "text_config", source), **fields}
     config = ConfigReader(fields, source, family.defaults)

@@ -37,8 +37,8 @@ class Family:
         head_norms: RMSNorm over each head of q and k.
         head_dim: config field `head_dim` when it is absent; None: hidden size / heads.
         has_experts: the config describes experts.
-        text_config: the config of the decoder is a part of the file. tower: what the names of the other weights begin
-            with, which are not the decoder's; "": there are none.
+        text_config: the config of the decoder is a part of the file, if there is such a part. tower: what the names of
+            the other weights begin with, which are not the decoder's; "": there are none.
         has_multipliers: the config has the four multipliers of Granite; the scale of attention is one of them.
         defaults: values of fields that may be absent.
         weight_names: what checkpoints call the weights.
@@ -141,6 +141,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8, "eos_token_id": 2},
         ),
         "Qwen2ForCausalLM": Family(windows=_layered_windows, qkv_bias=True, gguf="qwen2"),
+        "Qwen2_5_VLForConditionalGeneration": Family(
+            windows=_layered_windows,
+            qkv_bias=True,
+            text_config=True,
+            tower="visual.",
+            defaults={"rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
+        ),
         "Qwen3ForCausalLM": Family(
             windows=_layered_windows,
             qkv_bias="attention_bias",

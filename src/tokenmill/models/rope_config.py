@@ -29,7 +29,7 @@ def read_rope(config: ConfigReader, max_position: int) -> tuple[RopeSpec, int]:
         raise rope.error(f"partial_rotary_factor {partial:g} is not supported")
     theta = rope.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
     kind = rope.raw("rope_type", rope.raw("type", "default"))
-    if kind == "default":
+    if kind in ("default", "mrope"):  # positions of several axes are not the tables' business
         return RopeSpec(theta), max_position
     if kind == "linear":
         return RopeSpec(theta, LinearScaling(rope.number("factor"))), max_position

@@ -96,7 +96,8 @@ class Encoder:
         self._pixels = pixels
         self._rotary = rotary
         self._device = rotary.cos.device
-        self._axes = torch.from_numpy(frequency_axes(spec.sections, rotary.cos.shape[1])).to(self._device)
+        axes = frequency_axes(spec.sections, rotary.cos.shape[1], spec.is_interleaved)
+        self._axes = torch.from_numpy(axes).to(self._device)
         self.shifts = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
         self._outputs: dict[str, torch.Tensor] = {}
         self._rows: dict[int, _Row] = {}

@@ -1,13 +1,14 @@
 """The parts of a vision tower on the native kernels: packed matrices, and the decoder's attention without its mask.
 
-Attention takes keys and values from pages, so each image gets some for as long as it is encoded. A head is padded with
-zeros to what the kernels take (72 numbers, in the 8B model, to 80), behind each of the halves that rotation pairs.
+Attention takes keys and values from pages, so each image gets some for as long as it is encoded; a window of its
+patches is what a request is to the decoder. A head is padded with zeros to what the kernels take (72 numbers, in the 8B
+model, to 80), behind each of the halves that rotation pairs.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,19 +19,20 @@ import torch
 from tokenmill.kernels import native_ops
 from tokenmill.kernels.native import MODULE
 from tokenmill.kernels.native_weight import PackedWeight
-from tokenmill.vision.tower_parts import EPS
+from tokenmill.kernels.protocol import WeightRole
+from tokenmill.vision.tower_parts import EPS, POSITIONS
 
 if TYPE_CHECKING:
     from tokenmill import _native
 
-PAGE_SIZE = 256
+PAGE_SIZE = 64
 # Numbers of a head are a multiple of it.
 HEAD_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Patches:
-    """The patches of one image as one request, and what its addresses point into."""
+    """The windows of one image as requests, and what their addresses point into."""
 
     step: _native.PlannedStep
     layer: _native.AttentionLayer
@@ -41,12 +43,18 @@ class NativeParts:
     """See `TowerParts`.
 
     Args:
-        weights: bfloat16, in plain form.
+        weights: bfloat16, by the names of `tower_shapes`.
+        is_gated: the first matrix of an MLP is gate and up.
     """
 
-    def __init__(self, native: _native.Kernels, weights: Mapping[str, torch.Tensor], num_heads: int) -> None:
+    dtype, device = torch.bfloat16, torch.device("cpu")
+
+    def __init__(
+        self, native: _native.Kernels, weights: Mapping[str, torch.Tensor], num_heads: int, is_gated: bool = False
+    ) -> None:
         self._native = native
-        self.positions = weights["pos_embed.weight"]
+        self._is_gated = is_gated
+        self.positions = weights.get(POSITIONS)
         self._vectors = {name: weight for name, weight in weights.items() if weight.dim() == 1}
         self._heads = num_heads
         head_dim = weights["blocks.0.attn.proj.weight"].shape[1] // num_heads
@@ -54,9 +62,10 @@ class NativeParts:
         self._scale = head_dim**-0.5
         self._matrices: dict[str, PackedWeight] = {}
         for name, weight in weights.items():
-            if weight.dim() > 1 and weight is not self.positions:
-                self._add(name.removesuffix(".weight"), weight.flatten(1))
-        kept = sum(vector.nbytes for vector in self._vectors.values()) + self.positions.nbytes
+            if weight.dim() > 1 and name != POSITIONS:
+                self._add(name.removesuffix(".weight"), weight)
+        kept = sum(vector.nbytes for vector in self._vectors.values())
+        kept += 0 if self.positions is None else self.positions.nbytes
         self.num_bytes = kept + sum(matrix.num_bytes for matrix in self._matrices.values())
         self._module = importlib.import_module(MODULE)
         shape = (num_heads, num_heads, self._head_dim, PAGE_SIZE)
@@ -69,7 +78,8 @@ class NativeParts:
             self._vectors[bias] = torch.cat([self._padded(one) for one in self._vectors[bias].chunk(3)])
         elif name.endswith("attn.proj"):
             weight = self._padded(weight.T).T
-        matrix = PackedWeight(self._native, (weight.shape[0], weight.shape[1]))
+        role = WeightRole.GATE_UP if self._is_gated and name.endswith("mlp.linear_fc1") else WeightRole.LINEAR
+        matrix = PackedWeight(self._native, (weight.shape[0], weight.shape[1]), role)
         matrix.load_rows(0, weight)
         self._matrices[name] = matrix
 
@@ -82,32 +92,37 @@ class NativeParts:
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """See `TowerParts.linear`."""
-        return self._matrices[name].multiply(x, self._vectors[f"{name}.bias"])
+        return self._matrices[name].multiply(x, self._vectors.get(f"{name}.bias"))
 
     def norm(self, name: str, x: torch.Tensor, delta: torch.Tensor | None = None) -> torch.Tensor:
         """See `TowerParts.norm`."""
-        weight, bias = self._vectors[f"{name}.weight"], self._vectors[f"{name}.bias"]
+        weight, bias = self._vectors[f"{name}.weight"], self._vectors.get(f"{name}.bias")
+        if bias is None:
+            return native_ops.rms_norm(self._native, x, weight, EPS, delta)
         return native_ops.layer_norm(self._native, x, weight, bias, EPS, delta)
 
-    def gelu(self, x: torch.Tensor) -> torch.Tensor:
-        """See `TowerParts.gelu`."""
-        return native_ops.gelu(self._native, x)
+    def middle(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """See `TowerParts.middle`."""
+        if self._is_gated:
+            return self._matrices[name].silu_and_mul(x, self._vectors.get(f"{name}.bias"))
+        return native_ops.gelu(self._native, self.linear(name, x))
 
-    def angles(self, half: torch.Tensor) -> _Patches:
-        """The image as a request of one step: its pages, and the angles of its patches, rounded to bfloat16."""
+    def angles(self, half: torch.Tensor, lengths: Sequence[int]) -> _Patches:
+        """The windows as requests of one step: their pages, and the angles of the patches, rounded to bfloat16."""
         padded = torch.zeros(half.shape[0], self._head_dim // 2)
         padded[:, : half.shape[1]] = half
         cos, sin = padded.cos().bfloat16(), padded.sin().bfloat16()
-        count = len(half)
-        starts, lengths = np.array([0, count], np.int32), np.array([count], np.int32)
-        pages = torch.arange(-(-count // PAGE_SIZE), dtype=torch.int32)
+        counts = np.array(lengths, np.int32)
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        most = -(-int(counts.max()) // PAGE_SIZE)
+        pages = torch.arange(len(counts) * most, dtype=torch.int32)
         memory = torch.empty(2, len(pages), self._heads, PAGE_SIZE, self._head_dim, dtype=torch.bfloat16)
         angles = cos.data_ptr(), sin.data_ptr()
         kv = self._module.LayerKV(memory[0].data_ptr(), memory[1].data_ptr(), 0, 0)
         layer = self._module.AttentionLayer(kv, self._module.HeadNorms(0, 0, 0.0), *angles, self._scale, 0)
-        addresses = starts.ctypes.data, lengths.ctypes.data, pages.data_ptr(), len(pages)
-        step = self._attention.plan(1, *addresses, *angles)
-        return _Patches(step, layer, (cos, sin, starts, lengths, pages, memory))
+        addresses = starts.ctypes.data, counts.ctypes.data, pages.data_ptr(), most
+        step = self._attention.plan(len(counts), *addresses, *angles)
+        return _Patches(step, layer, (cos, sin, starts, counts, pages, memory))
 
     def attend(self, qkv: torch.Tensor, angles: _Patches) -> torch.Tensor:
         """See `TowerParts.attend`."""

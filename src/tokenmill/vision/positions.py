@@ -36,11 +36,15 @@ def prompt_positions(num_tokens: int, media: Sequence[MediaSpan], merge: int) ->
     return positions, shift
 
 
-def frequency_axes(sections: tuple[int, int, int], num_frequencies: int) -> npt.NDArray[np.int64]:
+def frequency_axes(
+    sections: tuple[int, int, int], num_frequencies: int, is_interleaved: bool = True
+) -> npt.NDArray[np.int64]:
     """[num_frequencies], the axis that each frequency of the rotary embedding turns by: 0 time, 1 row, 2 column.
 
-    They are interleaved, so that every axis has fast and slow ones; what sections leave over is time's.
+    Interleaved, every axis has fast and slow ones, and what sections leave over is time's. Else they follow each other.
     """
+    if not is_interleaved:
+        return np.repeat(np.arange(3), sections)
     index = np.arange(num_frequencies)
     axes = np.zeros(num_frequencies, dtype=np.int64)
     for axis in (1, 2):

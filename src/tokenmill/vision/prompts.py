@@ -82,7 +82,7 @@ class MediaPrompts:
         self._special_tokens = list(special_tokens.values())
         marks = (spec.start_token_id, spec.video_token_id, spec.end_token_id)
         self._start, self._video, self._end = (special_tokens.get(token_id, "") for token_id in marks)
-        self._processor = f"qwen3-vl/{spec.factor}/{spec.min_pixels}/{spec.max_pixels}/{spec.mean}/{spec.std}"
+        self._processor = f"{spec.patch_size}/{spec.factor}/{spec.min_pixels}/{spec.max_pixels}/{spec.mean}/{spec.std}"
         self._decoder = ImageDecoder()
 
     def take(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[MediaItem]]:
@@ -94,6 +94,8 @@ class MediaPrompts:
         items: list[MediaItem] = []
         bare = [{**message, "content": _bare(message.get("content"), items)} for message in messages]
         num_videos = sum(bool(item.fps) for item in items)
+        if num_videos and not self._spec.takes_videos:
+            raise InvalidRequest("this model's videos are not supported; its images are", "messages")
         counts = {"images": (len(items) - num_videos, self._limits.image), "videos": (num_videos, self._limits.video)}
         for what, (count, most) in counts.items():
             if count > most:

@@ -10,7 +10,7 @@ from tokenmill.core.errors import InvalidConfig
 from tokenmill.models.architecture import Architecture
 from tokenmill.platform.protocol import Platform
 from tokenmill.vision.encoder import Encoder, PixelStore
-from tokenmill.vision.spec import read_vision
+from tokenmill.vision.spec_reader import read_vision
 from tokenmill.vision.tower import load_tower
 
 if TYPE_CHECKING:
