@@ -1,11 +1,15 @@
 """How far a simulated run is from a real one: a server under a trace's load, and the same trace simulated.
 
-    python benchmarks/simulation.py FOLDER [--seconds 600] [--fit-seconds 180] [--shares 0.5,0.8,0.95] [--keep FOLDER]
+    python benchmarks/simulation.py FOLDER [--seconds 600] [--windows 5] [--fit-seconds 30] [--shares 0.5,0.8,0.95]
+        [--keep FOLDER]
 
 FOLDER is a model (`python benchmarks/peers/checkpoint.py FOLDER` makes one of Qwen3-0.6B's shape). Requests have the
-lengths of the chat profile at 1/16. First a server runs as fast as it can and then at changing loads, with a step log;
-the step model is fitted to that. Then a server of its own runs a trace for each share of that capacity, with other
-seeds, and so does the simulator. The last line is JSON; `--keep` leaves traces, step logs and the step model somewhere.
+lengths of the chat profile at 1/16. A server that runs as fast as it can gives the capacity. Then servers take turns,
+each with a step log: one that is fitted to, at changing loads, and one that runs a window of a trace, at a share of the
+capacity and with another seed. The step model of a window is fitted to the logs in front of it and behind it, so that a
+machine whose speed changes over minutes does not count as an error of the model; and a second time to the window's own
+log, which leaves the errors of the simulator alone. Compared are means over the windows of a share. The last line is
+JSON; `--keep` leaves traces, step logs and step models somewhere.
 """
 
 from __future__ import annotations
@@ -121,51 +125,106 @@ def simulated(path: Path, step_model: Path, model: Path) -> dict[str, float]:
     return figures
 
 
-def fitted(model: Path, folder: Path, seconds: float, vocab_size: int) -> tuple[float, Path]:
-    """The capacity in requests a second, and the step model fitted to a log of other traces."""
-    trace, log = folder / "fit.jsonl", folder / "fit.log"
-    with serving(model, log):
-        write_trace(trace, 300, 1e6, 101)
-        began = time.monotonic()
-        asyncio.run(drive(trace, vocab_size))
-        capacity = 300 / (time.monotonic() - began)
-        for number, share in enumerate(FITTED_SHARES):
-            rate = share * capacity
-            write_trace(trace, max(20, round(rate * seconds / len(FITTED_SHARES))), rate, 102 + number)
-            asyncio.run(drive(trace, vocab_size))
-    command = [sys.executable, "-m", "tokenmill", "fit", str(log), "-o", str(folder / "steps.json")]
-    subprocess.run(command, check=True, stdout=sys.stderr)
-    return capacity, folder / "steps.json"
+class Runs:
+    """Servers of a model that run traces, one after the other.
+
+    Args:
+        folder: where traces, logs and step models are left.
+    """
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.model = model
+        self.folder = folder
+        self._vocab_size: int = json.loads((model / "config.json").read_text())["vocab_size"]
+        self._num_traces = 0
+
+    def capacity(self) -> float:
+        """Requests a second, of 300 that come at once."""
+        trace, began = self._trace(300, 1e6), 0.0
+        with serving(self.model, self.folder / "capacity.log"):
+            began = time.monotonic()
+            asyncio.run(drive(trace, self._vocab_size))
+            return 300 / (time.monotonic() - began)
+
+    def fitted_to(self, capacity: float, seconds: float) -> Path:
+        """The log of a server at changing loads, 60 requests at once among them."""
+        log = self.folder / f"fit-{self._num_traces}.log"
+        shares = [(60, 1e6)] + [(round(share * capacity * seconds / 3), share * capacity) for share in FITTED_SHARES]
+        with serving(self.model, log):
+            for count, rate in shares:
+                asyncio.run(drive(self._trace(max(10, count), rate), self._vocab_size))
+        return log
+
+    def window(self, rate: float, seconds: float) -> tuple[Path, Path, dict[str, float]]:
+        """The trace of a window, the log of a server that ran it, and its figures."""
+        log = self.folder / f"window-{self._num_traces}.log"
+        trace = self._trace(max(20, round(rate * seconds)), rate)
+        with serving(self.model, log):
+            return trace, log, seen(asyncio.run(drive(trace, self._vocab_size)))
+
+    def fit(self, *logs: Path) -> Path:
+        """The step model of these logs."""
+        path = self.folder / ("+".join(log.stem for log in logs) + ".json")
+        command = [sys.executable, "-m", "tokenmill", "fit", *map(str, logs), "-o", str(path)]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        return path
+
+    def _trace(self, count: int, rate: float) -> Path:
+        self._num_traces += 1
+        path = self.folder / f"trace-{self._num_traces}.jsonl"
+        write_trace(path, count, rate, self._num_traces)
+        return path
+
+
+def mean_of(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each figure."""
+    return {figure: float(np.mean([run[figure] for run in runs])) for figure in runs[0]}
+
+
+def compared(runs: Runs, rate: float, options: argparse.Namespace, capacity: float, first: Path) -> dict[str, Any]:
+    """A share of the capacity: its windows as they were, and as they were simulated. `first`: the log before them."""
+    real, near, own, before = [], [], [], first
+    for _ in range(options.windows):
+        trace, log, figures = runs.window(rate, options.seconds / options.windows)
+        behind = runs.fitted_to(capacity, options.fit_seconds)
+        real.append(figures)
+        near.append(simulated(trace, runs.fit(before, behind), runs.model))
+        own.append(simulated(trace, runs.fit(log), runs.model))
+        before = behind
+    truth = mean_of(real)
+    found: dict[str, Any] = {"real": truth, "last": str(before)}
+    for kind, models in {"simulated": mean_of(near), "fitted_to_itself": mean_of(own)}.items():
+        found |= {kind: models, f"errors_{kind}": {figure: models[figure] / truth[figure] - 1 for figure in FIGURES}}
+    return found
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--fit-seconds", type=float, default=180.0)
+    parser.add_argument("--seconds", type=float, default=600.0, help="of each share")
+    parser.add_argument("--windows", type=int, default=5, help="that these are cut into")
+    parser.add_argument("--fit-seconds", type=float, default=30.0, help="of load between two windows")
     parser.add_argument("--shares", default="0.5,0.8,0.95")
     parser.add_argument("--keep", type=Path)
     given = parser.parse_args()
-    vocab_size = json.loads((given.model / "config.json").read_text())["vocab_size"]
     os.environ["TOKENMILL_NO_COLOR"] = "1"
     document: dict[str, Any] = {"benchmark": "simulation", "seconds": given.seconds, "flags": FLAGS, "runs": []}
     if given.keep is not None:
         given.keep.mkdir(parents=True, exist_ok=True)
     with nullcontext(given.keep) if given.keep is not None else tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        capacity, step_model = fitted(given.model, folder, given.fit_seconds, vocab_size)
+        runs = Runs(given.model, Path(name))
+        capacity = runs.capacity()
         print(f"capacity: {capacity:.2f} requests a second", file=sys.stderr)
-        for number, share in enumerate(map(float, given.shares.split(","))):
-            trace, rate = folder / f"{share}.jsonl", share * capacity
-            write_trace(trace, max(20, round(rate * given.seconds)), rate, number)
-            with serving(given.model, folder / f"{share}.log"):
-                real = seen(asyncio.run(drive(trace, vocab_size)))
-            model = simulated(trace, step_model, given.model)
-            errors = {figure: model[figure] / real[figure] - 1 for figure in FIGURES}
-            print(f"at {share:.0%}: " + ", ".join(f"{k} {v:+.1%}" for k, v in errors.items()), file=sys.stderr)
-            document["runs"].append({"share": share, "real": real, "simulated": model, "errors": errors})
-        document |= {"capacity": capacity, "machine": machine_facts()}
+        last = runs.fitted_to(capacity, given.fit_seconds)
+        for share in map(float, given.shares.split(",")):
+            found = compared(runs, share * capacity, given, capacity, last)
+            last = Path(found.pop("last"))
+            for kind in ("simulated", "fitted_to_itself"):
+                errors = ", ".join(f"{figure} {error:+.1%}" for figure, error in found[f"errors_{kind}"].items())
+                print(f"at {share:.0%}, {kind}: {errors}", file=sys.stderr)
+            document["runs"].append({"share": share, **found})
+        document |= {"capacity": capacity, "windows": given.windows, "machine": machine_facts()}
     print(json.dumps(document))
 
 

@@ -148,7 +148,7 @@ def test_nor_on_a_device(models: dict[str, Path], options: dict[str, Any], monke
     small = {"dtype": "float32", "num_pages": 60, "batch_invariant": True, "async_scheduling": False}
     small |= {"max_num_seqs": 10, "max_num_batched_tokens": 40}
     # As a config with drafts has them, but without measuring what interpreted steps cost.
-    monkeypatch.setattr(captured_decodes, "CapturedDecodes", lambda *parts: CapturedDecodes(*parts[:-2], 6, parts[-1]))
+    monkeypatch.setattr(captured_decodes, "CapturedDecodes", lambda *parts: CapturedDecodes(*parts[:5], 6, *parts[6:]))
     # Short contexts have several splits then.
     ends = splits.SPLIT_ENDS // 16
     for module, name, value in (

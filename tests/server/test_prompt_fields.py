@@ -1,6 +1,7 @@
 """What replies tell of prompts, and what limits the tokens, against transformers on the same checkpoint."""
 
 import asyncio
+from functools import partial
 
 import httpx
 import numpy as np
@@ -86,8 +87,14 @@ def test_preempted_in_the_middle_they_are_told_once(server, oracle):
 
     async def run():
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            await client.post("/pause?mode=keep")
             body = {"max_tokens": 60, "ignore_eos": True, "prompt_logprobs": 1}
-            return await asyncio.gather(*(client.post("/v1/completions", json=body | {"prompt": p}) for p in prompts))
+            posts = [client.post("/v1/completions", json=body | {"prompt": prompt}) for prompt in prompts]
+            replies = asyncio.gather(*posts)
+            wait = partial(server.wait_for, lambda: server.metric("num_requests_waiting") == len(prompts))
+            await asyncio.to_thread(wait)
+            await client.post("/resume")
+            return await replies
 
     before = server.metric("num_preemptions_total")
     for prompt, reply in zip(prompts, asyncio.run(run()), strict=True):
