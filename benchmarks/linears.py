@@ -84,7 +84,7 @@ class NativeLayers:
     def run(self, name: str, x: torch.Tensor) -> None:
         """Every copy of a matrix once."""
         for matrix in self.layers[name]:
-            matrix.silu_and_mul(x) if name == "gate_up" else matrix.multiply(x)
+            matrix.gated(x) if name == "gate_up" else matrix.multiply(x)
 
     def run_head(self, x: torch.Tensor) -> None:
         """The ids of the largest logits."""

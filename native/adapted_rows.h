@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "packed.h"
+
 namespace tokenmill {
 
 constexpr int64_t ADAPTER_BLOCK = 64;  // columns of a block of B
@@ -53,7 +55,7 @@ struct AdaptCall {
   int64_t half;  // outputs of gate in these sums; 0: y is bf16
 };
 
-// out[m] = silu(gate[m]) * up[m] of such sums, as the epilogue of a gated matrix has it.
+// The gated product of such sums, as the epilogue of a gated matrix has it.
 struct GateCall {
   const float* sums;
   int64_t sums_stride;
@@ -61,6 +63,7 @@ struct GateCall {
   uint16_t* out;
   int64_t out_stride;
   int64_t count, half;
+  Gate gate;
 };
 
 }  // namespace tokenmill

@@ -51,10 +51,10 @@ void bind_attention(nb::module_& module) {
            nb::arg("keys"), nb::arg("values"), nb::arg("key_scales"), nb::arg("value_scales"));
   nb::class_<HeadNorms>(module, "HeadNorms")
       .def("__init__",
-           [](HeadNorms* self, Address q, Address k, float eps) {
-             new (self) HeadNorms{at<const uint16_t>(q), at<const uint16_t>(k), eps};
+           [](HeadNorms* self, Address q, Address k, float eps, bool are_offsets) {
+             new (self) HeadNorms{at<const uint16_t>(q), at<const uint16_t>(k), eps, are_offsets};
            },
-           nb::arg("q"), nb::arg("k"), nb::arg("eps"));
+           nb::arg("q"), nb::arg("k"), nb::arg("eps"), nb::arg("are_offsets"));
   nb::class_<AttentionLayer>(module, "AttentionLayer")
       .def("__init__", make_layer, nb::arg("memory"), nb::arg("norms"), nb::arg("cos"), nb::arg("sin"),
            nb::arg("scale"), nb::arg("window"));

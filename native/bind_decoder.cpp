@@ -7,15 +7,15 @@ namespace nb = nanobind;
 
 namespace tokenmill {
 
-static void make_layer(DecoderLayer* self, Address attention_norm, const Projection& qkv,
-                       const AttentionLayer& attention, const Projection& output, Address mlp_norm,
-                       const Projection& gate_up, const Projection& down, float residual_multiplier) {
-  new (self) DecoderLayer{at<const uint16_t>(attention_norm), qkv,     attention, output,
-                          at<const uint16_t>(mlp_norm),       gate_up, down,      residual_multiplier};
+static void make_layer(DecoderLayer* self, const LayerNorms& norms, const Projection& qkv,
+                       const AttentionLayer& attention, const Projection& output, const Projection& gate_up,
+                       const Projection& down, int gate, float residual_multiplier) {
+  new (self) DecoderLayer{norms, qkv, attention, output, gate_up, down, static_cast<Gate>(gate), residual_multiplier};
 }
 
-static void make_decoder(Decoder* self, const Attention& attention, int64_t hidden_size, float eps) {
-  new (self) Decoder{attention, hidden_size, eps, {}, 1, nullptr, {}, {}};
+static void make_decoder(Decoder* self, const Attention& attention, int64_t hidden_size, float eps,
+                         bool norms_are_offsets) {
+  new (self) Decoder{attention, hidden_size, eps, norms_are_offsets, {}, 1, nullptr, {}, {}};
 }
 
 static void begin(Decoder& self, const Packed& embedding, float multiplier) {
@@ -50,12 +50,19 @@ void bind_decoder(nb::module_& module) {
              new (self) StepMedia{at<const int64_t>(tokens), count, at<const uint16_t>(values), levels};
            },
            nb::arg("tokens"), nb::arg("count"), nb::arg("values"), nb::arg("levels"));
+  nb::class_<LayerNorms>(module, "LayerNorms")
+      .def("__init__",
+           [](LayerNorms* self, Address attention, Address attention_out, Address mlp, Address mlp_out) {
+             new (self) LayerNorms{at<const uint16_t>(attention), at<const uint16_t>(attention_out),
+                                   at<const uint16_t>(mlp), at<const uint16_t>(mlp_out)};
+           },
+           nb::arg("attention"), nb::arg("attention_out"), nb::arg("mlp"), nb::arg("mlp_out"));
   nb::class_<DecoderLayer>(module, "DecoderLayer")
-      .def("__init__", make_layer, nb::arg("attention_norm"), nb::arg("qkv"), nb::arg("attention"), nb::arg("output"),
-           nb::arg("mlp_norm"), nb::arg("gate_up"), nb::arg("down"), nb::arg("residual_multiplier"));
+      .def("__init__", make_layer, nb::arg("norms"), nb::arg("qkv"), nb::arg("attention"), nb::arg("output"),
+           nb::arg("gate_up"), nb::arg("down"), nb::arg("gate"), nb::arg("residual_multiplier"));
   nb::class_<Decoder>(module, "Decoder")
       .def("__init__", make_decoder, nb::keep_alive<1, 2>(), nb::arg("attention"), nb::arg("hidden_size"),
-           nb::arg("eps"))
+           nb::arg("eps"), nb::arg("norms_are_offsets"))
       .def("begin", begin, nb::arg("embedding"), nb::arg("multiplier"))
       .def("end", [](Decoder& self, Address norm) { self.final_norm = at<const uint16_t>(norm); }, nb::arg("norm"))
       .def("add", [](Decoder& self, const DecoderLayer& layer) { self.layers.push_back(layer); }, nb::arg("layer"))

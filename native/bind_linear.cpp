@@ -28,8 +28,9 @@ void pack_integers(const Kernels& self, const Packed& weights, int64_t start, Ad
 }
 
 void linear(const Kernels& self, const Packed& weights, Address x, int64_t count, int64_t stride, Address out,
-            int64_t out_stride, int element, Address bias) {
-  const Output output = {{at<void>(out), count, out_stride}, static_cast<Element>(element), at<const uint16_t>(bias)};
+            int64_t out_stride, int element, Address bias, int gate) {
+  const Output output = {{at<void>(out), count, out_stride}, static_cast<Element>(element), at<const uint16_t>(bias),
+                         static_cast<Gate>(gate)};
   self.table.linear(weights, {at<void>(x), count, stride}, output, self.threads);
 }
 
@@ -54,7 +55,7 @@ void bind_linear(nb::module_& module, KernelsClass& kernels) {
   kernels.def("pack_integers", pack_integers, nb::arg("weights"), nb::arg("start"), nb::arg("values"),
               nb::arg("count"), nb::arg("scales"), nb::arg("offsets"), nb::arg("groups"), ReleaseGil());
   kernels.def("linear", linear, nb::arg("weights"), nb::arg("x"), nb::arg("count"), nb::arg("stride"), nb::arg("out"),
-              nb::arg("out_stride"), nb::arg("element"), nb::arg("bias"), ReleaseGil());
+              nb::arg("out_stride"), nb::arg("element"), nb::arg("bias"), nb::arg("gate"), ReleaseGil());
   kernels.def("argmax", argmax, nb::arg("weights"), nb::arg("x"), nb::arg("count"), nb::arg("stride"), nb::arg("ids"),
               nb::arg("values"), ReleaseGil());
   kernels.def("lookup", lookup, nb::arg("weights"), nb::arg("ids"), nb::arg("count"), nb::arg("out"), ReleaseGil());

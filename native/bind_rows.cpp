@@ -5,9 +5,10 @@ namespace nb = nanobind;
 namespace tokenmill {
 
 static void rms_norm(const Kernels& self, Address x, int64_t x_stride, Address delta, int64_t delta_stride,
-                     float delta_scale, Address weight, float eps, Address out, int64_t count, int64_t size) {
-  const NormCall call{at<uint16_t>(x), x_stride, at<const uint16_t>(delta), delta_stride,
-                      delta_scale, at<const uint16_t>(weight), eps, at<uint16_t>(out), size, count, size};
+                     float delta_scale, Address weight, bool is_offset, float eps, Address out, int64_t count,
+                     int64_t size) {
+  const NormCall call{at<uint16_t>(x), x_stride, at<const uint16_t>(delta), delta_stride, delta_scale,
+                      at<const uint16_t>(weight), is_offset, eps, at<uint16_t>(out), size, count, size};
   self.table.rms_norm(call, self.threads);
 }
 
@@ -37,8 +38,8 @@ static void apply_token_bitmask(const Kernels& self, Address logits, int64_t str
 
 void bind_rows(KernelsClass& kernels) {
   kernels.def("rms_norm", rms_norm, nb::arg("x"), nb::arg("x_stride"), nb::arg("delta"), nb::arg("delta_stride"),
-              nb::arg("delta_scale"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"), nb::arg("count"),
-              nb::arg("size"), ReleaseGil());
+              nb::arg("delta_scale"), nb::arg("weight"), nb::arg("is_offset"), nb::arg("eps"), nb::arg("out"),
+              nb::arg("count"), nb::arg("size"), ReleaseGil());
   kernels.def("layer_norm", layer_norm, nb::arg("x"), nb::arg("x_stride"), nb::arg("delta"), nb::arg("delta_stride"),
               nb::arg("weight"), nb::arg("bias"), nb::arg("eps"), nb::arg("out"), nb::arg("count"), nb::arg("size"),
               ReleaseGil());

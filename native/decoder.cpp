@@ -154,8 +154,9 @@ class ForwardPass {
   int64_t rows_;
   AdaptedTokens adapted_;
   std::unique_ptr<float[]> sums_;  // of a gated matrix, where adapters add to them
-  bool has_delta_ = false;  // delta_ is yet to be added to residual_
-  float delta_scale_ = 1;   // multiplied by this
+  // What is yet to be added to residual_, multiplied by the scale: delta_, or its norm, which is in normed_; or null.
+  const Buffer* addend_ = nullptr;
+  float addend_scale_ = 1;
   Buffer residual_, delta_, normed_, qkv_, attention_out_, intermediate_;
 
   Rows rows_of(const Buffer& buffer) const { return {buffer.data, rows_, buffer.stride}; }
@@ -199,17 +200,18 @@ class ForwardPass {
       if (call_.out) norm(decoder_.final_norm, out);
       return;
     }
-    norm(decoder_.layers.back().mlp_norm, normed_);  // for the sum: what is normed nobody reads
+    norm(decoder_.layers.back().norms.mlp, normed_);  // for the sum: what is normed nobody reads
     if (call_.out) copy_rows(residual_.data, residual_.stride, out.data, out.stride);
   }
 
   // Embeddings that are multiplied are a delta to a residual stream of zeros: the first norm multiplies and rounds them.
   bool embed() {
-    has_delta_ = decoder_.embedding_multiplier != 1;
-    delta_scale_ = decoder_.embedding_multiplier;
-    if (has_delta_) std::memset(residual_.data, 0, rows_ * residual_.stride * sizeof(uint16_t));
+    const bool multiplies = decoder_.embedding_multiplier != 1;
+    addend_ = multiplies ? &delta_ : nullptr;
+    addend_scale_ = decoder_.embedding_multiplier;
+    if (multiplies) std::memset(residual_.data, 0, rows_ * residual_.stride * sizeof(uint16_t));
     if (!decoder_.gathering.meeting) {
-      table_.lookup(decoder_.embedding, call_.token_ids, rows_of(has_delta_ ? delta_ : residual_), threads_);
+      table_.lookup(decoder_.embedding, call_.token_ids, rows_of(multiplies ? delta_ : residual_), threads_);
       return true;
     }
     for (int64_t m = 0; m < rows_; ++m) {
@@ -218,12 +220,12 @@ class ForwardPass {
       table_.lookup(decoder_.embedding, &id, {delta_.data + m * delta_.stride, 1, delta_.stride}, threads_);
     }
     if (!meet()) return false;
-    if (!has_delta_) std::memcpy(residual_.data, delta_.data, rows_ * delta_.stride * sizeof(uint16_t));
+    if (!multiplies) std::memcpy(residual_.data, delta_.data, rows_ * delta_.stride * sizeof(uint16_t));
     return true;
   }
 
   void attend(const DecoderLayer& layer) {
-    norm(layer.attention_norm, normed_);
+    norm(layer.norms.attention, normed_);
     project(layer.qkv, normed_, qkv_);
     adapt(layer, ADAPTED_QKV, layer.qkv, normed_, qkv_);
     auto& [step, plan] = call_.planned;
@@ -235,26 +237,37 @@ class ForwardPass {
     project(layer.output, attention_out_, delta_);
     adapt(layer, ADAPTED_OUTPUT, layer.output, attention_out_, delta_);
     if (!meet()) return false;
-    has_delta_ = true;
-    delta_scale_ = layer.residual_multiplier;
-    norm(layer.mlp_norm, normed_);
-    if (!project_adapted_gate(layer)) project(layer.gate_up, normed_, intermediate_);
+    add_later(layer, layer.norms.attention_out);
+    norm(layer.norms.mlp, normed_);
+    if (!project_adapted_gate(layer)) project(layer.gate_up, normed_, intermediate_, layer.gate);
     if (!meet()) return false;
     project(layer.down, intermediate_, delta_);
     adapt(layer, ADAPTED_DOWN, layer.down, intermediate_, delta_);
-    return meet();
+    if (!meet()) return false;
+    add_later(layer, layer.norms.mlp_out);
+    return true;
   }
 
-  // Adds the delta to the residual stream, if there is one, and norms the sum.
-  void norm(const uint16_t* weight, const Buffer& out) const {
-    const uint16_t* delta = has_delta_ ? delta_.data : nullptr;
-    table_.rms_norm({residual_.data, residual_.stride, delta, delta_.stride, delta_scale_, weight, decoder_.eps,
-                     out.data, out.stride, rows_, decoder_.hidden_size}, threads_);
+  // The next norm adds what is in delta_; or the norm of it, if it has one. Other ranks read delta_ too.
+  void add_later(const DecoderLayer& layer, const uint16_t* weight) {
+    if (weight) rms_norm(delta_, nullptr, weight, normed_);
+    addend_ = weight ? &normed_ : &delta_;
+    addend_scale_ = layer.residual_multiplier;
   }
 
-  void project(const Projection& projection, const Buffer& x, const Buffer& out) const {
+  // Adds to the residual stream what is to be added, and norms the sum.
+  void norm(const uint16_t* weight, const Buffer& out) const { rms_norm(residual_, addend_, weight, out); }
+
+  // A row of `out` is written when its addend has been read.
+  void rms_norm(const Buffer& x, const Buffer* addend, const uint16_t* weight, const Buffer& out) const {
+    const Buffer added = addend ? *addend : Buffer{nullptr, 0};
+    table_.rms_norm({x.data, x.stride, added.data, added.stride, addend_scale_, weight, decoder_.norms_are_offsets,
+                     decoder_.eps, out.data, out.stride, rows_, decoder_.hidden_size}, threads_);
+  }
+
+  void project(const Projection& projection, const Buffer& x, const Buffer& out, Gate gate = Gate::silu) const {
     const Rows own = {out.data + projection.column, rows_, out.stride};
-    table_.linear(projection.weights, rows_of(x), {own, Element::bf16, projection.bias}, threads_);
+    table_.linear(projection.weights, rows_of(x), {own, Element::bf16, projection.bias, gate}, threads_);
   }
 
   const std::vector<AdaptedRows>& adapted(const DecoderLayer& layer, AdaptedMatrix matrix) {
@@ -278,10 +291,11 @@ class ForwardPass {
     Packed plain = pair.weights;  // the same panels, whose columns are written as they lie
     plain.gated = false;
     plain.rows = stride;
-    table_.linear(plain, rows_of(normed_), {{sums_.get(), rows_, stride}, Element::float32, nullptr}, threads_);
+    table_.linear(plain, rows_of(normed_), {{sums_.get(), rows_, stride}, Element::float32, nullptr, Gate::silu},
+                  threads_);
     table_.add_adapters({uses, normed_.data, normed_.stride, sums_.get(), stride, half}, threads_);
-    table_.gate({sums_.get(), stride, pair.bias, intermediate_.data + pair.column, intermediate_.stride, rows_, half},
-                threads_);
+    table_.gate({sums_.get(), stride, pair.bias, intermediate_.data + pair.column, intermediate_.stride, rows_, half,
+                 layer.gate}, threads_);
     return true;
   }
 

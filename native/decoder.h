@@ -30,13 +30,18 @@ struct Gathering {
   int64_t attention_column;  // of the heads of all ranks, where this rank's begin
 };
 
+// The norms of a layer, [hidden] each: before its blocks, and of what these add to the hidden states, or null.
+struct LayerNorms {
+  const uint16_t *attention, *attention_out, *mlp, *mlp_out;
+};
+
 struct DecoderLayer {
-  const uint16_t* attention_norm;  // [hidden]
+  LayerNorms norms;
   Projection qkv;
   AttentionLayer attention;
   Projection output;
-  const uint16_t* mlp_norm;  // [hidden]
   Projection gate_up, down;
+  Gate gate;
   float residual_multiplier;  // of what the layer's two blocks add to the hidden states
 };
 
@@ -72,6 +77,7 @@ struct Decoder {
   const Attention& attention;
   int64_t hidden_size;
   float eps;  // of the norms of hidden states
+  bool norms_are_offsets;  // see `NormCall`
   Packed embedding;  // without rows: every pass is given hidden states
   float embedding_multiplier;
   const uint16_t* final_norm;  // [hidden], or null: other layers follow elsewhere

@@ -29,11 +29,12 @@ struct QuantizedRows {
   int64_t groups;
 };
 
-// The epilogue of a linear layer: out = sums + bias, or silu(gate) * up of a gated matrix, in bf16 or float32.
+// The epilogue of a linear layer: out = sums + bias, or the gated product of a gated matrix, in bf16 or float32.
 struct Output {
   Rows rows;
   Element element;
   const uint16_t* bias;  // bf16, or null
+  Gate gate;             // of a gated matrix
 };
 
 struct KernelTable {

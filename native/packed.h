@@ -21,6 +21,9 @@ constexpr int64_t GROUP_SIZE = 32;  // inputs that share a scale in int4; the de
 
 enum class Format : int { bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3 };
 
+// What a gated matrix makes of its halves: silu(gate) * up, or gelu(gate) * up, the GELU with tanh.
+enum class Gate : int { silu = 0, gelu = 1 };
+
 struct Packed {
   Format format;
   bool gated;

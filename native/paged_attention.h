@@ -67,6 +67,7 @@ struct LayerKV {
 struct HeadNorms {  // weights [head_dim], or null where the model has none
   const uint16_t *q, *k;
   float eps;
+  bool are_offsets;  // see `NormCall`
 };
 
 // What attention is in one layer.

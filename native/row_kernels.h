@@ -6,7 +6,7 @@
 namespace tokenmill {
 
 // RMSNorm of rows of bf16 [count][size], each array with its own stride. A delta, times its scale, is added to x first, in
-// place, rounded once.
+// place, rounded once. The weight is an offset where it is what is added to 1, as in Gemma.
 struct NormCall {
   uint16_t* x;
   int64_t x_stride;
@@ -14,6 +14,7 @@ struct NormCall {
   int64_t delta_stride;
   float delta_scale;
   const uint16_t* weight;  // [size]
+  bool is_offset;
   float eps;
   uint16_t* out;
   int64_t out_stride;

@@ -14,7 +14,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "qwen3_moe", "smollm3", "granite")
+FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "qwen3_moe", "smollm3", "granite", "gemma3")
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 331
 
@@ -33,6 +33,7 @@ _CLASSES = {
     "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
+    "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
 }
 
 _SHAPE: dict[str, Any] = {
@@ -56,6 +57,14 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 2.5,
         "residual_multiplier": 0.7,
         "logits_scaling": 0.6,
+    },
+    "gemma3": {
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "tie_word_embeddings": True,
     },
 }
 

@@ -21,7 +21,8 @@ CORE = ("core/request.py", "core/plan.py", "scheduler", "kv", "engine", "runner"
 MODEL = ("attention", "kernels", "models", "platform", "quantization", "sampling", "structured", "weights")
 USER_SIDE = ("cli", "frontend", "llm", "observe", "server")
 BOTH_SIDES = ("core", "ipc", "demo", "(top)")
-# A room inside another: a capability of its own, which whoever reads the command line, or has no GPU, may skip.
+# A room inside another: a capability of its own, which whoever reads the command line, has no GPU, or files of another
+# kind, may skip.
 INNER_ROOMS = (
     "cli/bench",
     "kernels/triton",
@@ -30,6 +31,7 @@ INNER_ROOMS = (
     "replicas/siblings",
     "server/siblings",
     "transfer/remote",
+    "weights/gguf",
 )
 ROOM_BUDGET = 1350
 # Every capability has messages and flags of its own.

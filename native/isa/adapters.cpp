@@ -169,7 +169,7 @@ void gate(const GateCall& call, int threads) {
         of_gate = add(of_gate, load_partial_bf16(call.bias + n, lanes));
         of_up = add(of_up, load_partial_bf16(call.bias + call.half + n, lanes));
       }
-      store_partial_bf16(out + n, mul(silu(of_gate), of_up), lanes);
+      store_partial_bf16(out + n, gated(call.gate, of_gate, of_up), lanes);
     }
   });
 }

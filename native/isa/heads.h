@@ -9,29 +9,30 @@
 namespace tokenmill::TM_ISA {
 
 // One head: multiplied by factor and weight, if there is a weight.
-inline void norm_head(const uint16_t* x, const uint16_t* weight, float factor, int size, uint16_t* out) {
+inline void norm_head(const uint16_t* x, const uint16_t* weight, const NormScale& scaled, int size, uint16_t* out) {
   if (!weight) {
     std::memcpy(out, x, size * sizeof(uint16_t));
     return;
   }
   int i = 0;
-  for (; i + LANES <= size; i += LANES) store_bf16(out + i, scaled(load_bf16(x + i), factor, load_bf16(weight + i)));
-  for (; i < size; ++i) out[i] = to_bf16(scaled(to_float(x[i]), factor, to_float(weight[i])));
+  for (; i + LANES <= size; i += LANES) store_bf16(out + i, scaled(load_bf16(x + i), load_bf16(weight + i)));
+  for (; i < size; ++i) out[i] = to_bf16(scaled(to_float(x[i]), to_float(weight[i])));
 }
 
 // The same, and rotated in pairs (i, i + head_dim / 2), if the layer rotates. `angle`: see `AttentionStep`.
 inline void norm_and_rotate_head(const AttentionCall& call, const uint16_t* x, const uint16_t* weight, float factor,
                          int64_t angle, uint16_t* out) {
   const int half = call.shape.head_dim / 2;
-  if (!call.layer.rotary.cos) return norm_head(x, weight, factor, 2 * half, out);
+  const NormScale scaled{factor, call.layer.norms.are_offsets};
+  if (!call.layer.rotary.cos) return norm_head(x, weight, scaled, 2 * half, out);
   const RotaryTables& rotary = call.step.angles.cos ? call.step.angles : call.layer.rotary;
   const uint16_t *cos = rotary.cos + angle * half, *sin = rotary.sin + angle * half;
   int i = 0;
   for (; i + LANES <= half; i += LANES) {
     F32 a = load_bf16(x + i), b = load_bf16(x + half + i);
     if (weight) {
-      a = scaled(a, factor, load_bf16(weight + i));
-      b = scaled(b, factor, load_bf16(weight + half + i));
+      a = scaled(a, load_bf16(weight + i));
+      b = scaled(b, load_bf16(weight + half + i));
     }
     const F32 c = load_bf16(cos + i), s = load_bf16(sin + i);
     store_bf16(out + i, sub(mul(a, c), mul(b, s)));
@@ -40,8 +41,8 @@ inline void norm_and_rotate_head(const AttentionCall& call, const uint16_t* x, c
   for (; i < half; ++i) {
     float a = to_float(x[i]), b = to_float(x[half + i]);
     if (weight) {
-      a = scaled(a, factor, to_float(weight[i]));
-      b = scaled(b, factor, to_float(weight[half + i]));
+      a = scaled(a, to_float(weight[i]));
+      b = scaled(b, to_float(weight[half + i]));
     }
     const float c = to_float(cos[i]), s = to_float(sin[i]);
     out[i] = to_bf16(a * c - b * s);

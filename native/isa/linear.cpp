@@ -139,7 +139,7 @@ void linear(const Packed& weights, const Rows& x, const Output& output, int thre
         const int64_t n = (panel + p) / 2 * LANES;
         const F32 gate = with_bias(bias, n, half, load(sums + p * LANES));
         const F32 up = with_bias(bias ? bias + half : nullptr, n, half, load(sums + (p + 1) * LANES));
-        write(output, m, n, half, mul(silu(gate), up));
+        write(output, m, n, half, gated(output.gate, gate, up));
       }
     });
     return;

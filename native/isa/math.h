@@ -2,6 +2,7 @@
 #pragma once
 
 #include "isa/simd.h"
+#include "packed.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -29,5 +30,7 @@ inline F32 gelu_tanh(F32 x) {
   const F32 twice_u = mul(add(x, cube), broadcast(2 * 0.7978845608f));
   return div(x, add(broadcast(1.0f), exp(sub(zero(), twice_u))));
 }
+
+inline F32 gated(Gate gate, F32 x, F32 up) { return mul(gate == Gate::silu ? silu(x) : gelu_tanh(x), up); }
 
 }  // namespace tokenmill::TM_ISA

@@ -27,11 +27,12 @@ void norm_row(const NormCall& call, int64_t row) {
   if (call.delta) add_row(x, call.delta + row * call.delta_stride, call.delta_scale, call.size);
   float factor = sum_of_squares(x, call.size);
   inverse_rms(&factor, 1, call.size, call.eps);
+  const NormScale scaled{factor, call.is_offset};
   int64_t i = 0;
   for (; i + LANES <= call.size; i += LANES) {
-    store_bf16(out + i, scaled(load_bf16(x + i), factor, load_bf16(call.weight + i)));
+    store_bf16(out + i, scaled(load_bf16(x + i), load_bf16(call.weight + i)));
   }
-  for (; i < call.size; ++i) out[i] = to_bf16(scaled(to_float(x[i]), factor, to_float(call.weight[i])));
+  for (; i < call.size; ++i) out[i] = to_bf16(scaled(to_float(x[i]), to_float(call.weight[i])));
 }
 
 void layer_norm_row(const LayerNormCall& call, int64_t row) {

@@ -1,5 +1,5 @@
 // Norms of rows of bf16, computed in float32. RMSNorm is rounded to bf16 before the product with the weight and after it,
-// as in transformers; LayerNorm once, as in torch.
+// as in transformers; where the weight is an offset only after it, as there too. LayerNorm is rounded once, as in torch.
 #pragma once
 
 #include <cmath>
@@ -11,9 +11,19 @@ namespace tokenmill::TM_ISA {
 
 inline float rounded(float value) { return to_float(to_bf16(value)); }
 
-// x * factor * weight with both roundings.
-inline float scaled(float x, float factor, float weight) { return rounded(rounded(x * factor) * weight); }
-inline F32 scaled(F32 x, float factor, F32 weight) { return rounded(mul(rounded(mul(x, broadcast(factor))), weight)); }
+// How the numbers of a row are multiplied: x * factor * weight with both roundings; x * factor * (1 + weight) with one.
+struct NormScale {
+  float factor;
+  bool is_offset;
+
+  float operator()(float x, float weight) const {
+    return is_offset ? rounded(x * factor * (1.0f + weight)) : rounded(rounded(x * factor) * weight);
+  }
+  F32 operator()(F32 x, F32 weight) const {
+    const F32 normed = mul(x, broadcast(factor));
+    return is_offset ? rounded(mul(normed, add(broadcast(1.0f), weight))) : rounded(mul(rounded(normed), weight));
+  }
+};
 
 // The order of the sum: two vectors of sums, then their lanes, then the rest of the row.
 inline float sum_of_squares(const uint16_t* x, int64_t size) {

@@ -38,6 +38,7 @@ class Kernels:
         out_stride: int,
         element: int,
         bias: Address,
+        gate: int,
     ) -> None: ...
     def argmax(self, weights: Packed, x: Address, count: int, stride: int, ids: Address, values: Address) -> None: ...
     def lookup(self, weights: Packed, ids: Address, count: int, out: Address) -> None: ...
@@ -49,6 +50,7 @@ class Kernels:
         delta_stride: int,
         delta_scale: float,
         weight: Address,
+        is_offset: bool,
         eps: float,
         out: Address,
         count: int,
@@ -103,7 +105,7 @@ class LayerKV:
 class HeadNorms:
     """Weights of the norms of q and k; 0 where the model has none."""
 
-    def __init__(self, q: Address, k: Address, eps: float) -> None: ...
+    def __init__(self, q: Address, k: Address, eps: float, are_offsets: bool) -> None: ...
 
 class AttentionLayer:
     """What attention is in one layer; cos and sin are 0 where it does not rotate, window where it has none."""
@@ -140,18 +142,23 @@ class Projection:
 
     def __init__(self, weights: Packed, bias: Address, column: int) -> None: ...
 
+class LayerNorms:
+    """The weights of a layer's norms; the two behind its blocks are 0 where it has none."""
+
+    def __init__(self, attention: Address, attention_out: Address, mlp: Address, mlp_out: Address) -> None: ...
+
 class DecoderLayer:
     """The weights and the KV memory of one dense layer; see native/decoder.h."""
 
     def __init__(
         self,
-        attention_norm: Address,
+        norms: LayerNorms,
         qkv: Projection,
         attention: AttentionLayer,
         output: Projection,
-        mlp_norm: Address,
         gate_up: Projection,
         down: Projection,
+        gate: int,
         residual_multiplier: float,
     ) -> None: ...
 
@@ -183,7 +190,7 @@ class StepMedia:
 class Decoder:
     """A dense decoder whose forward pass is one call."""
 
-    def __init__(self, attention: Attention, hidden_size: int, eps: float) -> None: ...
+    def __init__(self, attention: Attention, hidden_size: int, eps: float, norms_are_offsets: bool) -> None: ...
     def begin(self, embedding: Packed, multiplier: float) -> None: ...
     def end(self, norm: Address) -> None: ...
     def add(self, layer: DecoderLayer) -> None: ...

@@ -118,7 +118,9 @@ def test_heads_are_normed_and_rotated_as_the_reference_does(isa: str, rng: np.ra
     for _ in range(4):
         case = Case.draw(rng)
         head_dim = case.spec.head_dim
-        norms = HeadNorms(drawn(head_dim), drawn(head_dim), 1e-6) if rng.random() < 0.7 else None
+        norms = None
+        if rng.random() < 0.7:
+            norms = HeadNorms(drawn(head_dim), drawn(head_dim), 1e-6, bool(rng.random() < 0.5))
         (want, got), (wanted, stored) = run_all(case, rng, isa, angles(800, head_dim), norms)
         # The reference rounds after each of the rotation's three operations, the kernel once.
         torch.testing.assert_close(stored, wanted, rtol=2**-7, atol=0.03, equal_nan=True)

@@ -82,7 +82,8 @@ TILES = {
     "DEPTH": 1024,
 }
 CHUNKS = {"CHUNK": triton_draw.CHUNK, "CHUNKS": 64}
-HEADS = {"TILE": heads.HEADS_TILE, "HAS_NORMS": True, "ROTATES": True}
+HEADS = {"TILE": heads.HEADS_TILE, "HAS_NORMS": True, "ARE_OFFSETS": False, "ROTATES": True}
+OFFSETS = {**HEADS, "ARE_OFFSETS": True}
 # Of prompts and of single tokens: half precision multiplies on matrix units, float32 by rows. Constants, warps.
 PROMPTS = {
     "bf16": [
@@ -98,11 +99,17 @@ ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
 DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
 # Decodes with four and with eight drafts, and those that share pages.
 DRAFTED = ({"TILE_TOKENS": 5, "ROWS": 16}, {"TILE_TOKENS": 9, "ROWS": 32}, {"SHARES": True})
+NORMS = (
+    {"ROUNDS": False, "IS_OFFSET": False},
+    {"ROUNDS": True, "IS_OFFSET": False},
+    {"ROUNDS": False, "IS_OFFSET": True},
+)
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [
-    *((norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True, "ROUNDS": has}, 2) for has in (False, True)),
-    (gate._silu_and_mul, {"SIZE": 3072, "WIDTH": 1024}, 4),
+    *((norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True, **kind}, 2) for kind in NORMS),
+    *((gate._gated, {"SIZE": 3072, "WIDTH": 1024, "GELU": is_gelu}, 4) for is_gelu in (False, True)),
     (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, **HEADS}, 1),
+    (heads._place_heads, {"NUM_HEADS": 4, "NUM_KV_HEADS": 1, "HALF": 128, "WIDTH": 128, **OFFSETS}, 1),
     *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
     *((attention._attend, {**DECODES, **tile, "HAS_WINDOW": False, "IS_SPLIT": True}, 4) for tile in DRAFTED),
     (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}, 4),

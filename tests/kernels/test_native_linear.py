@@ -1,5 +1,7 @@
 """The native linears against plain torch in float64, on every instruction set of this machine."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional
@@ -7,7 +9,7 @@ from torch.nn import functional
 from tests.kernels.native import BEST, ISAS, every_isa, kernels
 from tokenmill.kernels import reference
 from tokenmill.kernels.native_weight import PackedWeight
-from tokenmill.kernels.protocol import WeightRole
+from tokenmill.kernels.protocol import Gate, WeightRole
 from tokenmill.quantization.packed import PackedFormat, QuantizedRows
 
 INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET]
@@ -87,8 +89,10 @@ def test_the_gated_product_is_that_of_its_halves(isa, rng):
         matrix.load_rows(half, weight[half:])
         matrix.load_rows(0, weight[:half])
         sums = x.float() @ weight.float().T + bias.float()
-        expected = functional.silu(sums[:, :half]) * sums[:, half:]
-        torch.testing.assert_close(matrix.silu_and_mul(x, bias).float(), expected, rtol=2**-7, atol=1e-4)
+        opened = {Gate.SILU: functional.silu, Gate.GELU: partial(functional.gelu, approximate="tanh")}
+        for gate, function in opened.items():
+            expected = function(sums[:, :half]) * sums[:, half:]
+            torch.testing.assert_close(matrix.gated(x, bias, gate).float(), expected, rtol=2**-7, atol=2e-4)
 
 
 @every_isa
@@ -97,10 +101,10 @@ def test_the_gate_saturates_like_silu(isa):
     gates = torch.tensor([-200.0, -90, -88, -30, -1e-3, 0, 1e-3, 30, 88, 90, 200, 3e38, torch.inf, torch.nan, -3e38, 1])
     x = torch.cat([gates, torch.ones(16)]).bfloat16()[None]
     x[:, :16] = gates.nan_to_num(0, 0, 0).bfloat16()
-    found = packed(isa, weight, role=WeightRole.GATE_UP).silu_and_mul(x)
+    found = packed(isa, weight, role=WeightRole.GATE_UP).gated(x)
     torch.testing.assert_close(found.float(), functional.silu(x[:, :16].float()), rtol=2**-7, atol=1e-37)
     broken = torch.full((1, 32), torch.nan).bfloat16()
-    assert packed(isa, weight, role=WeightRole.GATE_UP).silu_and_mul(broken).isnan().all()
+    assert packed(isa, weight, role=WeightRole.GATE_UP).gated(broken).isnan().all()
 
 
 @every_isa
@@ -127,7 +131,7 @@ def test_a_row_of_a_verify_step_has_the_bits_of_a_decode(isa, format, rng):
         weight, x = drawn(2 * half, in_size), drawn(rows, in_size)
         plain = packed(isa, weight, int(rng.integers(1, 4)), format=format)
         gated = packed(isa, weight, int(rng.integers(1, 4)), WeightRole.GATE_UP, format)
-        for call in (plain.multiply, plain.logits, plain.argmax, gated.silu_and_mul):
+        for call in (plain.multiply, plain.logits, plain.argmax, gated.gated):
             assert torch.equal(call(x), torch.cat([call(row[None]) for row in x])), (call, rows, in_size)
 
 
@@ -284,7 +288,7 @@ def test_a_row_with_a_bad_number_is_not_a_number_and_alone(isa, format, rng):
 def test_gated_integers_and_their_argmax(isa, format, rng):
     x, weight = drawn(9, 100), torch.randn(90, 100) / 10
     sums = reference.multiply(x, quantized(weight, format))
-    gated = packed(isa, weight, 2, WeightRole.GATE_UP, format).silu_and_mul(x)
+    gated = packed(isa, weight, 2, WeightRole.GATE_UP, format).gated(x)
     expected = functional.silu(sums[:, :45]) * sums[:, 45:]
     torch.testing.assert_close(gated.float(), expected, rtol=2**-7, atol=1e-4)
     matrix = packed(isa, weight, 2, format=format)

@@ -26,8 +26,9 @@ def test_a_norm_is_that_of_torch_but_for_last_bits(isa: str, rng: np.random.Gene
         count, size = int(rng.integers(1, 40)), int(rng.choice([1, 7, 16, 40, 128, 1000, 1024, 4100]))
         memory = drawn(count, size + int(rng.integers(0, 9))) * float(10.0 ** rng.uniform(-3, 3))
         x, weight, eps = memory[:, :size], drawn(size), float(10.0 ** rng.uniform(-7, -4))
-        got = native_ops.rms_norm(kernels(isa), x, weight, eps)
-        want = torch_kernels.rms_norm(x, weight, eps)
+        is_offset = bool(rng.random() < 0.5)
+        got = native_ops.rms_norm(kernels(isa), x, weight, eps, is_offset=is_offset)
+        want = torch_kernels.rms_norm(x, weight, eps, is_offset)
         apart = steps_apart(got, want)
         # A sum in another order can turn both roundings; it hardly ever does.
         assert apart.max() <= 2

@@ -24,7 +24,8 @@ def test_it_equals_the_reference_and_writes_nowhere_else(
         rotary = None
         if rng.random() < 0.7:
             rotary = RotaryTables(angles.cos().to(dtype).to(DEVICE), angles.sin().to(dtype).to(DEVICE))
-        norms = HeadNorms(*torch.randn(2, head_dim).to(dtype).to(DEVICE), 1e-5) if has_norms else None
+        weights, are_offsets = torch.randn(2, head_dim).to(dtype).to(DEVICE), bool(rng.random() < 0.5)
+        norms = HeadNorms(*weights, 1e-5, are_offsets) if has_norms else None
         positions = torch.from_numpy(rng.integers(0, 50, tokens)).to(DEVICE)
         slots = torch.from_numpy(rng.permutation(pages * page_size)[:tokens]).to(DEVICE)
         tokens = len(slots)

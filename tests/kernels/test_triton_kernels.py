@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.kernels.gpu import DEVICE, same
-from tokenmill.kernels.protocol import WeightRole
+from tokenmill.kernels.protocol import Gate, WeightRole
 from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.kernels.triton.kernels import TritonKernels
 
@@ -30,7 +30,7 @@ def test_a_matrix_does_what_the_torch_one_does(rng: np.random.Generator, is_inva
         matrix.load_rows(1, rows[1:])
     for one, other in (
         (got.multiply(x, bias), want.multiply(x, bias)),
-        (got.silu_and_mul(x, bias), want.silu_and_mul(x, bias)),
+        *((got.gated(x, bias, gate), want.gated(x, bias, gate)) for gate in Gate),
         (got.logits(x), want.logits(x)),
         (got.lookup(torch.tensor([0], device=DEVICE)), want.lookup(torch.tensor([0], device=DEVICE))),
     ):

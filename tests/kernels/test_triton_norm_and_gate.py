@@ -8,6 +8,7 @@ import torch
 
 from tests.kernels.gpu import DEVICE, HALF
 from tokenmill.kernels import torch_kernels
+from tokenmill.kernels.protocol import Gate
 from tokenmill.kernels.triton import gate, norm
 
 DTYPES = [torch.float32, HALF]
@@ -33,8 +34,12 @@ def test_rms_norm_equals_torch(rng: np.random.Generator, dtype: torch.dtype, add
         weight, eps = drawn(rng, size, dtype=dtype), float(rng.choice([1e-6, 1e-2]))
         scale = 1.0 if rng.random() < 0.5 else float(rng.uniform(0.1, 3))
         summed = (x.float() + scale * delta.float()).to(dtype) if adds else x.clone()
-        want = torch_kernels.rms_norm(summed, weight, eps)
-        got = norm.add_rms_norm(x, delta, weight, eps, scale) if adds else norm.rms_norm(x, weight, eps)
+        is_offset = bool(rng.random() < 0.5)
+        want = torch_kernels.rms_norm(summed, weight, eps, is_offset)
+        if adds:
+            got = norm.add_rms_norm(x, delta, weight, eps, scale, is_offset)
+        else:
+            got = norm.rms_norm(x, weight, eps, is_offset)
         assert_near(got, want)
         if scale == 1:
             assert torch.equal(x, summed), "the residual stream is what was added, rounded once"
@@ -42,13 +47,15 @@ def test_rms_norm_equals_torch(rng: np.random.Generator, dtype: torch.dtype, add
             assert_near(x, summed)
 
 
+@pytest.mark.parametrize("kind", Gate)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_silu_mul_equals_torch(rng: np.random.Generator, dtype: torch.dtype) -> None:
+def test_a_gated_product_equals_torch(rng: np.random.Generator, dtype: torch.dtype, kind: Gate) -> None:
     for size in (1, 7, 130, 1500):
         gate_up = drawn(rng, int(rng.integers(0, 4)), 2 * size, dtype=dtype)
-        assert_near(gate.silu_and_mul(gate_up), torch_kernels.silu_and_mul(gate_up.clone()))
+        assert_near(gate.gated(gate_up, kind), torch_kernels.gated(gate_up.clone(), kind))
 
 
-def test_silu_mul_of_extremes_is_what_torch_gives() -> None:
-    gate_up = torch.tensor([[-1e30, 1e30, 0.0, -200.0, 2.0, 3.0, 4.0, 5.0]], device=DEVICE)
-    assert_near(gate.silu_and_mul(gate_up), torch_kernels.silu_and_mul(gate_up.clone()))
+@pytest.mark.parametrize("kind", Gate)
+def test_a_gated_product_of_extremes_is_what_torch_gives(kind: Gate) -> None:
+    gate_up = torch.tensor([[-1e30, 1e12, 0.0, -200.0, 2.0, 3.0, 4.0, 5.0]], device=DEVICE)
+    assert_near(gate.gated(gate_up, kind), torch_kernels.gated(gate_up.clone(), kind))

@@ -13,6 +13,7 @@ from tokenmill.models.architecture import (
     Llama3Scaling,
     MlpSpec,
     MoeSpec,
+    NormSpec,
     RopeSpec,
     SelfAttentionSpec,
     YarnScaling,
@@ -206,7 +207,7 @@ def test_qwen3_is_read_in_full() -> None:
     architecture = read_architecture(QWEN3)
     assert len(architecture.layers) == 28
     assert attention_of(architecture) == SelfAttentionSpec(
-        num_heads=16, num_kv_heads=8, head_dim=128, scale=128**-0.5, rope=RopeSpec(1e6), head_norm_eps=1e-6
+        num_heads=16, num_kv_heads=8, head_dim=128, scale=128**-0.5, rope=RopeSpec(1e6), head_norm=NormSpec(1e-6)
     )
     assert {layer.mlp for layer in architecture.layers} == {MlpSpec(3072)}
     assert architecture.tie_embeddings
@@ -315,7 +316,7 @@ def test_linear_scaling_in_the_oldest_spelling() -> None:
         ),
         ({"architectures": None}, "architectures must name"),
         ({"architectures": []}, "architectures must name"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu, gelu_pytorch_tanh"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling: rope_type 'longrope' is not supported"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters: rope_type 'dynamic' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: factor is missing"),
@@ -355,7 +356,7 @@ def test_what_cannot_be_served_is_refused_by_name(change: dict[str, Any], messag
         ({**GRANITE, "architectures": ["GraniteMoeForCausalLM"]}, "GraniteMoeForCausalLM is not supported"),
         (
             {**GRANITE, "architectures": ["GraniteMoeHybridForCausalLM"]},
-            "GraniteMoeHybridForCausalLM is not supported; supported: GraniteForCausalLM, Llama",
+            "GraniteMoeHybridForCausalLM is not supported; supported: Gemma3ForCausalLM, ",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

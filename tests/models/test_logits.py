@@ -81,6 +81,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite embedding multiplier alone": ("granite", {**ONES, "embedding_multiplier": 12}),
     "granite residual multiplier alone": ("granite", {**ONES, "residual_multiplier": 0.22}),
     "granite logits scaling alone": ("granite", {**ONES, "logits_scaling": 8.5}),
+    "gemma 3": ("gemma3", {}),
+    "gemma 3 gqa 4 untied, biases": ("gemma3", {**gqa(4), "tie_word_embeddings": False, "attention_bias": True}),
+    "gemma 3 every sixth layer full, both ropes": (
+        "gemma3",
+        {
+            "num_hidden_layers": 7,
+            "layer_types": None,
+            "rope_parameters": {
+                "full_attention": LINEAR,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        },
+    ),
+    "gemma 3 silu": ("gemma3", {"hidden_activation": "silu"}),
 }
 
 

@@ -35,6 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"attention_bias": True},
     "smollm3": {"head_dim": 16, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 20},
     "granite": {"head_dim": 32, "tie_word_embeddings": True, "mlp_bias": True},
+    "gemma3": {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1},
 }
 FORMATS = {
     "bf16": UNQUANTIZED,
@@ -82,12 +83,15 @@ def test_logits_stay_near_transformers(family: str, tmp_path: Path, rng: np.rand
         # An expert chosen by another rounding moves a row, and those that attend to it, further.
         assert (error > 0.05).float().mean() < 0.3
         assert error.max() < 1
+    elif family == "gemma3":
+        # Norms of what blocks add make small sums large: transformers' own bfloat16 is up to 0.26 off (12 seeds).
+        assert error.max() < 0.4
     else:
         assert error.max() < 0.1
 
 
 @pytest.mark.parametrize("stored", FORMATS)
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "smollm3", "granite"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "smollm3", "granite", "gemma3"])
 def test_bits_depend_on_nothing_but_the_request(
     family: str, stored: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:

@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
     "smollm3": MODEL_ARCH.SMOLLM3,
     "granite": MODEL_ARCH.GRANITE,
+    "gemma3": MODEL_ARCH.GEMMA3,
 }
 
 
@@ -50,7 +51,7 @@ def write_gguf(folder: Path, family: str, kind: str | None = None) -> Path:
     writer.add_key_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     writer.add_value_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(1e6 if family == "gemma3" else 10000.0)
     writer.add_vocab_size(config["vocab_size"])
     if family == "qwen3_moe":
         writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
@@ -61,6 +62,8 @@ def write_gguf(folder: Path, family: str, kind: str | None = None) -> Path:
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if family == "gemma3":
+        writer.add_sliding_window(config["sliding_window"])
     names = get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
     stacked: dict[str, list[np.ndarray]] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -68,6 +71,8 @@ def write_gguf(folder: Path, family: str, kind: str | None = None) -> Path:
         if family in ("llama", "smollm3", "granite") and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             values = interleaved(values, heads)
+        if family == "gemma3" and name.endswith("norm.weight"):
+            values = values + 1
         module, suffix = re.sub(r"\.experts\.\d+", ".experts", name).rsplit(".", 1)
         stacked.setdefault(f"{names.get_name(module)}.{suffix}", []).append(values)
     for name, parts in stacked.items():

@@ -10,9 +10,9 @@ import torch
 
 from tokenmill.adapters.places import OUTSIDE, Place, places_of
 from tokenmill.kernels.adapters import AdaptedLayer, Adapter, AdapterRows
-from tokenmill.kernels.protocol import Kernels, LinearWeight
+from tokenmill.kernels.protocol import Gate, Kernels, LinearWeight
 from tokenmill.kernels.triton.adapters import SlotMatrix
-from tokenmill.kernels.triton.gate import silu_and_mul
+from tokenmill.kernels.triton.gate import gated
 from tokenmill.models.decoder import Decoder
 
 LayerSlots = Mapping[str, SlotMatrix]
@@ -64,9 +64,11 @@ class SlottedLayer:
         """See `AdaptedLayer.add`."""
         return self.matrices[role].add(x, y, self.slots)
 
-    def silu_and_mul(self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See `AdaptedLayer.silu_and_mul`."""
-        return silu_and_mul(self.add(role, x, weight.multiply(x, bias)))
+    def gated(
+        self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
+    ) -> torch.Tensor:
+        """See `AdaptedLayer.gated`."""
+        return gated(self.add(role, x, weight.multiply(x, bias)), gate)
 
     def keep(self, only: torch.Tensor) -> SlottedLayer:
         """See `AdaptedLayer.keep`."""

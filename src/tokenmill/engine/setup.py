@@ -108,7 +108,7 @@ def _build(
     in_calls = native_pass_obstacle(model.decoder, model.attention.name) is None
     adapters = adapter_cache(config, platform, model.decoder, model.kernels, in_calls)
     named = first_adapters(config, adapters)
-    with timer.phase("loading the vision tower") if model.architecture.tower else nullcontext():
+    with timer.phase("loading the vision tower") if model.architecture.takes_images else nullcontext():
         vision = load_vision(config, model)
     available = None
     if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 
 from tokenmill.kernels.native_adapter import NativeAdapter
-from tokenmill.kernels.protocol import LinearWeight
-from tokenmill.kernels.torch_kernels import silu_and_mul
+from tokenmill.kernels.protocol import Gate, LinearWeight
+from tokenmill.kernels.torch_kernels import gated
 
 AdapterSource = tuple[str, str]
 """The digest of an adapter's files, and their folder."""
@@ -111,8 +111,10 @@ class AdaptedLayer(Protocol):
     def add(self, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """y [T, out_size], which is x W^T, with what the adapters add to it. `role`: see `LayerAdapters`."""
 
-    def silu_and_mul(self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See `LinearWeight.silu_and_mul`; rows with adapters have theirs added before the SiLU."""
+    def gated(
+        self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
+    ) -> torch.Tensor:
+        """See `LinearWeight.gated`; rows with adapters have theirs added before the gate."""
 
     def keep(self, only: torch.Tensor) -> AdaptedLayer:
         """The same of some rows, [S] int64, increasing."""
@@ -137,17 +139,19 @@ class GroupedLayer:
                 y[rows] = adapters[role].add(x[rows], y[rows])
         return y
 
-    def silu_and_mul(self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """See `AdaptedLayer.silu_and_mul`."""
+    def gated(
+        self, role: str, weight: LinearWeight, x: torch.Tensor, bias: torch.Tensor | None, gate: Gate
+    ) -> torch.Tensor:
+        """See `AdaptedLayer.gated`."""
         out = x.new_empty(x.shape[0], weight.shape[0] // 2)
         if len(self.base):
-            out[self.base] = weight.silu_and_mul(x[self.base], bias)
+            out[self.base] = weight.gated(x[self.base], bias, gate)
         for rows, adapters in self.uses:
             own = x[rows]
             if role in adapters:
-                out[rows] = silu_and_mul(adapters[role].add(own, weight.multiply(own, bias)))
+                out[rows] = gated(adapters[role].add(own, weight.multiply(own, bias)), gate)
             else:
-                out[rows] = weight.silu_and_mul(own, bias)
+                out[rows] = weight.gated(own, bias, gate)
         return out
 
     def keep(self, only: torch.Tensor) -> GroupedLayer:

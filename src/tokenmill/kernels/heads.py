@@ -13,11 +13,12 @@ CosSin = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMSNorm over each head of q and k, before the rotary embedding: weights [head_dim]."""
+    """RMSNorm over each head of q and k, before the rotary embedding: weights [head_dim]; see `Kernels.rms_norm`."""
 
     q: torch.Tensor
     k: torch.Tensor
     eps: float
+    are_offsets: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +107,6 @@ def split_heads(
         both = qkv[:, :rotated] if cos_sin is None else rotate(qkv[:, :rotated], cos_sin)
         q, k = both.split((num_heads, num_kv_heads), 1)
         return q, k, v
-    q = rms_norm(qkv[:, :num_heads], norms.q, norms.eps)
-    k = rms_norm(qkv[:, num_heads:rotated], norms.k, norms.eps)
+    q = rms_norm(qkv[:, :num_heads], norms.q, norms.eps, norms.are_offsets)
+    k = rms_norm(qkv[:, num_heads:rotated], norms.k, norms.eps, norms.are_offsets)
     return (q, k, v) if cos_sin is None else (rotate(q, cos_sin), rotate(k, cos_sin), v)

@@ -51,12 +51,18 @@ class MeasuringKernels:
         self.sizes.append(vector.nbytes)
         return vector
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
-        return self._kernels.rms_norm(x, weight, eps)
+        return self._kernels.rms_norm(x, weight, eps, is_offset)
 
     def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        scale: float = 1.0,
+        is_offset: bool = False,
     ) -> torch.Tensor:
         """See `Kernels.add_rms_norm`."""
-        return self._kernels.add_rms_norm(x, delta, weight, eps, scale)
+        return self._kernels.add_rms_norm(x, delta, weight, eps, scale, is_offset)

@@ -59,12 +59,18 @@ class NativeKernels(TorchKernels):
         is_vocabulary = role in (WeightRole.EMBEDDING, WeightRole.HEAD)
         return self.formats.vocabulary if is_vocabulary else self.formats.layers
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
-        return native_ops.rms_norm(self.native, x, weight, eps)
+        return native_ops.rms_norm(self.native, x, weight, eps, is_offset=is_offset)
 
     def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        scale: float = 1.0,
+        is_offset: bool = False,
     ) -> torch.Tensor:
         """See `Kernels.add_rms_norm`."""
-        return native_ops.rms_norm(self.native, x, weight, eps, delta, scale)
+        return native_ops.rms_norm(self.native, x, weight, eps, delta, scale, is_offset)

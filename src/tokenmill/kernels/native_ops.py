@@ -17,6 +17,7 @@ def rms_norm(
     eps: float,
     delta: torch.Tensor | None = None,
     scale: float = 1.0,
+    is_offset: bool = False,
 ) -> torch.Tensor:
     """The norm of x [T, size] bfloat16, after `scale` * `delta` [T, size] has been added in place; a new tensor.
 
@@ -30,9 +31,8 @@ def rms_norm(
     if delta is not None:
         assert delta.shape == x.shape and delta.dtype == x.dtype and delta.stride(1) == 1, "a delta is like x"
         address, stride = delta.data_ptr(), delta.stride(0)
-    native.rms_norm(
-        x.data_ptr(), x.stride(0), address, stride, scale, weight.data_ptr(), eps, out.data_ptr(), count, size
-    )
+    norm = weight.data_ptr(), is_offset, eps
+    native.rms_norm(x.data_ptr(), x.stride(0), address, stride, scale, *norm, out.data_ptr(), count, size)
     return out
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tokenmill.kernels.native import MODULE
-from tokenmill.kernels.protocol import WeightRole
+from tokenmill.kernels.protocol import Gate, WeightRole
 from tokenmill.platform.memory import Arena, zeros
 from tokenmill.quantization.packed import PackedFormat, QuantizedRows, Rows, dense
 
@@ -43,7 +43,7 @@ class PackedWeight:
     Args:
         kernels: the native kernels that fill and multiply it.
         shape: out_size, in_size.
-        role: a GATE_UP matrix is laid out for `silu_and_mul`, and multiplied in two halves for rows with adapters.
+        role: a GATE_UP matrix is laid out for `gated`, and multiplied in two halves for rows with adapters.
         format: how the weights are stored.
         has_memory: False for a matrix that is only to tell its size.
         arena: where its bytes lie, which are zeros or those of an equal matrix; None: in memory of its own.
@@ -131,9 +131,10 @@ class PackedWeight:
         sums = pairs[:, :, :half].reshape(x.shape[0], 2 * half)
         return (sums if bias is None else sums.add_(bias.float())).to(torch.bfloat16)
 
-    def silu_and_mul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `LinearWeight.silu_and_mul`."""
-        return self._linear(x, torch.empty(x.shape[0], self.shape[0] // 2, dtype=torch.bfloat16), bias)
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
+        """See `LinearWeight.gated`."""
+        out = torch.empty(x.shape[0], self.shape[0] // 2, dtype=torch.bfloat16)
+        return self._linear(x, out, bias, gate=gate)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """See `LinearWeight.logits`."""
@@ -161,7 +162,12 @@ class PackedWeight:
         return out
 
     def _linear(
-        self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, packed: Packed | None = None
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        bias: torch.Tensor | None,
+        packed: Packed | None = None,
+        gate: Gate = Gate.SILU,
     ) -> torch.Tensor:
         x = self._checked(x)
         if bias is not None and (bias.dtype != torch.bfloat16 or not bias.is_contiguous()):
@@ -175,6 +181,7 @@ class PackedWeight:
             out.stride(0),
             ELEMENTS[out.dtype],
             0 if bias is None else bias.data_ptr(),
+            gate,
         )
         return out
 

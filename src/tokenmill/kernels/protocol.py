@@ -7,7 +7,7 @@ code. So a model names its operations and never its device, and a new device is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Protocol
 
 import torch
@@ -20,11 +20,18 @@ class WeightRole(Enum):
     """What a matrix is for; kernels that quantize choose the precision by it."""
 
     LINEAR = "linear"
-    GATE_UP = "gate_up"  # gate rows, then as many up rows, used through `LinearWeight.silu_and_mul` only
+    GATE_UP = "gate_up"  # gate rows, then as many up rows, used through `LinearWeight.gated` only
     EMBEDDING = "embedding"  # looked up, and the output head where the two are tied
     HEAD = "head"  # the output head: one row per token of the vocabulary
     ROUTER = "router"  # small, and its errors send tokens to other experts
     ADAPTER = "adapter"  # small, and added to what a matrix of fewer bits gives
+
+
+class Gate(IntEnum):
+    """What becomes of the gate in a gated product; the numbers are those of native/packed.h."""
+
+    SILU = 0
+    GELU = 1  # with tanh
 
 
 class LinearWeight(Protocol):
@@ -44,8 +51,8 @@ class LinearWeight(Protocol):
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x W^T + bias: [T, in_size] -> [T, out_size] in x's dtype."""
 
-    def silu_and_mul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """silu(first half) * second half of x W^T + bias: [T, in_size] -> [T, out_size / 2] in x's dtype."""
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
+        """gate(first half) * second half of x W^T + bias: [T, in_size] -> [T, out_size / 2] in x's dtype."""
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """x W^T: [T, in_size] -> [T, out_size] float32; where a device's sampler reads it as it is, x's dtype."""
@@ -122,13 +129,22 @@ class Kernels(Protocol):
     def vector(self, size: int) -> torch.Tensor:
         """An unfilled bias or norm weight [size]."""
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """x [T, size] normalized over its last dimension, times weight [size]; a new tensor.
 
         Normalized in float32 and rounded to x's dtype before the product with the weight, as transformers does.
+
+        Args:
+            is_offset: times 1 + weight, and rounded after the product alone, as transformers does for Gemma.
         """
 
     def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        scale: float = 1.0,
+        is_offset: bool = False,
     ) -> torch.Tensor:
         """x += scale * delta, in place and rounded once; then the norm of x."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from tokenmill.kernels.protocol import Experts, Kernels, LinearWeight, WeightRole
+from tokenmill.kernels.protocol import Experts, Gate, Kernels, LinearWeight, WeightRole
 from tokenmill.platform.memory import Arena
 from tokenmill.quantization.packed import Rows, dense
 
@@ -24,14 +24,17 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
     return functional.linear(functional.pad(x, (0, 0, 0, missing)), weight, bias)[: x.shape[0]]
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """[T, 2 * size] -> silu(first half) * second half, [T, size]."""
-    gate, up = gate_up.chunk(2, -1)
-    return functional.silu(gate).mul_(up)
+def gated(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
+    """[T, 2 * size] -> gate(first half) * second half, [T, size]."""
+    first, up = gate_up.chunk(2, -1)
+    opened = functional.silu(first) if gate is Gate.SILU else functional.gelu(first, approximate="tanh")
+    return opened.mul_(up)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
     """x [..., size] over its last dimension, times weight [size]; see `Kernels.rms_norm`."""
+    if is_offset:
+        return functional.rms_norm(x.float(), weight.shape, None, eps).mul_(1.0 + weight.float()).to(x.dtype)
     return functional.rms_norm(x, weight.shape, None, eps).mul_(weight)
 
 
@@ -69,9 +72,9 @@ class TorchWeight:
         """See `LinearWeight.multiply`."""
         return product(x, self.weight, bias)
 
-    def silu_and_mul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `LinearWeight.silu_and_mul`."""
-        return silu_and_mul(self.multiply(x, bias))
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
+        """See `LinearWeight.gated`."""
+        return gated(self.multiply(x, bias), gate)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """See `LinearWeight.logits`."""
@@ -110,7 +113,7 @@ class LoopedExperts:
         for expert, count in enumerate(counts):
             if count:
                 mine = slice(start, start + count)
-                inner = self.gate_up[expert].silu_and_mul(inputs[mine])
+                inner = self.gate_up[expert].gated(inputs[mine])
                 result.index_add_(0, tokens[mine], self.down[expert].multiply(inner).mul_(scales[mine]))
                 start += count
         return result
@@ -146,12 +149,18 @@ class TorchKernels:
         """See `Kernels.vector`."""
         return torch.empty(size, dtype=self.dtype, device=self._device)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
-        return rms_norm(x, weight, eps)
+        return rms_norm(x, weight, eps, is_offset)
 
     def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        scale: float = 1.0,
+        is_offset: bool = False,
     ) -> torch.Tensor:
         """See `Kernels.add_rms_norm`."""
         if scale == 1:
@@ -159,4 +168,4 @@ class TorchKernels:
         else:
             # In a narrower type torch would round the factor too.
             x.copy_(x.float().add_(delta.float(), alpha=scale))
-        return rms_norm(x, weight, eps)
+        return rms_norm(x, weight, eps, is_offset)

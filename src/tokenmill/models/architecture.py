@@ -57,6 +57,14 @@ class RopeSpec:
     scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """An RMSNorm. `is_offset`: its weight is what is added to 1 (Gemma)."""
+
+    eps: float
+    is_offset: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfAttentionSpec:
     """Causal attention of one layer.
@@ -65,7 +73,7 @@ class SelfAttentionSpec:
         scale: factor on q.k before the softmax.
         rope: how positions turn q and k; None: the layer is not told where its tokens stand.
         window: how many tokens a token attends to, itself among them; None: all before it.
-        head_norm_eps: of an RMSNorm over each head of q and k, before the rotary embedding; None: there is none.
+        head_norm: over each head of q and k, before the rotary embedding; None: there is none.
         output_bias: bias on the projection that ends the block.
     """
 
@@ -75,7 +83,7 @@ class SelfAttentionSpec:
     scale: float
     rope: RopeSpec | None
     window: int | None = None
-    head_norm_eps: float | None = None
+    head_norm: NormSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False
 
@@ -92,16 +100,21 @@ class SelfAttentionSpec:
     def num_parameters(self, hidden_size: int) -> int:
         """Parameters of the block."""
         qkv = self.q_size + 2 * self.kv_size
-        norms = 0 if self.head_norm_eps is None else 2 * self.head_dim
+        norms = 0 if self.head_norm is None else 2 * self.head_dim
         return hidden_size * (qkv + self.q_size) + qkv * self.qkv_bias + hidden_size * self.output_bias + norms
 
 
 @dataclass(frozen=True, slots=True)
 class MlpSpec:
-    """A dense feed-forward block: a SiLU-gated pair of projections to `size` and one back."""
+    """A dense feed-forward block: a gated pair of projections to `size` and one back.
+
+    Attributes:
+        activation: of the gate, `silu`, or `gelu` with tanh.
+    """
 
     size: int
     bias: bool = False
+    activation: str = "silu"
 
     @property
     def active_size(self) -> int:
@@ -140,20 +153,24 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer: attention, then a feed-forward block, each after an RMSNorm and added to its input.
+    """One layer: attention, then a feed-forward block, each after a norm and added to its input.
 
     Attributes:
+        norm: before each block.
+        has_out_norms: what a block adds goes through such a norm, too.
         residual_multiplier: of what a block adds.
     """
 
     attention: SelfAttentionSpec
     mlp: MlpSpec | MoeSpec
-    norm_eps: float
+    norm: NormSpec
     residual_multiplier: float = 1.0
+    has_out_norms: bool = False
 
     def num_parameters(self, hidden_size: int) -> int:
         """Parameters of the layer."""
-        return self.attention.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + 2 * hidden_size
+        norms = (4 if self.has_out_norms else 2) * hidden_size
+        return self.attention.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +180,11 @@ class Architecture:
     Attributes:
         name: as config.json says it, e.g. `Qwen3ForCausalLM`.
         weight_names: what checkpoints call the weights; see `models.weight_names`.
-        norm_eps: of the final norm.
-        tower: what the names of weights begin with that belong to a vision tower; "": it takes text only.
+        norm: the final one.
+        takes_images: a vision tower stands beside it.
+        other_weights: what the names of weights begin with that are not the decoder's.
         tie_embeddings: the output head is the embedding table.
-        embedding_multiplier: of the embeddings that enter the first layer.
+        embedding_multiplier: of the embeddings that enter the first layer. rounds_multiplier: to the model's dtype.
         logits_scaling: logits are divided by it.
         max_position: the context the model is made for, in tokens.
         eos_token_ids: as config.json has them (generation_config.json may say more).
@@ -178,15 +196,17 @@ class Architecture:
     layers: tuple[LayerSpec, ...]
     hidden_size: int
     vocab_size: int
-    norm_eps: float
+    norm: NormSpec
     max_position: int
     tie_embeddings: bool = False
     embedding_multiplier: float = 1.0
+    rounds_multiplier: bool = False
     logits_scaling: float = 1.0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
-    tower: str = ""
+    takes_images: bool = False
+    other_weights: tuple[str, ...] = ()
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Bytes of KV that one token takes, over all layers."""

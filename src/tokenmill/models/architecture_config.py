@@ -9,14 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tokenmill.models.architecture import Architecture, LayerSpec, MlpSpec, MoeSpec, RopeSpec, SelfAttentionSpec
+from tokenmill.models.architecture import (
+    Architecture,
+    LayerSpec,
+    MlpSpec,
+    MoeSpec,
+    NormSpec,
+    RopeSpec,
+    SelfAttentionSpec,
+)
 from tokenmill.models.config_reader import ConfigReader
 from tokenmill.models.families import FAMILIES, Family
-from tokenmill.models.rope_config import read_rope
+from tokenmill.models.rope_config import read_local_rope, read_rope
 
 # Several times what any model has; laying out one with millions would take minutes.
 MOST_LAYERS = 1024
 MOST_EXPERTS = 4096
+# Of the gate of a feed-forward block: what configs call it, and what it is in `MlpSpec`.
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 
 
 def read_architecture(fields: Mapping[str, Any], source: str = "config.json") -> Architecture:
@@ -35,24 +45,31 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         # What stands beside the decoder's config wins over what stands in it.
         fields = {**_part(fields, "text_config", source), **fields}
     config = ConfigReader(fields, source, family.defaults)
-    _refuse_unsupported(config)
-    rope, max_position = read_rope(config, config.integer("max_position_embeddings", 32768))
-    vocab_size = config.integer("vocab_size")
+    for field in family.refused:
+        if config.raw(field) not in (None, False):
+            raise config.error(f"{field} {config.raw(field)!r} is not supported")
+    has_local_rope = family.local_theta is not None
+    max_position = config.integer("max_position_embeddings", 32768)
+    rope, max_position = read_rope(config, max_position, "full_attention" if has_local_rope else None)
+    vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
+    scale = hidden_size**0.5 if family.scales_embeddings else _multiplier(config, family, "embedding_multiplier")
     return Architecture(
         name=name,
         weight_names=family.weight_names,
         layers=_read_layers(config, family, rope),
-        hidden_size=config.integer("hidden_size"),
+        hidden_size=hidden_size,
         vocab_size=vocab_size,
-        norm_eps=_norm_eps(config),
+        norm=_norm(config, family),
         max_position=max_position,
         tie_embeddings=config.boolean("tie_word_embeddings", False),
-        embedding_multiplier=_multiplier(config, family, "embedding_multiplier"),
+        embedding_multiplier=scale,
+        rounds_multiplier=family.scales_embeddings,
         logits_scaling=_multiplier(config, family, "logits_scaling"),
         bos_token_id=next(iter(config.integers("bos_token_id")), None),
         eos_token_ids=tuple(token for token in config.integers("eos_token_id") if 0 <= token < vocab_size),
         dtype=_dtype_name(config),
-        tower=family.tower,
+        takes_images=family.takes_images,
+        other_weights=family.other_weights,
     )
 
 
@@ -79,27 +96,22 @@ def _architecture_name(fields: Mapping[str, Any], source: str) -> str:
     return names[0]
 
 
-def _refuse_unsupported(config: ConfigReader) -> None:
-    activation = config.raw("hidden_act", "silu")
-    if activation != "silu":
-        raise config.error(f"hidden_act {activation!r} is not supported; supported: silu")
-
-
 def _read_layers(config: ConfigReader, family: Family, rope: RopeSpec) -> tuple[LayerSpec, ...]:
     num_layers = config.integer("num_hidden_layers", high=MOST_LAYERS)
     num_heads, num_kv_heads = _heads(config)
     head_dim = _head_dim(config, family, num_heads)
-    eps = _norm_eps(config)
+    norm = _norm(config, family)
+    local_rope = rope if family.local_theta is None else read_local_rope(config, family.local_theta)
     residual_multiplier = _multiplier(config, family, "residual_multiplier")
     attentions = [
         SelfAttentionSpec(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            scale=_multiplier(config, family, "attention_multiplier") if family.has_multipliers else head_dim**-0.5,
-            rope=rope if has_rope else None,
+            scale=_attention_scale(config, family, head_dim),
+            rope=None if not has_rope else rope if window is None else local_rope,
             window=window,
-            head_norm_eps=eps if family.head_norms else None,
+            head_norm=norm if family.head_norms else None,
             qkv_bias=_fact(config, family.qkv_bias),
             output_bias=_fact(config, family.output_bias),
         )
@@ -109,8 +121,15 @@ def _read_layers(config: ConfigReader, family: Family, rope: RopeSpec) -> tuple[
     ]
     mlps = _read_mlps(config, family, num_layers)
     return tuple(
-        LayerSpec(attention, mlp, eps, residual_multiplier) for attention, mlp in zip(attentions, mlps, strict=True)
+        LayerSpec(attention, mlp, norm, residual_multiplier, family.has_out_norms)
+        for attention, mlp in zip(attentions, mlps, strict=True)
     )
+
+
+def _attention_scale(config: ConfigReader, family: Family, head_dim: int) -> float:
+    if family.has_multipliers:
+        return _multiplier(config, family, "attention_multiplier")
+    return (head_dim if family.query_scalar is None else config.number(family.query_scalar)) ** -0.5
 
 
 def _heads(config: ConfigReader) -> tuple[int, int]:
@@ -134,7 +153,12 @@ def _head_dim(config: ConfigReader, family: Family, num_heads: int) -> int:
 
 
 def _read_mlps(config: ConfigReader, family: Family, num_layers: int) -> list[MlpSpec | MoeSpec]:
-    dense = MlpSpec(config.integer("intermediate_size"), _fact(config, family.mlp_bias))
+    field = family.activation
+    activation = ACTIVATIONS.get(config.raw(field, "silu"))
+    if activation is None or (family.has_experts and activation != "silu"):
+        supported = "silu" if family.has_experts else ", ".join(ACTIVATIONS)
+        raise config.error(f"{field} {config.raw(field)!r} is not supported; supported: {supported}")
+    dense = MlpSpec(config.integer("intermediate_size"), _fact(config, family.mlp_bias), activation)
     if not family.has_experts:
         return [dense] * num_layers
     # transformers 5 saves `num_local_experts`, 4 saved `num_experts`.
@@ -167,8 +191,8 @@ def _multiplier(config: ConfigReader, family: Family, name: str) -> float:
     return config.number(name, 1.0) if family.has_multipliers else 1.0
 
 
-def _norm_eps(config: ConfigReader) -> float:
-    return config.number("rms_norm_eps", 1e-6)
+def _norm(config: ConfigReader, family: Family) -> NormSpec:
+    return NormSpec(config.number("rms_norm_eps", 1e-6), family.norms_are_offsets)
 
 
 def _dtype_name(config: ConfigReader) -> str | None:

@@ -59,7 +59,7 @@ class Decoder:
         self.embedding: LinearWeight | None = None
         if self.shard.is_first_stage:
             self.embedding = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.EMBEDDING)
-        self.final_norm = RMSNorm(hidden_size, architecture.norm_eps, kernels)
+        self.final_norm = RMSNorm(hidden_size, architecture.norm, kernels)
         self.rotary = all_rotary_tables(architecture, self.final_norm.weight)
         self.layers = [
             self._layer(index, number, kernels) for number, index in enumerate(self.shard.layers(architecture))
@@ -119,8 +119,14 @@ class Decoder:
         hidden = self.collective.embeddings(token_ids, self.tokens, self.embedding.lookup)
         if adapters is not None:
             adapters.add_embeddings(token_ids, hidden)
-        multiplier = self.architecture.embedding_multiplier
+        multiplier = self.embedding_multiplier
         return hidden if multiplier == 1 else hidden.mul_(multiplier)
+
+    @property
+    def embedding_multiplier(self) -> float:
+        """What embeddings are multiplied by."""
+        exact = self.architecture.embedding_multiplier
+        return torch.tensor(exact, dtype=self._kernels.dtype).item() if self.architecture.rounds_multiplier else exact
 
     @property
     def _head(self) -> LinearWeight:

@@ -5,13 +5,14 @@ Adding a family is an entry here, and a layer part where it has one that no othe
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from tokenmill.models.config_reader import ConfigReader
-from tokenmill.models.weight_names import LLAMA_NAMES, QWEN3_VL_NAMES
+from tokenmill.models.weight_names import GEMMA3_NAMES, GEMMA3_VL_NAMES, LLAMA_NAMES, QWEN3_VL_NAMES
 
 Windows = tuple[int | None, ...]
 
@@ -37,8 +38,17 @@ class Family:
         head_norms: RMSNorm over each head of q and k.
         head_dim: config field `head_dim` when it is absent; None: hidden size / heads.
         has_experts: the config describes experts.
-        text_config: the config of the decoder is a part of the file, if there is such a part. tower: what the names of
-            the other weights begin with, which are not the decoder's; "": there are none.
+        has_out_norms: what a block adds goes through a norm.
+        norms_are_offsets: weights of norms are what is added to 1.
+        activation: config field of the gate's activation.
+        query_scalar: config field whose inverse square root is the scale of attention; None: heads' size is.
+        scales_embeddings: by the square root of the hidden size, rounded to the model's dtype.
+        local_theta: layers with a window have a rope of their own, with this base where nothing says it; None: they
+            have not.
+        refused: config fields that must be absent, null or false: what they would change is not built.
+        text_config: the config of the decoder is a part of the file, if there is such a part.
+        takes_images: a vision tower stands beside the decoder. other_weights: what the names of weights begin with that
+            are not the decoder's.
         has_multipliers: the config has the four multipliers of Granite; the scale of attention is one of them.
         defaults: values of fields that may be absent.
         weight_names: what checkpoints call the weights.
@@ -54,8 +64,16 @@ class Family:
     head_norms: bool = False
     head_dim: int | None = None
     has_experts: bool = False
+    has_out_norms: bool = False
+    norms_are_offsets: bool = False
+    activation: str = "hidden_act"
+    query_scalar: str | None = None
+    scales_embeddings: bool = False
+    local_theta: float | None = None
+    refused: tuple[str, ...] = ()
     text_config: bool = False
-    tower: str = ""
+    takes_images: bool = False
+    other_weights: tuple[str, ...] = ()
     has_multipliers: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     weight_names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
@@ -117,8 +135,57 @@ def _windows_without_rope(config: ConfigReader, num_layers: int) -> Windows:
     return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
 
 
+def _windows_but_every_sixth(config: ConfigReader, num_layers: int) -> Windows:
+    """Gemma 3: `layer_types` says which layers slide; older configs have how many layers later each full one comes."""
+    window = _window(config)
+    if config.raw("layer_types") is None:
+        interval = config.integer("sliding_window_pattern", 6)
+        return tuple(window if (layer + 1) % interval else None for layer in range(num_layers))
+    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
+
+
+_GEMMA3 = Family(
+    windows=_windows_but_every_sixth,
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    head_norms=True,
+    has_out_norms=True,
+    norms_are_offsets=True,
+    activation="hidden_activation",
+    query_scalar="query_pre_attn_scalar",
+    scales_embeddings=True,
+    local_theta=10000.0,
+    refused=("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"),
+    defaults={
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
+        "query_pre_attn_scalar": 256,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+    weight_names=GEMMA3_NAMES,
+    gguf="gemma3",
+)
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "Gemma3ForCausalLM": _GEMMA3,
+        "Gemma3ForConditionalGeneration": dataclasses.replace(
+            _GEMMA3,
+            text_config=True,
+            other_weights=("vision_tower.", "multi_modal_projector."),
+            weight_names=GEMMA3_VL_NAMES,
+            gguf=None,
+        ),
         "GraniteForCausalLM": Family(
             qkv_bias="attention_bias",
             output_bias="attention_bias",
@@ -145,7 +212,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             windows=_layered_windows,
             qkv_bias=True,
             text_config=True,
-            tower="visual.",
+            takes_images=True,
+            other_weights=("visual.",),
             defaults={"rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
         ),
         "Qwen3ForCausalLM": Family(
@@ -170,7 +238,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             head_norms=True,
             head_dim=128,
             text_config=True,
-            tower="model.visual.",
+            takes_images=True,
+            other_weights=("model.visual.",),
             defaults={"rope_theta": 500000.0, "max_position_embeddings": 128000},
             weight_names=QWEN3_VL_NAMES,
         ),

@@ -1,4 +1,7 @@
-"""One layer of a decoder: attention, then a feed-forward block, each after a norm and added to its input."""
+"""One layer of a decoder: attention, then a feed-forward block, each after a norm and added to its input.
+
+What a block adds may go through a norm of its own (Gemma's "sandwich").
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class Layer:
         rotary: the tables of every kind of rope in the model.
     """
 
-    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm", "spec")
+    __slots__ = ("attention", "attention_norm", "attention_out_norm", "mlp", "mlp_norm", "mlp_out_norm", "spec")
 
     def __init__(
         self,
@@ -60,13 +63,15 @@ class Layer:
         collective: Collective,
     ) -> None:
         self.spec = spec
-        self.attention_norm = RMSNorm(hidden_size, spec.norm_eps, kernels)
+        self.attention_norm = RMSNorm(hidden_size, spec.norm, kernels)
         self.attention = SelfAttention(spec.attention, index, hidden_size, rotary, kernels, collective)
-        self.mlp_norm = RMSNorm(hidden_size, spec.norm_eps, kernels)
+        self.attention_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
+        self.mlp_norm = RMSNorm(hidden_size, spec.norm, kernels)
         if isinstance(spec.mlp, MoeSpec):
             self.mlp: MLP | MoE = MoE(spec.mlp, hidden_size, kernels, collective)
         else:
             self.mlp = MLP(spec.mlp, hidden_size, kernels, collective)
+        self.mlp_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
 
     def forward(
         self,
@@ -88,12 +93,23 @@ class Layer:
             attended, stream.hidden = attended.index_select(0, only), stream.hidden.index_select(0, only)
             adapted = None if adapted is None else adapted.keep(only)
         stream.scale = self.spec.residual_multiplier
-        stream.delta = self.attention.output.forward(attended, adapted)
-        stream.delta = self.mlp.forward(stream.normed(self.mlp_norm), adapted)
+        stream.delta = _through(self.attention_out_norm, self.attention.output.forward(attended, adapted))
+        stream.delta = _through(self.mlp_out_norm, self.mlp.forward(stream.normed(self.mlp_norm), adapted))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this layer."""
-        yield scope.vector("attention_norm", self.attention_norm.weight)
+        yield from _norm_targets(scope, "attention_norm", self.attention_norm)
         yield from self.attention.targets(scope)
-        yield scope.vector("mlp_norm", self.mlp_norm.weight)
+        yield from _norm_targets(scope, "attention_out_norm", self.attention_out_norm)
+        yield from _norm_targets(scope, "mlp_norm", self.mlp_norm)
         yield from self.mlp.targets(scope)
+        yield from _norm_targets(scope, "mlp_out_norm", self.mlp_out_norm)
+
+
+def _through(norm: RMSNorm | None, x: torch.Tensor) -> torch.Tensor:
+    return x if norm is None else norm.forward(x)
+
+
+def _norm_targets(scope: TargetScope, role: str, norm: RMSNorm | None) -> Iterator[Target]:
+    if norm is not None:
+        yield scope.vector(role, norm.weight)

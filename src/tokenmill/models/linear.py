@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from tokenmill.kernels.adapters import AdaptedLayer
-from tokenmill.kernels.protocol import Kernels, WeightRole
+from tokenmill.kernels.protocol import Gate, Kernels, WeightRole
 from tokenmill.models.targets import Target, TargetScope
 from tokenmill.parallel.collective import ALONE, Collective
 from tokenmill.parallel.shard import Part
@@ -68,12 +68,12 @@ class Linear:
             own = adapted.add(self.role, x, own)
         return self._collective.behind(own, self.columns)
 
-    def silu_and_mul(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
-        """Of two parts of equal size: silu(first) * second, [T, inputs] -> [T, size] (role GATE_UP)."""
+    def gated(self, x: torch.Tensor, gate: Gate, adapted: AdaptedLayer | None = None) -> torch.Tensor:
+        """Of two parts of equal size: gate(first) * second, [T, inputs] -> [T, size] (role GATE_UP)."""
         if adapted is None:
-            own = self.weight.silu_and_mul(x, self.bias)
+            own = self.weight.gated(x, self.bias, gate)
         else:
-            own = adapted.silu_and_mul(self.role, self.weight, x, self.bias)
+            own = adapted.gated(self.role, self.weight, x, self.bias, gate)
         return self._collective.between(own, self.columns)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:

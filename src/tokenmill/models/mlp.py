@@ -1,4 +1,4 @@
-"""The dense feed-forward block: a SiLU-gated pair of projections (Shazeer 2020)."""
+"""The dense feed-forward block: a gated pair of projections (Shazeer 2020), by SiLU or GELU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from tokenmill.kernels.adapters import AdaptedLayer
-from tokenmill.kernels.protocol import Kernels, WeightRole
+from tokenmill.kernels.protocol import Gate, Kernels, WeightRole
 from tokenmill.models.architecture import MlpSpec
 from tokenmill.models.linear import Linear, second_linear
 from tokenmill.models.targets import Target, TargetScope
@@ -17,17 +17,17 @@ from tokenmill.parallel.collective import Collective
 class MLP:
     """gate and up in one product, then down."""
 
-    __slots__ = ("down", "gate_up")
+    __slots__ = ("down", "gate", "gate_up")
 
     def __init__(self, spec: MlpSpec, hidden_size: int, kernels: Kernels, collective: Collective) -> None:
-        inner = collective.shard.part(spec.size)
+        inner, self.gate = collective.shard.part(spec.size), Gate[spec.activation.upper()]
         pair = {"gate": inner, "up": inner}
         self.gate_up = Linear(hidden_size, pair, spec.bias, kernels, WeightRole.GATE_UP, collective)
         self.down = second_linear("down", inner, hidden_size, spec.bias, kernels, collective)
 
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""
-        return self.down.forward(self.gate_up.silu_and_mul(x, adapted), adapted)
+        return self.down.forward(self.gate_up.gated(x, self.gate, adapted), adapted)
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this block."""

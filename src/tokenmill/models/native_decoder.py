@@ -121,10 +121,11 @@ def _unsupported(layer: LayerSpec) -> str | None:
 def _bind(decoder: Decoder, attention: NativeAttention) -> _native.Decoder:
     native = importlib.import_module(MODULE)
     norm, architecture = decoder.final_norm, decoder.architecture
-    bound: _native.Decoder = native.Decoder(attention.attention, architecture.hidden_size, norm.eps)
+    own = norm.spec.eps, norm.spec.is_offset
+    bound: _native.Decoder = native.Decoder(attention.attention, architecture.hidden_size, *own)
     if decoder.embedding is not None:
         assert isinstance(decoder.embedding, PackedWeight), "its matrices are packed"
-        bound.begin(decoder.embedding.packed, architecture.embedding_multiplier)
+        bound.begin(decoder.embedding.packed, decoder.embedding_multiplier)
     if decoder.shard.is_last_stage:
         bound.end(norm.weight.data_ptr())
     for layer in decoder.layers:
@@ -135,14 +136,15 @@ def _bind(decoder: Decoder, attention: NativeAttention) -> _native.Decoder:
 def _bind_layer(native: Any, layer: Layer, attention: NativeAttention) -> _native.DecoderLayer:
     own, mlp = layer.attention, layer.mlp
     assert isinstance(mlp, MLP), "its layers are dense"
+    norms = (layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm)
     bound: _native.DecoderLayer = native.DecoderLayer(
-        attention_norm=layer.attention_norm.weight.data_ptr(),
+        norms=native.LayerNorms(*(0 if norm is None else norm.weight.data_ptr() for norm in norms)),
         qkv=_projection(native, own.qkv),
         attention=attention.bound(own.layer),
         output=_projection(native, own.output, own.output.columns.start),
-        mlp_norm=layer.mlp_norm.weight.data_ptr(),
         gate_up=_projection(native, mlp.gate_up, mlp.gate_up.columns.start),
         down=_projection(native, mlp.down, mlp.down.columns.start),
+        gate=mlp.gate,
         residual_multiplier=layer.spec.residual_multiplier,
     )
     return bound

@@ -11,23 +11,58 @@ DEFAULT_THETA = 10000.0
 KINDS = ("default", "linear", "llama3", "yarn")
 
 
-def read_rope(config: ConfigReader, max_position: int) -> tuple[RopeSpec, int]:
+def read_rope(config: ConfigReader, max_position: int, layer_type: str | None = None) -> tuple[RopeSpec, int]:
     """The rotary embedding, and the context in tokens that it reaches (YaRN may extend `max_position`).
+
+    Args:
+        layer_type: whose it is, where there may be one for each type of layer; None: all have the same.
 
     Raises:
         InvalidCheckpoint: a kind that is not supported, or a missing value; names the field.
     """
-    field = "rope_scaling" if config.raw("rope_scaling") else "rope_parameters"
-    raw = config.raw(field, {})
+    rope = _part(config, "rope_scaling" if config.raw("rope_scaling") else "rope_parameters", layer_type)
+    return _read(rope, max_position, config.number("rope_theta", DEFAULT_THETA))
+
+
+def read_local_rope(config: ConfigReader, theta: float) -> RopeSpec:
+    """The rotary embedding of layers with a window, where these have one of their own.
+
+    Args:
+        theta: the base of its frequencies where nothing says it.
+
+    Raises:
+        InvalidCheckpoint: see `read_rope`.
+    """
+    theta = config.number("rope_local_base_freq", theta)
+    if config.raw("rope_scaling"):
+        return RopeSpec(theta)  # scaled are those of the other layers
+    rope, _ = _read(_part(config, "rope_parameters", "sliding_attention"), 1, theta)
+    if isinstance(rope.scaling, YarnScaling | Llama3Scaling):
+        raise config.error("rope_parameters: sliding_attention: this rope_type is not supported for it")
+    return rope
+
+
+def _part(config: ConfigReader, field: str, layer_type: str | None) -> ConfigReader:
+    """The object that says what the rope of a type of layers is."""
+    raw, source = config.raw(field, {}), f"{config.source}: {field}"
     if not isinstance(raw, dict):
         raise config.error(f"{field} must be an object, got {raw!r}")
     if any(isinstance(value, dict) for value in raw.values()):
-        raise config.error(f"{field} with a rope per layer type is not supported")
-    rope = ConfigReader(raw, f"{config.source}: {field}")
+        if layer_type is None:
+            raise config.error(f"{field} with a rope per layer type is not supported")
+        raw, source = raw.get(layer_type) or {}, f"{source}: {layer_type}"
+        if not isinstance(raw, dict):
+            raise config.error(f"{field}: {layer_type} must be an object, got {raw!r}")
+    rope = ConfigReader(raw, source)
     partial = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise rope.error(f"partial_rotary_factor {partial:g} is not supported")
-    theta = rope.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
+    return rope
+
+
+def _read(rope: ConfigReader, max_position: int, theta: float) -> tuple[RopeSpec, int]:
+    """See `read_rope`. `theta`: the base where the object does not say it."""
+    theta = rope.number("rope_theta", theta)
     kind = rope.raw("rope_type", rope.raw("type", "default"))
     if kind in ("default", "mrope"):  # positions of several axes are not the tables' business
         return RopeSpec(theta), max_position

@@ -47,8 +47,9 @@ class SelfAttention:
         self.qkv = Linear(hidden_size, {"q": q, "k": kv, "v": kv}, spec.qkv_bias, kernels)
         self.output = second_linear("output", q, hidden_size, spec.output_bias, kernels, collective)
         norms = None
-        if spec.head_norm_eps is not None:
-            norms = HeadNorms(kernels.vector(spec.head_dim), kernels.vector(spec.head_dim), spec.head_norm_eps)
+        if spec.head_norm is not None:
+            weights = kernels.vector(spec.head_dim), kernels.vector(spec.head_dim)
+            norms = HeadNorms(*weights, spec.head_norm.eps, spec.head_norm.is_offset)
         tables = None if spec.rope is None else rotary[spec.rope]
         self.layer = AttentionLayer(index, spec.scale, spec.window, norms, tables)
 

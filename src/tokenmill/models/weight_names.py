@@ -35,13 +35,27 @@ QWEN3_VL_NAMES: Mapping[str, str] = MappingProxyType(
 )
 """The same where a vision tower stands beside the decoder."""
 
+GEMMA3_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **LLAMA_NAMES,
+        "attention_out_norm": "model.layers.{layer}.post_attention_layernorm",
+        "mlp_norm": "model.layers.{layer}.pre_feedforward_layernorm",
+        "mlp_out_norm": "model.layers.{layer}.post_feedforward_layernorm",
+    }
+)
+"""Of layers whose blocks end with a norm."""
+
+GEMMA3_VL_NAMES: Mapping[str, str] = MappingProxyType(
+    {role: f"language_model.{name}" for role, name in GEMMA3_NAMES.items()}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class WeightKey:
     """A weight of a decoder, whatever checkpoints call it.
 
     Attributes:
-        role: a key of `LLAMA_NAMES`.
+        role: a key of `GEMMA3_NAMES`, which has all.
         kind: `weight` or `bias`.
     """
 

@@ -36,7 +36,7 @@ def check_vision(config: EngineConfig, architecture: Architecture, platform: Pla
     Raises:
         InvalidConfig: the config asks for something of that.
     """
-    if not architecture.tower:
+    if not architecture.takes_images:
         return
     refused = {
         "--tensor-parallel-size, --pipeline-parallel-size": config.num_ranks > 1,

@@ -93,8 +93,8 @@ def plan_reads(checkpoint: Checkpoint, targets: Iterable[Target], architecture: 
         known.add(WeightKey("head").name(architecture.weight_names))
     for name, stored in checkpoint.tensors.items():
         # Left out in silence, a bias or an adapter would make a model that runs and is wrong.
-        if architecture.tower and name.startswith(architecture.tower):
-            continue  # the tower's reader knows them all
+        if name.startswith(architecture.other_weights):
+            continue  # a vision tower's reader knows them all
         if name not in known and not DERIVED.fullmatch(name):
             raise InvalidCheckpoint(f"{stored.file}: tensor {name} has no place in the architecture of config.json")
     return sorted((read for read in reads if read.part.count), key=lambda read: read.place)

@@ -94,9 +94,9 @@ class NativeAttention:
     def _bind(self, layer: AttentionLayer) -> _native.AttentionLayer:
         native = importlib.import_module(MODULE)
         norms, rotary, cos, sin = layer.norms, layer.rotary, 0, 0
-        weights = native.HeadNorms(0, 0, 0.0)
+        weights = native.HeadNorms(0, 0, 0.0, False)
         if norms is not None:
-            weights = native.HeadNorms(norms.q.data_ptr(), norms.k.data_ptr(), norms.eps)
+            weights = native.HeadNorms(norms.q.data_ptr(), norms.k.data_ptr(), norms.eps, norms.are_offsets)
         if rotary is not None:
             assert rotary.cos.is_contiguous() and rotary.sin.is_contiguous(), "the angles' tables lie in one piece"
             cos, sin = rotary.cos.data_ptr(), rotary.sin.data_ptr()

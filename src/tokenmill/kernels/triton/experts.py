@@ -8,7 +8,7 @@ import torch
 
 from tokenmill.kernels.protocol import LinearWeight
 from tokenmill.kernels.torch_kernels import TorchWeight
-from tokenmill.kernels.triton.gate import silu_and_mul
+from tokenmill.kernels.triton.gate import gated
 from tokenmill.kernels.triton.matmul import grouped_multiply
 
 
@@ -47,7 +47,7 @@ class StackedExperts:
         # Rows of the products: by expert, then by token.
         grouped, order = experts.flatten().sort(stable=True)
         starts = torch.searchsorted(grouped, self._bounds).to(torch.int32)
-        inner = silu_and_mul(grouped_multiply(x, self._gate_up, order // count, starts))
+        inner = gated(grouped_multiply(x, self._gate_up, order // count, starts))
         outer = grouped_multiply(inner, self._down, torch.arange(len(order), device=x.device), starts)
         by_token = torch.empty_like(outer).index_copy_(0, order, outer).view(num_tokens, count, x.shape[1])
         return (by_token.float() * weights.unsqueeze(-1)).sum(1).to(x.dtype)

@@ -38,6 +38,7 @@ def _place_heads(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    ARE_OFFSETS: tl.constexpr,
     ROTATES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -67,9 +68,13 @@ def _place_heads(
         factor = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
         low_scale = tl.load(weight, inside, 0.0).to(tl.float32)
         high_scale = tl.load(weight + HALF, inside, 0.0).to(tl.float32)
-        # Rounded where the reference rounds: after the norm, and after its weight.
-        low = ((low * factor).to(dtype).to(tl.float32) * low_scale).to(dtype).to(tl.float32)
-        high = ((high * factor).to(dtype).to(tl.float32) * high_scale).to(dtype).to(tl.float32)
+        # Rounded where the reference rounds: after the norm, unless weights are offsets, and after its weight.
+        if ARE_OFFSETS:
+            low = (low * factor * (1.0 + low_scale)).to(dtype).to(tl.float32)
+            high = (high * factor * (1.0 + high_scale)).to(dtype).to(tl.float32)
+        else:
+            low = ((low * factor).to(dtype).to(tl.float32) * low_scale).to(dtype).to(tl.float32)
+            high = ((high * factor).to(dtype).to(tl.float32) * high_scale).to(dtype).to(tl.float32)
     if ROTATES:
         angle = tl.load(positions + token) * HALF + column
         cos = tl.load(cos_table + angle, is_column, 0.0).to(tl.float32)[None, :]
@@ -123,6 +128,7 @@ def place_heads(
         WIDTH=triton.next_power_of_2(head_dim // 2),
         TILE=HEADS_TILE,
         HAS_NORMS=norms is not None,
+        ARE_OFFSETS=norms is not None and norms.are_offsets,
         ROTATES=rotary is not None,
         num_warps=1,
         **dependent(qkv),

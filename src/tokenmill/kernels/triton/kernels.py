@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 
 from tokenmill.kernels.fp8 import ALIGNMENT, Fp8Weight
-from tokenmill.kernels.protocol import Experts, WeightRole
+from tokenmill.kernels.protocol import Experts, Gate, WeightRole
 from tokenmill.kernels.torch_kernels import TorchKernels, TorchWeight
 from tokenmill.kernels.triton import matmul, norm
 from tokenmill.kernels.triton.experts import StackedExperts
 from tokenmill.kernels.triton.fp8 import RoundedRows
-from tokenmill.kernels.triton.gate import silu_and_mul
+from tokenmill.kernels.triton.gate import gated
 
 
 class TritonWeight(TorchWeight):
     """The gate is one pass over the product; logits are not widened."""
 
-    def silu_and_mul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """See `LinearWeight.silu_and_mul`."""
-        return silu_and_mul(self.multiply(x, bias))
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
+        """See `LinearWeight.gated`."""
+        return gated(self.multiply(x, bias), gate)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """See `LinearWeight.logits`; in x's dtype, which the sampler's kernels read."""
@@ -82,12 +82,18 @@ class TritonKernels(TorchKernels):
         """See `Kernels.experts`; experts are not quantized."""
         return StackedExperts(num_experts, hidden_size, size, self.vector(0))
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
-        return norm.rms_norm(x, weight, eps, self._rounded)
+        return norm.rms_norm(x, weight, eps, is_offset, self._rounded)
 
     def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        scale: float = 1.0,
+        is_offset: bool = False,
     ) -> torch.Tensor:
         """See `Kernels.add_rms_norm`."""
-        return norm.add_rms_norm(x, delta, weight, eps, scale, self._rounded)
+        return norm.add_rms_norm(x, delta, weight, eps, scale, is_offset, self._rounded)

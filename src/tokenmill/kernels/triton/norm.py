@@ -29,6 +29,7 @@ def _rms_norm(
     WIDTH: tl.constexpr,
     ADDS: tl.constexpr,
     ROUNDS: tl.constexpr,
+    IS_OFFSET: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -44,8 +45,11 @@ def _rms_norm(
         tl.store(x + row * SIZE + columns, values, mask=inside)
     wide = values.to(tl.float32)
     factor = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
-    normed = (wide * factor).to(values.dtype).to(tl.float32)
-    result = (normed * factors).to(values.dtype)
+    if IS_OFFSET:
+        result = (wide * factor * (1.0 + factors)).to(values.dtype)
+    else:
+        normed = (wide * factor).to(values.dtype).to(tl.float32)
+        result = (normed * factors).to(values.dtype)
     tl.store(output + row * SIZE + columns, result, mask=inside)
     if ROUNDS:
         numbers, own = round_row(result.to(tl.float32))
@@ -53,13 +57,19 @@ def _rms_norm(
         tl.store(scales + row, own)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, rounded: RoundedRows | None = None) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    is_offset: bool = False,
+    rounded: RoundedRows | None = None,
+) -> torch.Tensor:
     """See `Kernels.rms_norm`; x [T, size] contiguous.
 
     Args:
         rounded: takes the result in eight bits, too.
     """
-    return _launch(x, None, (weight, eps), 1.0, rounded)
+    return _launch(x, None, (weight, eps, is_offset), 1.0, rounded)
 
 
 def add_rms_norm(
@@ -68,27 +78,28 @@ def add_rms_norm(
     weight: torch.Tensor,
     eps: float,
     scale: float = 1.0,
+    is_offset: bool = False,
     rounded: RoundedRows | None = None,
 ) -> torch.Tensor:
     """See `Kernels.add_rms_norm`, and `rms_norm`; x and delta [T, size] contiguous."""
-    return _launch(x, delta, (weight, eps), scale, rounded)
+    return _launch(x, delta, (weight, eps, is_offset), scale, rounded)
 
 
 def _launch(
     x: torch.Tensor,
     delta: torch.Tensor | None,
-    norm: tuple[torch.Tensor, float],
+    norm: tuple[torch.Tensor, float, bool],
     scale: float,
     rounded: RoundedRows | None,
 ) -> torch.Tensor:
-    output, (weight, eps) = torch.empty_like(x), norm
+    output, (weight, eps, is_offset) = torch.empty_like(x), norm
     room = (output, output) if rounded is None else rounded.make(output)
     if x.shape[0]:
         width = triton.next_power_of_2(x.shape[1])
         warps = min(max(width // 512, 1), 8)
         _rms_norm[(x.shape[0],)](
             *(x, delta, weight, output, *room, eps, scale),
-            *(x.shape[1], width, delta is not None, rounded is not None),
+            *(x.shape[1], width, delta is not None, rounded is not None, is_offset),
             num_warps=warps,
             **dependent(x),
         )

@@ -25,6 +25,8 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "rms_norm_eps": "attention.layer_norm_rms_epsilon",
         "max_position_embeddings": "context_length",
         "rope_theta": "rope.freq_base",
+        "rope_local_base_freq": "rope.freq_base_swa",
+        "sliding_window": "attention.sliding_window",
         "num_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
@@ -65,7 +67,15 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         **_rope_scaling(file, kind),
+        **(_gemma3_scale(fields) if kind == "gemma3" else {}),
     }
+
+
+def _gemma3_scale(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """No key says it. The 27B model divides by another size than that of its heads; llama.cpp tells it by its depth."""
+    is_27b = fields.get("num_hidden_layers") == 62
+    size = fields["hidden_size"] // fields["num_attention_heads"] if is_27b else fields.get("head_dim")
+    return {} if size is None else {"query_pre_attn_scalar": size}
 
 
 def _rope_scaling(file: GgufFile, kind: str) -> dict[str, Any]:

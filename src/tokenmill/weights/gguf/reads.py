@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
+
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.families import FAMILIES
@@ -26,7 +28,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "output": "blk.{layer}.attn_output",
         "q_norm": "blk.{layer}.attn_q_norm",
         "k_norm": "blk.{layer}.attn_k_norm",
+        "attention_out_norm": "blk.{layer}.post_attention_norm",
         "mlp_norm": "blk.{layer}.ffn_norm",
+        "mlp_out_norm": "blk.{layer}.post_ffw_norm",
         "gate": "blk.{layer}.ffn_gate",
         "up": "blk.{layer}.ffn_up",
         "down": "blk.{layer}.ffn_down",
@@ -38,7 +42,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "head": "output",
     }
 )
-"""As `LLAMA_NAMES`; the experts of a layer are stacked in one tensor."""
+"""As `GEMMA3_NAMES`; the experts of a layer are stacked in one tensor."""
 
 # Bytes of memory for each number of a tensor while it is read.
 UNPACKED_BYTES = 8
@@ -52,11 +56,13 @@ class GgufRead:
         tensor: the rows that are wanted; of stacked experts, those of one.
         interleaved_heads: llama.cpp's converter has put the pairs that rotate together side by side in each head of
             this many rows; 0: it has not.
+        surplus: what it has added to the values.
     """
 
     name: str
     tensor: GgufTensor
     interleaved_heads: int = 0
+    surplus: float = 0.0
 
     @property
     def num_bytes(self) -> int:
@@ -73,6 +79,9 @@ class GgufRead:
         rows = read_rows(self.tensor)
         if self.interleaved_heads:
             rows = _pick(rows, _halves_apart(rows.shape[0], self.interleaved_heads))
+        if self.surplus:
+            assert isinstance(rows, torch.Tensor), "vectors are floats"
+            rows = rows.float() - self.surplus
         return rows
 
 
@@ -103,7 +112,9 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
         raise InvalidCheckpoint(f"{file.path}: ranks on GPUs cannot share a GGUF file yet")
     if expert is not None or not part.is_whole:
         tensor = tensor.rows((expert or 0) * part.total + part.start, part.count)
-    return GgufRead(target.name, tensor, _head_dim(architecture, target.key) if is_interleaved else 0)
+    # A norm whose weight is an offset is stored with the 1.
+    surplus = 1.0 if architecture.norm.is_offset and target.key.role.endswith("norm") else 0.0
+    return GgufRead(target.name, tensor, _head_dim(architecture, target.key) if is_interleaved else 0, surplus)
 
 
 def _head_dim(architecture: Architecture, key: WeightKey) -> int:
