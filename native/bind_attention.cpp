@@ -12,8 +12,9 @@ static void make_attention(Attention* self, const Kernels& kernels, int heads, i
 }
 
 static void make_layer(AttentionLayer* self, const LayerKV& memory, const HeadNorms& norms, Address cos, Address sin,
-                       float scale, int window) {
-  new (self) AttentionLayer{memory, norms, {at<const uint16_t>(cos), at<const uint16_t>(sin)}, scale, window};
+                       float scale, int window, Address sinks) {
+  new (self) AttentionLayer{memory, norms, {at<const uint16_t>(cos), at<const uint16_t>(sin)}, scale, window,
+                            at<const uint16_t>(sinks)};
 }
 
 static PlannedStep plan(const Attention& self, int64_t requests, Address query_starts, Address context_lens,
@@ -57,7 +58,7 @@ void bind_attention(nb::module_& module) {
            nb::arg("q"), nb::arg("k"), nb::arg("eps"), nb::arg("are_offsets"));
   nb::class_<AttentionLayer>(module, "AttentionLayer")
       .def("__init__", make_layer, nb::arg("memory"), nb::arg("norms"), nb::arg("cos"), nb::arg("sin"),
-           nb::arg("scale"), nb::arg("window"));
+           nb::arg("scale"), nb::arg("window"), nb::arg("sinks"));
   nb::class_<Attention>(module, "Attention")
       .def("__init__", make_attention, nb::arg("kernels"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("page_size"), nb::arg("is_causal") = true)

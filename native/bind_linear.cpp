@@ -9,7 +9,7 @@ namespace tokenmill {
 namespace {
 
 void make_packed(Packed* self, int format, int64_t rows, int64_t depth, bool gated) {
-  if (rows < 1 || depth < 1 || format < 0 || format > 3 || (gated && rows % 2)) {
+  if (rows < 1 || depth < 1 || format < 0 || format > 4 || (gated && rows % 2)) {
     throw std::invalid_argument("no such matrix");
   }
   new (self) Packed{static_cast<Format>(format), gated, rows, depth, nullptr};
@@ -17,6 +17,7 @@ void make_packed(Packed* self, int format, int64_t rows, int64_t depth, bool gat
 
 void pack(const Kernels& self, const Packed& weights, int64_t start, Address source, int64_t count, int64_t stride,
           int element) {
+  if (weights.format == Format::mxfp4) throw std::invalid_argument("mxfp4 is kept as it is stored, and made of nothing else");
   self.table.pack(weights, start, {at<void>(source), count, stride}, static_cast<Element>(element), self.threads);
 }
 

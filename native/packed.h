@@ -6,6 +6,7 @@
 //   int4         for each K block of 64 inputs: [8][16][4] bytes, whose low nibbles are inputs 0..31 and high nibbles
 //                inputs 32..63 of w / scale + 8, then the float16 scales [2][16] of its two groups of 32
 //   int4 offset  the same of (w - offset) / scale, then the float16 offsets [2][16]
+//   mxfp4        as int4, with codes of FP4: w = fp4_numbers(code) / 2 * scale, which is kept halved
 //
 // Rows and depth are padded with zeros. In a gated matrix the panels of the halves "gate" and "up" alternate: panel 2i
 // has rows 16i.. of the first half, panel 2i+1 the same rows of the second, so that one micro-tile has both.
@@ -19,10 +20,11 @@ constexpr int64_t NR = 16;          // output rows of a panel
 constexpr int64_t K_BLOCK = 64;     // the depth of integers is padded to a multiple of this
 constexpr int64_t GROUP_SIZE = 32;  // inputs that share a scale in int4; the depth of bf16 is padded to a multiple
 
-enum class Format : int { bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3 };
+enum class Format : int { bf16 = 0, int8 = 1, int4 = 2, int4_offset = 3, mxfp4 = 4 };
 
-// What a gated matrix makes of its halves: silu(gate) * up, or gelu(gate) * up, the GELU with tanh.
-enum class Gate : int { silu = 0, gelu = 1 };
+// What a gated matrix makes of its halves: silu(gate) * up; gelu(gate) * up, the GELU with tanh; or, with gate up to 7 and
+// up from -7 to 7, gate * sigmoid(1.702 gate) * (up + 1).
+enum class Gate : int { silu = 0, gelu = 1, clamped = 2 };
 
 struct Packed {
   Format format;
@@ -31,6 +33,8 @@ struct Packed {
   int64_t depth;  // without padding
   uint8_t* data;
 
+  // Four bits a number, and groups that share a scale.
+  bool has_groups() const { return format != Format::bf16 && format != Format::int8; }
   int64_t half() const { return rows / 2; }
   int64_t panels() const {
     return gated ? 2 * ((half() + NR - 1) / NR) : (rows + NR - 1) / NR;
@@ -39,7 +43,7 @@ struct Packed {
   int64_t k_block_bytes() const {
     constexpr int64_t numbers = NR * K_BLOCK, fp16_bytes = NR * (K_BLOCK / GROUP_SIZE) * 2;
     if (format == Format::int8) return numbers;
-    return numbers / 2 + (format == Format::int4 ? fp16_bytes : 2 * fp16_bytes);
+    return numbers / 2 + (format == Format::int4_offset ? 2 * fp16_bytes : fp16_bytes);
   }
   int64_t panel_bytes() const {
     if (format == Format::bf16) return (depth + GROUP_SIZE - 1) / GROUP_SIZE * GROUP_SIZE * NR * 2;

@@ -77,6 +77,7 @@ struct AttentionLayer {
   RotaryTables rotary;
   float scale;  // of q.k before the softmax
   int window;   // a token sees itself and window - 1 tokens before it; 0: all
+  const uint16_t* sinks;  // [heads], scores without a value that take their part of the softmax; or null
 };
 
 // Tokens of one page whose keys and values a step writes.

@@ -37,10 +37,11 @@ def attention_layers(
     rotary: RotaryTables | None = None,
     norms: HeadNorms | None = None,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> list[AttentionLayer]:
     """As many layers as the KV memory has, all of one kind."""
     scale = spec.head_dim**-0.5
-    return [AttentionLayer(index, scale, window, norms, rotary) for index in range(spec.num_layers)]
+    return [AttentionLayer(index, scale, window, norms, rotary, sinks) for index in range(spec.num_layers)]
 
 
 class PagedRequests:

@@ -289,11 +289,20 @@ class TileWork {
 
   void write_output(int row) {
     uint16_t* out = call_.out + token(row) * call_.out_stride + head_start(row);
-    const F32 factor = broadcast(1.0f / partials_[row].weight_sum);
+    const F32 factor = broadcast(output_factor(row));
     for (int d = 0; d < head_dim_; d += LANES) {
       // Adding 0 turns -0 into 0: the sign of a zero may come from hidden tokens.
       store_bf16(out + d, add(mul(load(partials_[row].values + d), factor), zero()));
     }
+  }
+
+  // Of a row's values. A sink has a weight, as a key of its score would, and no value.
+  float output_factor(int row) const {
+    const PartialRow& partial = partials_[row];
+    if (!call_.layer.sinks) return 1.0f / partial.weight_sum;
+    const float sink = to_float(call_.layer.sinks[head_start(row) / head_dim_]) * LOG2_E;
+    const float maximum = std::max(partial.max_score, sink), scale = exp2_of(partial.max_score - maximum);
+    return scale / std::fma(partial.weight_sum, scale, exp2_of(sink - maximum));
   }
 
   // A partial result in the plan's memory.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "isa/simd.h"
+#include "packed.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -87,6 +88,29 @@ inline I32 dot_centred(I32 sums, I32 w, I32 x) {
 }
 
 #endif  // registers of AVX-512 or AVX2
+
+// Codes of FP4 (e2m1, the sign in bit 3) in each byte -> twice their numbers plus FP4_ZERO, from 0 to 24.
+constexpr int FP4_ZERO = 12;
+inline I32 fp4_numbers(I32 codes) {
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+#if defined(__AVX512F__)
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes);
+#else
+  const __m256i both = _mm256_broadcastsi128_si256(table);
+  return {_mm256_shuffle_epi8(both, codes.low), _mm256_shuffle_epi8(both, codes.high)};
+#endif
+}
+
+// The numbers of half 0 or 1 of a K block's bytes: those of 32 inputs, in the low or the high nibbles.
+template <Format F, int Half>
+inline I32 nibbles(I32 bytes) {
+  const I32 codes = Half ? high_nibbles(bytes) : low_nibbles(bytes);
+  if constexpr (F == Format::mxfp4) return fp4_numbers(codes);
+  return codes;
+}
+// What stands for 0; with offsets that is added in the end.
+template <Format F>
+constexpr int NIBBLE_ZERO = F == Format::mxfp4 ? FP4_ZERO : F == Format::int4 ? 8 : 0;
 
 #if defined(__AVX512VNNI__)
 // The instruction takes any bytes, so it multiplies w instead of w - 128; the sums start with what that adds too much.

@@ -30,10 +30,9 @@ struct Blocking {
   int64_t column_panels, tile_panels, columns, row_blocks, tiles_per_block;
 
   Blocking(const Packed& weights, int64_t rows) {
-    const bool is_int4 = weights.format == Format::int4 || weights.format == Format::int4_offset;
     const int64_t few = weights.format == Format::bf16 || MR < FEW_INT_ROWS ? MR : FEW_INT_ROWS;
     column_panels = rows <= few ? GEMV_PANELS : GEMM_PANELS;
-    tile_panels = rows > few ? GEMM_PANELS : rows > 1 || is_int4 ? 1 : GEMV_PANELS;
+    tile_panels = rows > few ? GEMM_PANELS : rows > 1 || weights.has_groups() ? 1 : GEMV_PANELS;
     columns = ceil_div(weights.panels(), column_panels);
     row_blocks = ceil_div(rows, MC);
     tiles_per_block = ceil_div(ceil_div(rows, row_blocks), MR);
@@ -48,6 +47,7 @@ auto micro_kernel_of(Format format) -> void (*)(const MicroTile&) {
     case Format::int8: return micro_kernel_int8;
     case Format::int4: return micro_kernel_int4;
     case Format::int4_offset: return micro_kernel_int4_offset;
+    case Format::mxfp4: return micro_kernel_mxfp4;
   }
   return nullptr;
 }

@@ -1,4 +1,4 @@
-// Macro-tiles of int4 weights by int8 activations: the exact sums of each group of 32 inputs leave the tile registers,
+// Macro-tiles of weights of four bits by int8 activations: the exact sums of each group of 32 inputs leave the tile registers,
 // are scaled and added up. The results have the bits of micro_kernel_int4.cpp.
 #include <memory>
 
@@ -22,22 +22,23 @@ uint8_t* panel_memory(int64_t bytes) {
   return memory.get() + (-reinterpret_cast<uintptr_t>(memory.get()) & 63);
 }
 
-// int4 to bytes: -8 to 7 where there are no offsets, else 0 to 15.
-template <bool Offset>
+// Nibbles to bytes, signed but where there are offsets.
+template <Format F>
 void unpack(const Packed& weights, const uint8_t* panel, uint8_t* to) {
-  const I32 eight = _mm512_set1_epi8(Offset ? 0 : 8);
+  const I32 zeros = _mm512_set1_epi8(NIBBLE_ZERO<F>);
   for (int64_t k_block = 0; k_block < weights.k_blocks(); ++k_block, panel += weights.k_block_bytes()) {
     for (int64_t at = 0; at < GROUP_BYTES; at += 64) {
       const I32 bytes = load_bytes(panel + at);
-      _mm512_store_si512(to + at, _mm512_sub_epi8(low_nibbles(bytes), eight));
-      _mm512_store_si512(to + at + GROUP_BYTES, _mm512_sub_epi8(high_nibbles(bytes), eight));
+      _mm512_store_si512(to + at, _mm512_sub_epi8(nibbles<F, 0>(bytes), zeros));
+      _mm512_store_si512(to + at + GROUP_BYTES, _mm512_sub_epi8(nibbles<F, 1>(bytes), zeros));
     }
     to += 2 * GROUP_BYTES;
   }
 }
 
-template <bool Offset>
+template <Format F>
 struct Int4MacroKernel {
+  static constexpr bool Offset = F == Format::int4_offset;
   using Product = std::conditional_t<Offset, BytesProduct, SignedProduct>;
   const MacroTile& macro_tile;
   const uint8_t* panel;     // as it is packed, with its scales
@@ -95,7 +96,7 @@ struct Int4MacroKernel {
   }
 };
 
-template <bool Offset>
+template <Format F>
 void macro_kernel_of_groups(const MacroTile& macro_tile) {
   macro_tile.tiles.configure(AmxTileConfig()
                                  .set(0, 4, TILE_ROWS, TILE_ROW_BYTES)
@@ -110,11 +111,11 @@ void macro_kernel_of_groups(const MacroTile& macro_tile) {
     return macro_tile.weights.data + (macro_tile.panel + p) * macro_tile.weights.panel_bytes();
   };
   for (int p = 0; p < macro_tile.panels; ++p) {
-    unpack<Offset>(macro_tile.weights, panel(p), unpacked + p * unpacked_size);
+    unpack<F>(macro_tile.weights, panel(p), unpacked + p * unpacked_size);
   }
   for (int row = 0; row < macro_tile.rows; row += TILE_ROWS) {
     for (int p = 0; p < macro_tile.panels; ++p) {
-      const Int4MacroKernel<Offset> int4 = {macro_tile, panel(p), unpacked + p * unpacked_size};
+      const Int4MacroKernel<F> int4 = {macro_tile, panel(p), unpacked + p * unpacked_size};
       int4.add_rows(macro_tile.row + row, macro_tile.sums + p * LANES, cursor);
     }
     const int left = macro_tile.rows - row;
@@ -124,8 +125,9 @@ void macro_kernel_of_groups(const MacroTile& macro_tile) {
 
 }  // namespace
 
-void macro_kernel_int4(const MacroTile& macro_tile) { macro_kernel_of_groups<false>(macro_tile); }
-void macro_kernel_int4_offset(const MacroTile& macro_tile) { macro_kernel_of_groups<true>(macro_tile); }
+void macro_kernel_int4(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int4>(macro_tile); }
+void macro_kernel_int4_offset(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::int4_offset>(macro_tile); }
+void macro_kernel_mxfp4(const MacroTile& macro_tile) { macro_kernel_of_groups<Format::mxfp4>(macro_tile); }
 
 }  // namespace tokenmill::TM_ISA
 

@@ -31,6 +31,13 @@ inline F32 gelu_tanh(F32 x) {
   return div(x, add(broadcast(1.0f), exp(sub(zero(), twice_u))));
 }
 
-inline F32 gated(Gate gate, F32 x, F32 up) { return mul(gate == Gate::silu ? silu(x) : gelu_tanh(x), up); }
+// NaN is the second operand of min and max, which then return it.
+inline F32 gated(Gate gate, F32 x, F32 up) {
+  if (gate == Gate::silu) return mul(silu(x), up);
+  if (gate == Gate::gelu) return mul(gelu_tanh(x), up);
+  const F32 limit = broadcast(7.0f), one = broadcast(1.0f), bounded = min(limit, x);
+  const F32 opened = div(bounded, add(one, exp(mul(bounded, broadcast(-1.702f)))));
+  return mul(opened, add(one, max(broadcast(-7.0f), min(limit, up))));
+}
 
 }  // namespace tokenmill::TM_ISA

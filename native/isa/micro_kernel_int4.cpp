@@ -1,4 +1,4 @@
-// The micro-kernel of int4 weights by int8 activations: exact sums of groups of 32 inputs, scaled and added up in
+// The micro-kernel of weights of four bits by int8 activations: exact sums of groups of 32 inputs, scaled and added up in
 // order.
 #include "isa/bytes.h"
 #include "isa/linear.h"
@@ -9,8 +9,10 @@ namespace {
 
 constexpr int K_STEPS = GROUP_SIZE / 4;  // of a group, one register each
 
-template <bool Offset>
+template <Format F>
 struct Int4 {
+  static constexpr bool Offset = F == Format::int4_offset;
+
   template <int M, int P>
   struct Run {
     static void run(const MicroTile& tile) {
@@ -40,12 +42,11 @@ struct Int4 {
       const uint8_t* x = tile.x.data + tile.row * tile.x.stride + group * GROUP_SIZE;
       I32 sums[M][P];
       TM_UNROLL for (int m = 0; m < M; ++m)
-        TM_UNROLL for (int p = 0; p < P; ++p) sums[m][p] = broadcast_i32(Offset ? 0 : -8 * tile.x.sums[first + m]);
+        TM_UNROLL for (int p = 0; p < P; ++p) sums[m][p] = broadcast_i32(-NIBBLE_ZERO<F> * tile.x.sums[first + m]);
       for (int k_step = 0; k_step < K_STEPS; ++k_step) {
         I32 panels[P];
         TM_UNROLL for (int p = 0; p < P; ++p) {
-          const I32 bytes = load_bytes(w + p * panel_bytes + k_step * 4 * LANES);
-          panels[p] = Half ? high_nibbles(bytes) : low_nibbles(bytes);
+          panels[p] = nibbles<F, Half>(load_bytes(w + p * panel_bytes + k_step * 4 * LANES));
         }
         TM_UNROLL for (int m = 0; m < M; ++m) {
           const I32 numbers = broadcast_i32(static_cast<int32_t>(load_word(x + m * tile.x.stride + k_step * 4)));
@@ -71,7 +72,8 @@ struct Int4 {
 
 }  // namespace
 
-void micro_kernel_int4(const MicroTile& tile) { run_micro_kernel<Int4<false>::Run>(tile); }
-void micro_kernel_int4_offset(const MicroTile& tile) { run_micro_kernel<Int4<true>::Run>(tile); }
+void micro_kernel_int4(const MicroTile& tile) { run_micro_kernel<Int4<Format::int4>::Run>(tile); }
+void micro_kernel_int4_offset(const MicroTile& tile) { run_micro_kernel<Int4<Format::int4_offset>::Run>(tile); }
+void micro_kernel_mxfp4(const MicroTile& tile) { run_micro_kernel<Int4<Format::mxfp4>::Run>(tile); }
 
 }  // namespace tokenmill::TM_ISA

@@ -37,6 +37,12 @@ struct Group {
   void set_scale(uint16_t half) const { std::memcpy(scale, &half, 2); }
   void set_offset(uint16_t half) const { std::memcpy(offset, &half, 2); }
   float get_scale() const { return fp16_to_float(load_halfword(scale)); }
+  // Of mxfp4.
+  float get_number(int64_t k) const {
+    static constexpr int8_t numbers[] = {0, 1, 2, 3, 4, 6, 8, 12};
+    const int code = get(k), twice = numbers[code & 7];
+    return static_cast<float>(code & 8 ? -twice : twice) * get_scale();
+  }
   float get_offset() const { return offset ? fp16_to_float(load_halfword(offset)) : -8 * get_scale(); }
 };
 
@@ -170,7 +176,8 @@ void dequantize_row(const Packed& weights, const uint8_t* panel, int64_t lane, u
   }
   for (int64_t k = 0; k < weights.depth; ++k) {
     const Group group(weights, panel, lane, k / GROUP_SIZE);
-    to[k] = to_bf16(static_cast<float>(group.get(k % GROUP_SIZE)) * group.get_scale() + group.get_offset());
+    if (weights.format == Format::mxfp4) to[k] = to_bf16(group.get_number(k % GROUP_SIZE));
+    else to[k] = to_bf16(static_cast<float>(group.get(k % GROUP_SIZE)) * group.get_scale() + group.get_offset());
   }
 }
 

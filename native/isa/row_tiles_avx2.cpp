@@ -120,10 +120,12 @@ struct Int8Tiles {
   }
 };
 
-// Bytes. A group's products in a lane of 16 bits, two of each K step, are 16 * 15 * 127 together: less than 2^15.
-template <bool Offset>
+// Bytes. A group's products in a lane of 16 bits, two of each K step, are 16 * 15 * 127 together: less than 2^15. Those of
+// mxfp4 are 16 * 24 * 127, so they are added up in two parts.
+template <Format F>
 struct Int4Tiles {
-  static constexpr int MR = 5, K_STEPS = GROUP_SIZE / 4;
+  static constexpr bool Offset = F == Format::int4_offset;
+  static constexpr int MR = 5, K_STEPS = GROUP_SIZE / 4, PART = F == Format::mxfp4 ? K_STEPS / 2 : K_STEPS;
   static constexpr int64_t X_BYTES = 1;
   static constexpr int64_t LINES = K_STEPS + (Offset ? 2 : 1);  // of a K block
 
@@ -142,26 +144,35 @@ struct Int4Tiles {
   template <int M, int Half>
   [[gnu::always_inline]] static void add_group(const RowTile& tile, int64_t block, const uint8_t* w) {
     __m256i low[M], high[M];
-    TM_UNROLL for (int m = 0; m < M; ++m) low[m] = high[m] = _mm256_setzero_si256();
+    I32 exact[M];
+    const __m256i ones = _mm256_set1_epi16(1);
     const uint8_t* x = tile.x + (2 * block + Half) * GROUP_SIZE;
-    for (int k_step = 0; k_step < K_STEPS; ++k_step, x += 4) {
-      if (k_step % 2 == Half) prefetch_line(tile.prefetch, block * LINES + k_step);
-      const I32 bytes = load_bytes(w + k_step * 4 * LANES), numbers = Half ? high_nibbles(bytes) : low_nibbles(bytes);
+    TM_UNROLL for (int part = 0; part < K_STEPS; part += PART) {
+      TM_UNROLL for (int m = 0; m < M; ++m) low[m] = high[m] = _mm256_setzero_si256();
+      for (int k_step = part; k_step < part + PART; ++k_step, x += 4) {
+        if (k_step % 2 == Half) prefetch_line(tile.prefetch, block * LINES + k_step);
+        const I32 numbers = nibbles<F, Half>(load_bytes(w + k_step * 4 * LANES));
+        TM_UNROLL for (int m = 0; m < M; ++m) {
+          const __m256i four = broadcast_word(x + m * tile.x_stride);
+          add_bytes(low[m], numbers.low, four);
+          add_bytes(high[m], numbers.high, four);
+        }
+      }
       TM_UNROLL for (int m = 0; m < M; ++m) {
-        const __m256i four = broadcast_word(x + m * tile.x_stride);
-        add_bytes(low[m], numbers.low, four);
-        add_bytes(high[m], numbers.high, four);
+        const I32 sums = {_mm256_madd_epi16(low[m], ones), _mm256_madd_epi16(high[m], ones)};
+        exact[m] = part == 0 ? sums : I32{_mm256_add_epi32(exact[m].low, sums.low),
+                                          _mm256_add_epi32(exact[m].high, sums.high)};
       }
     }
     const auto* halves = reinterpret_cast<const uint16_t*>(w + K_STEPS * 4 * LANES) + Half * LANES;
     const F32 scales = load_fp16(halves);
     TM_UNROLL for (int m = 0; m < M; ++m) {
       const int64_t at = (2 * block + Half) * tile.count + m;
-      const __m256i ones = _mm256_set1_epi16(1), x_sum = _mm256_set1_epi32(tile.x_sums[at]);
-      I32 sums = {_mm256_madd_epi16(low[m], ones), _mm256_madd_epi16(high[m], ones)};
+      const __m256i x_sum = _mm256_set1_epi32(tile.x_sums[at]);
+      I32 sums = exact[m];
       if (!Offset) {
-        const __m256i eight_times = _mm256_slli_epi32(x_sum, 3);
-        sums = {_mm256_sub_epi32(sums.low, eight_times), _mm256_sub_epi32(sums.high, eight_times)};
+        const __m256i too_much = _mm256_set1_epi32(NIBBLE_ZERO<F> * tile.x_sums[at]);
+        sums = {_mm256_sub_epi32(sums.low, too_much), _mm256_sub_epi32(sums.high, too_much)};
       }
       const F32 scale = broadcast(tile.scales[at]);
       float* totals = tile.sums + m * tile.stride;
@@ -192,7 +203,7 @@ void run_panel(const MicroTile& piece, int p, int64_t block) {
   const int64_t block_bytes = is_bf16 ? K_BLOCK * LANES * 2 : weights.k_block_bytes(), first = block * K_BLOCK;
   const int64_t depth = is_bf16 ? (weights.depth + 1) / 2 * 2 : weights.k_blocks() * K_BLOCK;
   const int64_t inputs = depth - first < RUN_BLOCKS * K_BLOCK ? depth - first : RUN_BLOCKS * K_BLOCK;
-  const int64_t group = weights.format == Format::int4 || weights.format == Format::int4_offset ? 2 * block : 0;
+  const int64_t group = weights.has_groups() ? 2 * block : 0;
   const int64_t offset = p * weights.panel_bytes() + block * block_bytes;
   const int64_t tiles = ceil_div(piece.rows, Tiles::MR);
   for (int64_t i = 0; i < tiles; ++i) {
@@ -228,8 +239,9 @@ void run_row_tiles(const MicroTile& piece) {
 
 void row_tiles_bf16(const MicroTile& tile) { run_row_tiles<Bf16Tiles>(tile); }
 void row_tiles_int8(const MicroTile& tile) { run_row_tiles<Int8Tiles>(tile); }
-void row_tiles_int4(const MicroTile& tile) { run_row_tiles<Int4Tiles<false>>(tile); }
-void row_tiles_int4_offset(const MicroTile& tile) { run_row_tiles<Int4Tiles<true>>(tile); }
+void row_tiles_int4(const MicroTile& tile) { run_row_tiles<Int4Tiles<Format::int4>>(tile); }
+void row_tiles_int4_offset(const MicroTile& tile) { run_row_tiles<Int4Tiles<Format::int4_offset>>(tile); }
+void row_tiles_mxfp4(const MicroTile& tile) { run_row_tiles<Int4Tiles<Format::mxfp4>>(tile); }
 
 }  // namespace tokenmill::TM_ISA
 

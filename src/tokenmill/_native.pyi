@@ -108,10 +108,10 @@ class HeadNorms:
     def __init__(self, q: Address, k: Address, eps: float, are_offsets: bool) -> None: ...
 
 class AttentionLayer:
-    """What attention is in one layer; cos and sin are 0 where it does not rotate, window where it has none."""
+    """What attention is in one layer; cos and sin are 0 where it does not rotate, window and sinks if it has none."""
 
     def __init__(
-        self, memory: LayerKV, norms: HeadNorms, cos: Address, sin: Address, scale: float, window: int
+        self, memory: LayerKV, norms: HeadNorms, cos: Address, sin: Address, scale: float, window: int, sinks: Address
     ) -> None: ...
 
 class Attention:

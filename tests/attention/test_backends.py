@@ -77,9 +77,10 @@ def run_both(case: Case, rng: np.random.Generator) -> tuple[torch.Tensor, torch.
     heads = (case.spec.num_heads, case.spec.num_kv_heads, case.spec.num_kv_heads)
     qkv = torch.randn(num_tokens, sum(heads) * case.spec.head_dim).to(case.dtype)
     outputs = []
+    sinks = None if rng.random() < 0.5 else torch.randn(case.spec.num_heads).to(case.dtype)
     for backend in (reference, batched):
         plan = backend.plan(batch)
-        layers = attention_layers(case.spec, None, None, case.window)
+        layers = attention_layers(case.spec, None, None, case.window, sinks)
         outputs.append(torch.stack([backend.forward(qkv.clone(), layer, plan) for layer in layers]))
     return outputs[0], outputs[1]
 

@@ -78,9 +78,9 @@ class Case:
         return memory.unflatten(2, (-1, self.page_size))
 
 
-def run(attention, batch, qkv, rotary=None, norms=None, window=None) -> torch.Tensor:
+def run(attention, batch, qkv, rotary=None, norms=None, window=None, sinks=None) -> torch.Tensor:
     plan = attention.plan(batch)
-    layers = attention_layers(attention.spec, rotary, norms, window)
+    layers = attention_layers(attention.spec, rotary, norms, window, sinks)
     return torch.stack([attention.forward(qkv.clone(), layer, plan) for layer in layers])
 
 
@@ -95,10 +95,10 @@ def run_all(case: Case, rng: np.random.Generator, isa: str, rotary: RotaryTables
     memory = case.memory(requests, float(rng.choice(POISONS)))
     batch = requests.batch(chunks)
     qkv = case.qkv(len(batch.token_ids))
-    outputs = []
+    outputs, sinks = [], None if rng.random() < 0.5 else 3 * drawn(case.spec.num_heads)
     for attention in (plain, native):
         attention.kv.import_(pages, memory)
-        outputs.append(run(attention, batch, qkv, rotary, norms, case.window))
+        outputs.append(run(attention, batch, qkv, rotary, norms, case.window, sinks))
     return outputs, (plain.kv.export(pages), native.kv.export(pages))
 
 

@@ -24,7 +24,7 @@ from tokenmill.sampling import triton_draw, triton_select
 
 # Types of the arguments by their names, the same in all kernels.
 ACTIVATIONS = (
-    *("x", "delta", "weight", "bias", "output", "gate_up", "qkv", "q_norm", "k_norm"),
+    *("x", "delta", "weight", "bias", "sinks", "output", "gate_up", "qkv", "q_norm", "k_norm"),
     *("cos_table", "sin_table", "q", "keys", "values", "logits", "a", "b", "y"),
 )
 POINTERS = {
@@ -72,6 +72,7 @@ ATTENTION = {
     "LEVEL": attention.LEVEL_SPLITS,
     "PART": PART,
     "SHARES": False,
+    "HAS_SINKS": False,
     "HEADS_FIRST": True,
 }
 TILES = {
@@ -104,15 +105,16 @@ NORMS = (
     {"ROUNDS": True, "IS_OFFSET": False},
     {"ROUNDS": False, "IS_OFFSET": True},
 )
+JOIN = {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [
     *((norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True, **kind}, 2) for kind in NORMS),
-    *((gate._gated, {"SIZE": 3072, "WIDTH": 1024, "GELU": is_gelu}, 4) for is_gelu in (False, True)),
+    *((gate._gated, {"SIZE": 3072, "WIDTH": 1024, "GATE": kind}, 4) for kind in (0, 1, 2)),
     (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, **HEADS}, 1),
     (heads._place_heads, {"NUM_HEADS": 4, "NUM_KV_HEADS": 1, "HALF": 128, "WIDTH": 128, **OFFSETS}, 1),
     *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
     *((attention._attend, {**DECODES, **tile, "HAS_WINDOW": False, "IS_SPLIT": True}, 4) for tile in DRAFTED),
-    (attention._join, {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}, 4),
+    *((attention._join, {**JOIN, "HAS_SINKS": has}, 4) for has in (False, True)),
     (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
     (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
     (adapters._shrink, {"RANKS": 16, "WIDTH": 256}, 4),

@@ -13,7 +13,8 @@ from tokenmill.kernels.protocol import Gate, WeightRole
 from tokenmill.quantization.packed import PackedFormat, QuantizedRows
 
 INTEGERS = [PackedFormat.INT8, PackedFormat.INT4, PackedFormat.INT4_OFFSET]
-every_format = pytest.mark.parametrize("format", list(PackedFormat))
+# What floats are made to; see test_native_mxfp4.py for what is taken as it is stored.
+every_format = pytest.mark.parametrize("format", [one for one in PackedFormat if one is not PackedFormat.MXFP4])
 every_integer_format = pytest.mark.parametrize("format", INTEGERS)
 EPSILON = {torch.float32: 2**-22, torch.bfloat16: 2**-8}
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.kernels.gpu import DEVICE, HALF, same
+from tokenmill.attention.backends.reference import softmax
 from tokenmill.kernels.triton import attention
-from tokenmill.kernels.triton.attention import PagedKV, attend_decodes, attend_prompts
+from tokenmill.kernels.triton.attention import PagedKV, Scores, attend_decodes, attend_prompts
 from tokenmill.kernels.triton.splits import SPLIT_ENDS, Splits, list_splits
 
 POISONS = (float("nan"), float("inf"), float("-inf"))
@@ -32,6 +33,8 @@ class Case:
         self.head_dim = int(rng.choice([8, 16, 20]))
         self.scale = self.head_dim**-0.5
         self.window = None if rng.random() < 0.5 else int(rng.integers(1, longest))
+        self.sinks = None if rng.random() < 0.5 else torch.randn(self.kv_heads * self.group, device=DEVICE)
+        self.scores = Scores(self.scale, self.window, self.sinks)
         self.query_lens = query_lens
         self.contexts = contexts or [count + int(rng.integers(0, longest)) for count in query_lens]
         held = [-(-context // page_size) for context in self.contexts]
@@ -67,7 +70,9 @@ class Case:
                 first = 0 if self.window is None else max(0, position - self.window + 1)
                 k, v = (part[first : position + 1].double() for part in self.sequences[request])
                 q = self.q[start + index].cpu().double().unflatten(0, (self.kv_heads, self.group))
-                weights = (torch.einsum("hgd,nhd->hgn", q, k) * self.scale).softmax(-1)
+                scores = torch.einsum("hgd,nhd->hgn", q, k) * self.scale
+                sinks = None if self.sinks is None else self.sinks.cpu().view(self.kv_heads, self.group, 1)
+                weights = softmax(scores, sinks)
                 rows.append(torch.einsum("hgn,nhd->hgd", weights, v).flatten(0, 1))
         return torch.stack(rows).float()
 
@@ -81,7 +86,7 @@ def test_prompts_and_chunks_equal_attention_written_out(page_size: int, rng: np.
     lens = [int(count) for count in rng.choice([1, 2, 5, 30, 70], int(rng.integers(1, 4)))]
     case = Case(rng, page_size, lens, 100)
     got = output_of(case)
-    attend_prompts(case.q, case.kv, got, case.scale, case.window)
+    attend_prompts(case.q, case.kv, got, case.scores)
     torch.testing.assert_close(got.cpu(), case.expected(), rtol=1e-4, atol=1e-4)
 
 
@@ -105,7 +110,7 @@ def decode(case: Case, rows: list[int], units: int = 5, room: int = 0) -> torch.
     splits = splits_of(lens, lens.cpu().numpy() + room, heads, units)
     q = case.q[index]
     got = torch.full(q.shape, torch.nan, device=DEVICE)
-    attend_decodes(q, part, got, case.scale, case.window, splits)
+    attend_decodes(q, part, got, case.scores, splits)
     return got.cpu()
 
 
@@ -171,7 +176,7 @@ def test_pages_in_common_are_read_once_and_give_the_bits_of_pages_read_by_each(
         splits = splits_of(kv.context_lens, np.array(contexts), heads, int(rng.choice([1, 4, 100])), 1, pages)
         assert splits is not None
         results.append(output_of(case))
-        attend_decodes(case.q, kv, results[-1], case.scale, case.window, splits)
+        attend_decodes(case.q, kv, results[-1], case.scores, splits)
     assert same(results[1], results[0]), "the same sums, whoever computes them"
     torch.testing.assert_close(results[1].cpu(), case.expected(), rtol=1e-4, atol=1e-4)
     assert (splits.shares is None) == (group > 8), "a tile of sixteen rows has room for the heads of one request"
@@ -216,7 +221,7 @@ def test_decodes_with_drafts_equal_attention_written_out_and_each_token_by_itsel
     splits = splits_of(kv.context_lens, np.array(contexts), heads, int(rng.choice([1, 3, 100])), most)
     assert (splits is None) == (max(contexts) <= 256 or most * group > 128), "what no tile holds is not split"
     got = torch.full(q.shape, torch.nan, device=DEVICE)
-    attend_decodes(q, kv, got, case.scale, case.window, splits)
+    attend_decodes(q, kv, got, case.scores, splits)
     torch.testing.assert_close(got[:total].cpu(), case.expected(), rtol=1e-4, atol=1e-4, msg=f"{lens} {contexts}")
     assert got[total:].isnan().all()
     if splits is None:
@@ -228,7 +233,7 @@ def test_decodes_with_drafts_equal_attention_written_out_and_each_token_by_itsel
     single = PagedKV(kv.keys, kv.values, kv.page_table[torch.from_numpy(rows).to(DEVICE)], own_lens, starts)
     alone = torch.full(case.q.shape, torch.nan, device=DEVICE)
     splits = splits_of(own_lens, own.astype(np.int32), heads, 3)
-    attend_decodes(case.q.contiguous(), single, alone, case.scale, case.window, splits)
+    attend_decodes(case.q.contiguous(), single, alone, case.scores, splits)
     torch.testing.assert_close(got[:total], alone, rtol=1e-5, atol=1e-6)
 
 
@@ -256,7 +261,7 @@ def test_prompts_behind_decodes_leave_the_decodes_alone(rng: np.random.Generator
     kv = case.kv
     got, whole = output_of(case), case.expected()
     rest = PagedKV(kv.keys, kv.values, kv.page_table[2:], kv.context_lens[2:], kv.query_starts[2:])
-    attend_prompts(case.q, rest, got, case.scale, case.window)
+    attend_prompts(case.q, rest, got, case.scores)
     assert got[:2].isnan().all()
     torch.testing.assert_close(got[2:].cpu(), whole[2:], rtol=1e-4, atol=1e-4)
 
@@ -267,7 +272,7 @@ def test_a_token_of_a_prompt_is_the_same_in_every_chunk_and_company(
     """As the last token of a long chunk, of a short one and alone among others."""
     case = Case(rng, 4, [40, 3], 100)
     together = output_of(case)
-    attend_prompts(case.q, case.kv, together, case.scale, case.window)
+    attend_prompts(case.q, case.kv, together, case.scores)
     kv = case.kv
     for count in (1, 2, 17):
         starts = torch.tensor([0, count], dtype=torch.int32, device=DEVICE)
@@ -275,7 +280,7 @@ def test_a_token_of_a_prompt_is_the_same_in_every_chunk_and_company(
         q = case.q[40 - count : 40]
         for are_single in (False, True)[: 1 + (count == 1)]:
             got = torch.empty(q.shape, device=DEVICE)
-            attend_prompts(q, alone, got, case.scale, case.window, are_single=are_single)
+            attend_prompts(q, alone, got, case.scores, are_single=are_single)
             assert same(got, together[40 - count : 40])
 
 
@@ -284,7 +289,7 @@ def test_half_precision_stays_near(rng: np.random.Generator) -> None:
     kv = case.kv
     half = PagedKV(kv.keys.to(HALF), kv.values.to(HALF), kv.page_table, kv.context_lens, kv.query_starts)
     got = torch.empty(case.q.shape, dtype=HALF, device=DEVICE)
-    attend_prompts(case.q.to(HALF), half, got, case.scale, case.window)
+    attend_prompts(case.q.to(HALF), half, got, case.scores)
     torch.testing.assert_close(got.float().cpu(), case.expected(), rtol=0.05, atol=0.05)
 
 

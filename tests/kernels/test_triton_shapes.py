@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.kernels.gpu import DEVICE, HALF, IS_INTERPRETED
-from tokenmill.kernels.triton.attention import PagedKV, attend_decodes, attend_prompts
+from tokenmill.kernels.triton.attention import PagedKV, Scores, attend_decodes, attend_prompts
 from tokenmill.kernels.triton.splits import SPLIT_ENDS, list_splits
 
 HEAD_DIM, PAGE_SIZE = 128, 16
@@ -72,7 +72,7 @@ def test_prompts_and_chunks_among_decodes(group: int, window: int | None, rng: n
     kv, sequences = paged(rng, MIXED, kv_heads=1 if IS_INTERPRETED else 8)
     q = torch.randn(sum(count for count, _ in MIXED), group * sequences[0].shape[2], HEAD_DIM).to(HALF).to(DEVICE)
     got = torch.full_like(q, torch.nan)
-    attend_prompts(q, kv, got, SCALE, window)
+    attend_prompts(q, kv, got, Scores(SCALE, window))
     compare(got, q, MIXED, sequences, window)
 
 
@@ -85,5 +85,5 @@ def test_decodes_of_long_and_short_contexts(group: int, window: int | None, rng:
     got = torch.full_like(q, torch.nan)
     ends = torch.from_numpy(SPLIT_ENDS).to(DEVICE)
     splits = list_splits(kv.context_lens, np.array(DECODES), ends, (q.shape[1], kv.keys.shape[2], HEAD_DIM), 132)
-    attend_decodes(q, kv, got, SCALE, window, splits)
+    attend_decodes(q, kv, got, Scores(SCALE, window), splits)
     compare(got, q, lens, sequences, window)

@@ -317,7 +317,15 @@ def test_linear_scaling_in_the_oldest_spelling() -> None:
         ({"architectures": None}, "architectures must name"),
         ({"architectures": []}, "architectures must name"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu, gelu_pytorch_tanh"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling: rope_type 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling: short_factor is missing"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            "short_factor must have 64 numbers, one for each frequency; got 1",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 0], "long_factor": [1.0]}},
+            "short_factor must be above 0",
+        ),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters: rope_type 'dynamic' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_scaling": "yarn"}, "rope_scaling must be an object"),

@@ -95,6 +95,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma 3 silu": ("gemma3", {"hidden_activation": "silu"}),
+    "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss gqa 4, listed windows": (
+        "gpt_oss",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "num_hidden_layers": 4,
+        },
+    ),
+    "gpt-oss without biases in attention": ("gpt_oss", {"attention_bias": False, "num_experts_per_tok": 1}),
+    "phi 3, three quarters of each head turn": ("phi3", {}),
+    "phi 3 gqa 4 tied, window": ("phi3", {**gqa(4), "tie_word_embeddings": True, "sliding_window": 11}),
+    "phi 3 whole heads": ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
 }
 
 

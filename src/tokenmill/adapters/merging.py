@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch
 
-from tokenmill.adapters.places import OUTSIDE, all_places
+from tokenmill.adapters.places import OUTSIDE, all_places, check_adaptable
 from tokenmill.adapters.reading import ReadModule, read_adapter
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.models.targets import Target
+from tokenmill.models.weight_names import WeightKey
 from tokenmill.quantization.packed import dense
 from tokenmill.weights.loader import ModelPlan, WeightRead
 
@@ -32,9 +33,9 @@ class MergedRead:
     target: Target
 
     @property
-    def name(self) -> str:
+    def key(self) -> WeightKey:
         """See `WeightRead`."""
-        return self.read.name
+        return self.read.key
 
     @property
     def num_bytes(self) -> int:
@@ -63,6 +64,7 @@ def merged(plan: ModelPlan, folder: Path, max_rank: int) -> ModelPlan:
     """
     if plan.reads is None:
         raise InvalidConfig("--lora-merge needs the weights of a model: leave out --load-format dummy")
+    check_adaptable(plan.shapes.architecture)
     adapter = read_adapter(folder, all_places(plan.shapes, plan.kernels), max_rank)
     for module in adapter.modules:
         if module.place.matrix[0] == OUTSIDE:
@@ -70,9 +72,9 @@ def merged(plan: ModelPlan, folder: Path, max_rank: int) -> ModelPlan:
                 f"--lora-merge: an adapter of {module.place.module} is not merged, only those of layers"
             )
     modules = {f"{module.place.module}.weight": module for module in adapter.modules}
-    targets = {target.name: target for target in plan.shapes.targets()}
+    targets = {target.key: target for target in plan.shapes.targets()}
     reads = [
-        MergedRead(read, modules[read.name], targets[read.name]) if read.name in modules else read
+        MergedRead(read, modules[name], targets[read.key]) if (name := targets[read.key].name) in modules else read
         for read in plan.reads
     ]
     spare = max([plan.spare_bytes, *(read.spare_bytes for read in reads)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tokenmill.core.errors import InvalidConfig
 from tokenmill.kernels.measuring import MeasuringKernels
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.architecture import Architecture
@@ -32,6 +33,18 @@ class Place:
     start: int
     outputs: Part
     in_size: int
+
+
+def check_adaptable(architecture: Architecture) -> None:
+    """Refuse adapters of models whose matrices are not laid out as their checkpoints have them.
+
+    Raises:
+        InvalidConfig: it is one.
+    """
+    is_fused = len(set(architecture.weight_names.values())) < len(architecture.weight_names)
+    ropes = (layer.attention.rope for layer in architecture.layers)
+    if is_fused or any(rope is not None and rope.share < 1.0 for rope in ropes):
+        raise InvalidConfig(f"adapters of {architecture.name} are not supported: merge them into a checkpoint")
 
 
 OUTSIDE = -1

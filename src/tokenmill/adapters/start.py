@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tokenmill.adapters.cache import AdapterCache
 from tokenmill.adapters.packing import AdapterForm, AdapterReader, FollowedAdapters
+from tokenmill.adapters.places import check_adaptable
 from tokenmill.config import EngineConfig
 from tokenmill.config_fields import adapter_modules
 from tokenmill.core.adapters import AdapterRef
@@ -18,6 +19,7 @@ def adapter_cache(
     """Where adapters are kept; None: `--enable-lora` is not given. `in_one_call`: passes are native, in a call each."""
     if not config.enable_lora:
         return None
+    check_adaptable(decoder.architecture)
     slots, form = None, _form(in_one_call)
     if platform.is_accelerator:
         from tokenmill.adapters.slot_memory import SlotMemory

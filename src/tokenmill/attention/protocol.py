@@ -20,12 +20,17 @@ Part = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """The shape of a model's attention and of its KV memory, the same in all layers; see `AttentionLayer`."""
+    """The shape of a model's attention and of its KV memory, the same in all layers; see `AttentionLayer`.
+
+    Attributes:
+        has_sinks: some layers have them.
+    """
 
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +43,8 @@ class AttentionLayer:
         window: a token attends to itself and at most `window - 1` tokens before it; None: to all before it.
         norms: of the heads of q and k; None: there are none.
         rotary: cos and sin of the positions; None: q and k are not rotated.
+        sinks: a score for each head that takes its part of the softmax and has no value (gpt-oss), [num_heads] in the
+            model's dtype; None: there are none.
     """
 
     index: int
@@ -45,6 +52,7 @@ class AttentionLayer:
     window: int | None = None
     norms: HeadNorms | None = None
     rotary: RotaryTables | None = None
+    sinks: torch.Tensor | None = None
 
 
 class KVCache(ABC):

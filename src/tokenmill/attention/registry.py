@@ -220,10 +220,14 @@ def _is_installed(package: str) -> bool:
 # Triton and what is built on it are imported where a GPU is: that takes a second, and CPUs may have none.
 
 
+def _no_sinks(config: AttentionConfig) -> str | None:
+    return "it has no sinks, which this model's attention has" if config.spec.has_sinks else None
+
+
 def _flash_obstacle(config: AttentionConfig) -> str | None:
     from tokenmill.attention.backends.flash import flash_obstacle
 
-    return flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
+    return _no_sinks(config) or flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
 
 
 def _flash(config: AttentionConfig) -> Parts:
@@ -280,6 +284,6 @@ BACKENDS = (
         dtypes=(torch.bfloat16, torch.float16),
         obstacle=_flash_obstacle,
     ),
-    Backend("flashinfer", make_paged=_flashinfer, auto_for=(False, False), package="flashinfer"),
+    Backend("flashinfer", make_paged=_flashinfer, auto_for=(False, False), package="flashinfer", obstacle=_no_sinks),
     Backend("triton", make_paged=_triton, is_invariant=True),
 )

@@ -100,7 +100,7 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
         folder = fetch(config.model, config.revision, config.download_dir, progress)
         architecture = read_architecture(folder)
     check_vision(config, architecture, platform)
-    wanted_context(config, architecture.max_position)
+    architecture = architecture.for_context(wanted_context(config, architecture.max_position))
     dtype = DTYPES[config.dtype]
     check_parameters(config, platform, architecture)
     collective = ALONE if group is None else group.connect(architecture, _content(config, folder), platform)

@@ -158,7 +158,7 @@ def _gates(grammars: GrammarCache, adapters: AdapterCache | None, vision: Vision
 def _forms(config: EngineConfig, model: LoadedModel) -> tuple[str, ...]:
     """What makes KV differ, besides the files of the model."""
     forms = (config.dtype, config.quantization, config.kv_cache_dtype, str(config.page_size))
-    return (*forms, model.merged) if model.merged else forms
+    return (*forms, *filter(None, (model.merged, model.architecture.context_form)))
 
 
 def _room_for_kv(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tokenmill.kernels.protocol import Experts, Kernels, LinearWeight, WeightRole
+from tokenmill.kernels.protocol import Experts, Gate, Kernels, LinearWeight, WeightRole
 from tokenmill.platform.memory import Arena
 
 
@@ -39,10 +39,13 @@ class MeasuringKernels:
         self.sizes.append(matrix.num_bytes)
         return matrix
 
-    def experts(self, num_experts: int, hidden_size: int, size: int) -> Experts:
+    def experts(
+        self, num_experts: int, hidden_size: int, size: int, gate: Gate = Gate.SILU, has_biases: bool = False
+    ) -> Experts:
         """See `Kernels.experts`."""
-        experts = self._kernels.experts(num_experts, hidden_size, size)
+        experts = self._kernels.experts(num_experts, hidden_size, size, gate, has_biases)
         self.sizes += [matrix.num_bytes for matrix in (*experts.gate_up, *experts.down)]
+        self.sizes += [bias.nbytes for bias in experts.biases or ()]
         return experts
 
     def vector(self, size: int) -> torch.Tensor:

@@ -47,6 +47,10 @@ class NativeKernels(TorchKernels):
         has_memory = self._device != "meta"
         return PackedWeight(self.native, (out_size, in_size), role, self._format(role), has_memory, self._arena)
 
+    def _expert_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
+        format, has_memory = self.formats.experts or self.formats.layers, self._device != "meta"
+        return PackedWeight(self.native, (out_size, in_size), role, format, has_memory, self._arena)
+
     def vector(self, size: int) -> torch.Tensor:
         """See `Kernels.vector`."""
         if self._arena is None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.kernels.native import MODULE
 from tokenmill.kernels.protocol import Gate, WeightRole
 from tokenmill.platform.memory import Arena, zeros
-from tokenmill.quantization.packed import PackedFormat, QuantizedRows, Rows, dense
+from tokenmill.quantization.packed import Mxfp4Rows, PackedFormat, QuantizedRows, Rows, dense
 
 if TYPE_CHECKING:
     from tokenmill._native import Kernels, Packed
@@ -77,7 +78,9 @@ class PackedWeight:
         count, size = rows.shape
         if size != self.shape[1] or start < 0 or start + count > self.shape[0]:
             raise ValueError(f"rows {start} to {start + count} of {size} inputs do not fit a matrix of {self.shape}")
-        if isinstance(rows, QuantizedRows) and self._takes(rows):
+        if isinstance(rows, Mxfp4Rows) and self._format is PackedFormat.MXFP4:
+            self._load_integers(start, _nibbles(rows))
+        elif isinstance(rows, QuantizedRows) and self._takes(rows):
             self._load_integers(start, rows)
         else:
             self._load_floats(start, dense(rows).cpu())
@@ -189,3 +192,15 @@ class PackedWeight:
         if x.shape[1] != self.shape[1] or x.dtype != torch.bfloat16 or not x.is_cpu:
             raise ValueError(f"a matrix of {self.shape} takes bfloat16 rows on the CPU, not {x.dtype} {tuple(x.shape)}")
         return x if x.stride(1) == 1 else x.contiguous()
+
+
+# Half of a scale is stored in 16 bits. Numbers of smaller ones are below 2^-21 and become 0.
+_LARGEST_SCALE = 127 + 16
+
+
+def _nibbles(rows: Mxfp4Rows) -> QuantizedRows:
+    """The codes as the kernels take integers of four bits, with halved scales."""
+    if int(rows.scales.max()) > _LARGEST_SCALE:
+        raise InvalidCheckpoint(f"a group of mxfp4 has the scale 2^{int(rows.scales.max()) - 127}, above 2^16")
+    scales = torch.ldexp(torch.ones(()), rows.scales.int().sub_(128))
+    return QuantizedRows(4, rows.codes.flatten(1), scales)

@@ -32,6 +32,7 @@ class Gate(IntEnum):
 
     SILU = 0
     GELU = 1  # with tanh
+    CLAMPED = 2  # gate * sigmoid(1.702 gate) * (up + 1), with gate up to 7 and up from -7 to 7 (gpt-oss)
 
 
 class LinearWeight(Protocol):
@@ -73,13 +74,19 @@ class LinearWeight(Protocol):
         """Rows by number: [T] int64 -> [T, in_size] in the model's dtype."""
 
 
+ExpertBiases = tuple[torch.Tensor, torch.Tensor]
+
+
 class Experts(Protocol):
     """E experts, in the form that their kernels like.
 
     Attributes:
         gate_up: per expert [2 * size, hidden_size].
         down: per expert [hidden_size, size].
+        biases: of both, [E, 2 * size] and [E, hidden_size]; None: there are none.
     """
+
+    biases: ExpertBiases | None
 
     @property
     def gate_up(self) -> Sequence[LinearWeight]:
@@ -88,6 +95,9 @@ class Experts(Protocol):
     @property
     def down(self) -> Sequence[LinearWeight]:
         """To be filled."""
+
+    def one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """What one of them makes of x [T, hidden_size]."""
 
     def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """The weighted sum of each token's experts, added in the order of their ids.
@@ -123,7 +133,9 @@ class Kernels(Protocol):
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         """An unfilled weight."""
 
-    def experts(self, num_experts: int, hidden_size: int, size: int) -> Experts:
+    def experts(
+        self, num_experts: int, hidden_size: int, size: int, gate: Gate = Gate.SILU, has_biases: bool = False
+    ) -> Experts:
         """Unfilled experts of a mixture; `size` is that of their gated middle."""
 
     def vector(self, size: int) -> torch.Tensor:

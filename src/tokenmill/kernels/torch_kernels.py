@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from tokenmill.kernels.protocol import Experts, Gate, Kernels, LinearWeight, WeightRole
+from tokenmill.kernels.protocol import ExpertBiases, Experts, Gate, Kernels, LinearWeight, WeightRole
 from tokenmill.platform.memory import Arena
 from tokenmill.quantization.packed import Rows, dense
 
@@ -27,8 +27,14 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 def gated(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
     """[T, 2 * size] -> gate(first half) * second half, [T, size]."""
     first, up = gate_up.chunk(2, -1)
-    opened = functional.silu(first) if gate is Gate.SILU else functional.gelu(first, approximate="tanh")
-    return opened.mul_(up)
+    match gate:
+        case Gate.SILU:
+            return functional.silu(first).mul_(up)
+        case Gate.GELU:
+            return functional.gelu(first, approximate="tanh").mul_(up)
+        case Gate.CLAMPED:
+            wide = first.float().clamp(max=7.0)
+            return (wide * torch.sigmoid(1.702 * wide)).to(up.dtype).mul_(up.clamp(-7.0, 7.0) + 1.0)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
@@ -96,11 +102,24 @@ class TorchWeight:
 class LoopedExperts:
     """One expert after the other, each a product of its own: for kernels without grouped products."""
 
-    __slots__ = ("down", "gate_up")
+    __slots__ = ("_gate", "biases", "down", "gate_up")
 
-    def __init__(self, gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight]) -> None:
+    def __init__(
+        self,
+        gate_up: Sequence[LinearWeight],
+        down: Sequence[LinearWeight],
+        gate: Gate = Gate.SILU,
+        biases: ExpertBiases | None = None,
+    ) -> None:
         self.gate_up = gate_up
         self.down = down
+        self.biases = biases
+        self._gate = gate
+
+    def one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """See `Experts.one`."""
+        first, second = (None, None) if self.biases is None else (bias[expert] for bias in self.biases)
+        return self.down[expert].multiply(self.gate_up[expert].gated(x, first, self._gate), second)
 
     def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """See `Experts.mix`."""
@@ -113,8 +132,7 @@ class LoopedExperts:
         for expert, count in enumerate(counts):
             if count:
                 mine = slice(start, start + count)
-                inner = self.gate_up[expert].gated(inputs[mine])
-                result.index_add_(0, tokens[mine], self.down[expert].multiply(inner).mul_(scales[mine]))
+                result.index_add_(0, tokens[mine], self.one(expert, inputs[mine]).mul_(scales[mine]))
                 start += count
         return result
 
@@ -140,10 +158,19 @@ class TorchKernels:
         """See `Kernels.linear_weight`."""
         return TorchWeight(out_size, in_size, self.dtype, self._device)
 
-    def experts(self, num_experts: int, hidden_size: int, size: int) -> Experts:
+    def experts(
+        self, num_experts: int, hidden_size: int, size: int, gate: Gate = Gate.SILU, has_biases: bool = False
+    ) -> Experts:
         """See `Kernels.experts`."""
-        gate_up = [self.linear_weight(2 * size, hidden_size, WeightRole.GATE_UP) for _ in range(num_experts)]
-        return LoopedExperts(gate_up, [self.linear_weight(hidden_size, size) for _ in range(num_experts)])
+        gate_up = [self._expert_weight(2 * size, hidden_size, WeightRole.GATE_UP) for _ in range(num_experts)]
+        down = [self._expert_weight(hidden_size, size) for _ in range(num_experts)]
+        return LoopedExperts(gate_up, down, gate, self._biases(num_experts, hidden_size, size) if has_biases else None)
+
+    def _expert_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
+        return self.linear_weight(out_size, in_size, role)
+
+    def _biases(self, num_experts: int, hidden_size: int, size: int) -> ExpertBiases:
+        return tuple(self.vector(num_experts * own).view(num_experts, own) for own in (2 * size, hidden_size))
 
     def vector(self, size: int) -> torch.Tensor:
         """See `Kernels.vector`."""

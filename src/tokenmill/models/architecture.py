@@ -6,6 +6,7 @@ nowhere else: the parts of `Layer`, the attention and the native pass are made o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -50,11 +51,43 @@ class YarnScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al. 2024): each frequency divided by a factor of its own, and a factor on cos and sin.
+
+    Attributes:
+        short, long: the factors for contexts up to that of the pretraining, and for longer ones.
+        original_max_position: context of the pretraining, in tokens.
+        is_long: which of the two are taken. All requests have the same, so that their KV can be shared.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_max_position: int
+    attention_factor: float
+    is_long: bool
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """Those that are taken."""
+        return self.long if self.is_long else self.short
+
+
+@dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding over the whole head. `scaling` None: the plain form."""
+    """Rotary position embedding.
+
+    Attributes:
+        scaling: None: the plain form.
+        share: of each head that turns, its first numbers.
+    """
 
     theta: float
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
+    scaling: LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | None = None
+    share: float = 1.0
+
+    def num_rotated(self, head_dim: int) -> int:
+        """How many numbers of a head turn."""
+        return int(head_dim * self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +108,7 @@ class SelfAttentionSpec:
         window: how many tokens a token attends to, itself among them; None: all before it.
         head_norm: over each head of q and k, before the rotary embedding; None: there is none.
         output_bias: bias on the projection that ends the block.
+        has_sinks: each head has a sink; see `AttentionLayer.sinks`.
     """
 
     num_heads: int
@@ -86,6 +120,7 @@ class SelfAttentionSpec:
     head_norm: NormSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False
+    has_sinks: bool = False
 
     @property
     def q_size(self) -> int:
@@ -100,8 +135,8 @@ class SelfAttentionSpec:
     def num_parameters(self, hidden_size: int) -> int:
         """Parameters of the block."""
         qkv = self.q_size + 2 * self.kv_size
-        norms = 0 if self.head_norm is None else 2 * self.head_dim
-        return hidden_size * (qkv + self.q_size) + qkv * self.qkv_bias + hidden_size * self.output_bias + norms
+        rest = (0 if self.head_norm is None else 2 * self.head_dim) + self.num_heads * self.has_sinks
+        return hidden_size * (qkv + self.q_size) + qkv * self.qkv_bias + hidden_size * self.output_bias + rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +169,16 @@ class MoeSpec:
         experts_per_token: experts that each token is sent to.
         size: as `MlpSpec.size`, of each expert.
         norm_topk_prob: the weights of a token's experts are made to sum to 1.
+        activation: as `MlpSpec.activation`, or `clamped`: see `kernels.protocol.Gate`.
+        has_biases: router and experts have them.
     """
 
     num_experts: int
     experts_per_token: int
     size: int
     norm_topk_prob: bool
+    activation: str = "silu"
+    has_biases: bool = False
 
     @property
     def active_size(self) -> int:
@@ -148,7 +187,8 @@ class MoeSpec:
 
     def num_parameters(self, hidden_size: int) -> int:
         """Parameters of the block, router and all experts."""
-        return self.num_experts * hidden_size * (3 * self.size + 1)
+        biases = self.num_experts * (1 + 2 * self.size + hidden_size) * self.has_biases
+        return self.num_experts * hidden_size * (3 * self.size + 1) + biases
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +222,7 @@ class Architecture:
         weight_names: what checkpoints call the weights; see `models.weight_names`.
         norm: the final one.
         takes_images: a vision tower stands beside it.
+        stacks_experts: checkpoints store all experts of a layer in one tensor.
         other_weights: what the names of weights begin with that are not the decoder's.
         tie_embeddings: the output head is the embedding table.
         embedding_multiplier: of the embeddings that enter the first layer. rounds_multiplier: to the model's dtype.
@@ -206,7 +247,19 @@ class Architecture:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
     takes_images: bool = False
+    stacks_experts: bool = False
     other_weights: tuple[str, ...] = ()
+
+    def for_context(self, num_tokens: int) -> Architecture:
+        """The same for requests of at most so many tokens: LongRoPE has factors for the context of the pretraining."""
+        return dataclasses.replace(self, layers=tuple(_for_context(layer, num_tokens) for layer in self.layers))
+
+    @property
+    def context_form(self) -> str:
+        """What `for_context` has chosen, where there is a choice: KV of one form is none of another."""
+        ropes = (layer.attention.rope for layer in self.layers)
+        forms = {rope.scaling.is_long for rope in ropes if rope and isinstance(rope.scaling, LongRopeScaling)}
+        return ("short", "long")[forms.pop()] if forms else ""
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Bytes of KV that one token takes, over all layers."""
@@ -217,3 +270,12 @@ class Architecture:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         layers = sum(layer.num_parameters(self.hidden_size) for layer in self.layers)
         return embeddings + layers + self.hidden_size
+
+
+def _for_context(layer: LayerSpec, num_tokens: int) -> LayerSpec:
+    rope = layer.attention.rope
+    if rope is None or not isinstance(rope.scaling, LongRopeScaling):
+        return layer
+    scaling = dataclasses.replace(rope.scaling, is_long=num_tokens > rope.scaling.original_max_position)
+    attention = dataclasses.replace(layer.attention, rope=dataclasses.replace(rope, scaling=scaling))
+    return dataclasses.replace(layer, attention=attention)

@@ -12,6 +12,7 @@ from typing import Any
 from tokenmill.models.architecture import (
     Architecture,
     LayerSpec,
+    LongRopeScaling,
     MlpSpec,
     MoeSpec,
     NormSpec,
@@ -26,6 +27,7 @@ from tokenmill.models.rope_config import read_local_rope, read_rope
 MOST_LAYERS = 1024
 MOST_EXPERTS = 4096
 # Of the gate of a feed-forward block: what configs call it, and what it is in `MlpSpec`.
+SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 
 
@@ -50,7 +52,8 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
             raise config.error(f"{field} {config.raw(field)!r} is not supported")
     has_local_rope = family.local_theta is not None
     max_position = config.integer("max_position_embeddings", 32768)
-    rope, max_position = read_rope(config, max_position, "full_attention" if has_local_rope else None)
+    layer_type = "full_attention" if has_local_rope else None
+    rope, max_position = read_rope(config, max_position, layer_type, family.may_rotate_partly)
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
     scale = hidden_size**0.5 if family.scales_embeddings else _multiplier(config, family, "embedding_multiplier")
     return Architecture(
@@ -70,6 +73,7 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         dtype=_dtype_name(config),
         takes_images=family.takes_images,
         other_weights=family.other_weights,
+        stacks_experts=family.stacks_experts,
     )
 
 
@@ -100,6 +104,7 @@ def _read_layers(config: ConfigReader, family: Family, rope: RopeSpec) -> tuple[
     num_layers = config.integer("num_hidden_layers", high=MOST_LAYERS)
     num_heads, num_kv_heads = _heads(config)
     head_dim = _head_dim(config, family, num_heads)
+    _check_rope(config, rope, head_dim)
     norm = _norm(config, family)
     local_rope = rope if family.local_theta is None else read_local_rope(config, family.local_theta)
     residual_multiplier = _multiplier(config, family, "residual_multiplier")
@@ -114,6 +119,7 @@ def _read_layers(config: ConfigReader, family: Family, rope: RopeSpec) -> tuple[
             head_norm=norm if family.head_norms else None,
             qkv_bias=_fact(config, family.qkv_bias),
             output_bias=_fact(config, family.output_bias),
+            has_sinks=family.has_sinks,
         )
         for window, has_rope in zip(
             family.windows(config, num_layers), family.has_rope(config, num_layers), strict=True
@@ -124,6 +130,18 @@ def _read_layers(config: ConfigReader, family: Family, rope: RopeSpec) -> tuple[
         LayerSpec(attention, mlp, norm, residual_multiplier, family.has_out_norms)
         for attention, mlp in zip(attentions, mlps, strict=True)
     )
+
+
+def _check_rope(config: ConfigReader, rope: RopeSpec, head_dim: int) -> None:
+    rotated = rope.num_rotated(head_dim)
+    if rotated % 2 or not rotated:
+        raise config.error(f"partial_rotary_factor {rope.share:g} of heads of {head_dim} must leave an even number")
+    if isinstance(rope.scaling, LongRopeScaling):
+        for name, factors in {"short_factor": rope.scaling.short, "long_factor": rope.scaling.long}.items():
+            if 2 * len(factors) != rotated:
+                raise config.error(
+                    f"{name} must have {rotated // 2} numbers, one for each frequency; got {len(factors)}"
+                )
 
 
 def _attention_scale(config: ConfigReader, family: Family, head_dim: int) -> float:
@@ -167,20 +185,24 @@ def _read_mlps(config: ConfigReader, family: Family, num_layers: int) -> list[Ml
     sparse = [layer for layer in range(num_layers) if layer not in only_dense and (layer + 1) % step == 0]
     if num_experts == 0 or not sparse:
         return [dense] * num_layers
-    moe = _read_moe(config, num_experts)
+    moe = _read_moe(config, family, num_experts)
     return [moe if layer in sparse else dense for layer in range(num_layers)]
 
 
-def _read_moe(config: ConfigReader, num_experts: int) -> MoeSpec:
+def _read_moe(config: ConfigReader, family: Family, num_experts: int) -> MoeSpec:
     experts_per_token = config.integer("num_experts_per_tok", 8)
     if experts_per_token > num_experts:
         raise config.error(f"num_experts_per_tok ({experts_per_token}) must not exceed num_experts ({num_experts})")
-    return MoeSpec(
-        num_experts=num_experts,
-        experts_per_token=experts_per_token,
-        size=config.integer("moe_intermediate_size", 768),
-        norm_topk_prob=config.boolean("norm_topk_prob", False),
-    )
+    for field, only in SWIGLU.items() if family.experts.get("activation") == "clamped" else ():
+        if config.number(field, only) != only:
+            raise config.error(f"{field} {config.raw(field)!r} is not supported; supported: {only}")
+    size_field = "intermediate_size" if family.stacks_experts else "moe_intermediate_size"
+    found = {
+        "size": config.integer(size_field, 768),
+        "norm_topk_prob": config.boolean("norm_topk_prob", False),
+        **family.experts,
+    }
+    return MoeSpec(num_experts, experts_per_token, **found)
 
 
 def _fact(config: ConfigReader, fact: bool | str) -> bool:

@@ -87,6 +87,17 @@ class ConfigReader:
             raise self.error(f"{name} must be an integer or a list of integers, got {value!r}")
         return tuple(values)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers above 0.
+
+        Raises:
+            InvalidCheckpoint: absent, or of another type.
+        """
+        value = self._get(name, _REQUIRED)
+        if not isinstance(value, list) or not value:
+            raise self.error(f"{name} must be a list of numbers, got {value!r}")
+        return tuple(ConfigReader({name: one}, self.source).number(name) for one in value)
+
     def error(self, message: str) -> InvalidCheckpoint:
         """The error to raise: names the source."""
         return InvalidCheckpoint(f"{self.source}: {message}")

@@ -81,7 +81,7 @@ class Decoder:
         layers = [layer.attention.spec for layer in self.layers]
         shapes = {(one.num_heads, one.num_kv_heads, one.head_dim) for one in layers}
         assert len(shapes) == 1, "the layers of the KV memory have one shape"
-        return AttentionSpec(len(layers), *shapes.pop())
+        return AttentionSpec(len(layers), *shapes.pop(), has_sinks=any(layer.has_sinks for layer in layers))
 
     def forward(
         self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None

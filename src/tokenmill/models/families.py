@@ -12,7 +12,14 @@ from types import MappingProxyType
 from typing import Any
 
 from tokenmill.models.config_reader import ConfigReader
-from tokenmill.models.weight_names import GEMMA3_NAMES, GEMMA3_VL_NAMES, LLAMA_NAMES, QWEN3_VL_NAMES
+from tokenmill.models.weight_names import (
+    GEMMA3_NAMES,
+    GEMMA3_VL_NAMES,
+    GPT_OSS_NAMES,
+    LLAMA_NAMES,
+    PHI3_NAMES,
+    QWEN3_VL_NAMES,
+)
 
 Windows = tuple[int | None, ...]
 
@@ -37,12 +44,15 @@ class Family:
         qkv_bias, output_bias, mlp_bias: True or False when the family fixes it, else the config field that says it.
         head_norms: RMSNorm over each head of q and k.
         head_dim: config field `head_dim` when it is absent; None: hidden size / heads.
-        has_experts: the config describes experts.
+        has_experts: the config describes experts. has_sinks: heads of attention have sinks.
+        experts: what these have of their own, fields of `MoeSpec`.
+        stacks_experts: checkpoints store all experts of a layer in one tensor.
         has_out_norms: what a block adds goes through a norm.
         norms_are_offsets: weights of norms are what is added to 1.
         activation: config field of the gate's activation.
         query_scalar: config field whose inverse square root is the scale of attention; None: heads' size is.
         scales_embeddings: by the square root of the hidden size, rounded to the model's dtype.
+        may_rotate_partly: the rope may turn a part of each head.
         local_theta: layers with a window have a rope of their own, with this base where nothing says it; None: they
             have not.
         refused: config fields that must be absent, null or false: what they would change is not built.
@@ -64,11 +74,15 @@ class Family:
     head_norms: bool = False
     head_dim: int | None = None
     has_experts: bool = False
+    has_sinks: bool = False
+    experts: Mapping[str, Any] = field(default_factory=dict)
+    stacks_experts: bool = False
     has_out_norms: bool = False
     norms_are_offsets: bool = False
     activation: str = "hidden_act"
     query_scalar: str | None = None
     scales_embeddings: bool = False
+    may_rotate_partly: bool = False
     local_theta: float | None = None
     refused: tuple[str, ...] = ()
     text_config: bool = False
@@ -83,6 +97,11 @@ class Family:
 
 def _one_window(config: ConfigReader, num_layers: int) -> Windows:
     return (_window(config),) * num_layers
+
+
+def _given_window(config: ConfigReader, num_layers: int) -> Windows:
+    """Phi 3: absent means "no window"."""
+    return _one_window(config, num_layers) if config.has("sliding_window") else (None,) * num_layers
 
 
 def _window(config: ConfigReader) -> int | None:
@@ -144,6 +163,14 @@ def _windows_but_every_sixth(config: ConfigReader, num_layers: int) -> Windows:
     return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
 
 
+def _every_second_window(config: ConfigReader, num_layers: int) -> Windows:
+    """gpt-oss: `layer_types` says which layers slide; without it the first, the third and so on do."""
+    window = _window(config)
+    if config.raw("layer_types") is None:
+        return tuple(None if layer % 2 else window for layer in range(num_layers))
+    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
+
+
 _GEMMA3 = Family(
     windows=_windows_but_every_sixth,
     qkv_bias="attention_bias",
@@ -186,6 +213,40 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             weight_names=GEMMA3_VL_NAMES,
             gguf=None,
         ),
+        "GptOssForCausalLM": Family(
+            windows=_every_second_window,
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            head_dim=64,
+            has_experts=True,
+            has_sinks=True,
+            experts={"activation": "clamped", "has_biases": True, "norm_topk_prob": True},
+            stacks_experts=True,
+            defaults={
+                "attention_bias": True,
+                "num_hidden_layers": 36,
+                "num_local_experts": 128,
+                "num_experts_per_tok": 4,
+                "vocab_size": 201088,
+                "hidden_size": 2880,
+                "intermediate_size": 2880,
+                "num_attention_heads": 64,
+                "num_key_value_heads": 8,
+                "sliding_window": 128,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 150000.0,
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 32.0,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                    "truncate": False,
+                    "original_max_position_embeddings": 4096,
+                },
+            },
+            weight_names=GPT_OSS_NAMES,
+        ),
         "GraniteForCausalLM": Family(
             qkv_bias="attention_bias",
             output_bias="attention_bias",
@@ -206,6 +267,17 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "MistralForCausalLM": Family(
             windows=_one_window,
             defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8, "eos_token_id": 2},
+        ),
+        "Phi3ForCausalLM": Family(
+            windows=_given_window,
+            may_rotate_partly=True,
+            defaults={
+                "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 4096,
+                "original_max_position_embeddings": 4096,
+                "eos_token_id": 32000,
+            },
+            weight_names=PHI3_NAMES,
         ),
         "Qwen2ForCausalLM": Family(windows=_layered_windows, qkv_bias=True, gguf="qwen2"),
         "Qwen2_5_VLForConditionalGeneration": Family(

@@ -8,7 +8,7 @@ import torch
 
 from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.protocol import Gate, Kernels, WeightRole
-from tokenmill.models.targets import Target, TargetScope
+from tokenmill.models.targets import Order, Target, TargetScope
 from tokenmill.parallel.collective import ALONE, Collective
 from tokenmill.parallel.shard import Part
 
@@ -76,16 +76,23 @@ class Linear:
             own = adapted.gated(self.role, self.weight, x, self.bias, gate)
         return self._collective.between(own, self.columns)
 
-    def targets(self, scope: TargetScope) -> Iterator[Target]:
-        """The checkpoint tensors that fill this layer."""
-        start = 0
-        for role, part in self.parts.items():
-            yield scope.matrix(role, self.weight, start, part, self.inputs)
+    def targets(self, scope: TargetScope, orders: Mapping[str, Order] | None = None) -> Iterator[Target]:
+        """The checkpoint tensors that fill this layer; projections of one name are parts of one tensor.
+
+        Args:
+            orders: of the rows of heads, by role; see `Order`.
+        """
+        is_stored_fused = len({scope.names[role] for role in self.parts}) < len(self.parts)
+        size, start, stored = sum(part.total for part in self.parts.values()), 0, 0
+        for role, own in self.parts.items():
+            part = Part(stored + own.start, own.count, size) if is_stored_fused else own
+            order = (orders or {}).get(role, ())
+            yield scope.matrix(role, self.weight, start, part, self.inputs, order)
             if self.bias is not None:
-                yield scope.vector(role, self.bias[start : start + part.count], "bias", part)
+                yield scope.vector(role, self.bias[start : start + own.count], "bias", part, order)
             elif self._has_bias:
                 yield scope.vector_elsewhere(role, part.total, "bias")
-            start += part.count
+            start, stored = start + own.count, stored + own.total
 
 
 def second_linear(role: str, inner: Part, size: int, bias: bool, kernels: Kernels, collective: Collective) -> Linear:

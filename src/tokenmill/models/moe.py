@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from tokenmill.kernels.adapters import AdaptedLayer
-from tokenmill.kernels.protocol import Kernels, WeightRole
+from tokenmill.kernels.protocol import Gate, Kernels, WeightRole
 from tokenmill.models.architecture import MoeSpec
 from tokenmill.models.linear import Linear
 from tokenmill.models.targets import Target, TargetScope
@@ -33,8 +33,9 @@ class MoE:
         self.spec = spec
         self.part = every if shard.sums else shard.part(spec.num_experts)
         self.inner = shard.part(spec.size) if shard.sums else Part.whole(spec.size)
-        self.router = Linear(hidden_size, {"router": every}, False, kernels, WeightRole.ROUTER)
-        self.experts = kernels.experts(self.part.count, hidden_size, self.inner.count)
+        self.router = Linear(hidden_size, {"router": every}, spec.has_biases, kernels, WeightRole.ROUTER)
+        gate, has_biases = Gate[spec.activation.upper()], spec.has_biases
+        self.experts = kernels.experts(self.part.count, hidden_size, self.inner.count, gate, has_biases)
         is_shared = not self.part.is_whole
         self._mix = SharedExperts(self.experts, self.part, collective).mix if is_shared else self.experts.mix
 
@@ -54,10 +55,26 @@ class MoE:
                 yield own.matrix("expert_gate", gate_up, 0, self.inner)
                 yield own.matrix("expert_up", gate_up, self.inner.count, self.inner)
                 yield own.matrix("expert_down", self.experts.down[number], columns=self.inner)
+                yield from self._biases(own, number)
             else:
                 yield own.elsewhere("expert_gate", (size, hidden_size))
                 yield own.elsewhere("expert_up", (size, hidden_size))
                 yield own.elsewhere("expert_down", (hidden_size, size))
+                if self.spec.has_biases:
+                    for role, outputs in {"expert_gate": size, "expert_up": size, "expert_down": hidden_size}.items():
+                        yield own.vector_elsewhere(role, outputs, "bias")
+
+    def _biases(self, scope: TargetScope, number: int) -> Iterator[Target]:
+        if self.experts.biases is None:
+            return
+        first, second = (bias[number] for bias in self.experts.biases)
+        yield scope.vector("expert_gate", first[: self.inner.count], "bias", self.inner)
+        yield scope.vector("expert_up", first[self.inner.count :], "bias", self.inner)
+        if self.inner.start == 0:
+            yield scope.vector("expert_down", second, "bias")
+        else:  # another rank adds it
+            second.zero_()
+            yield scope.vector_elsewhere("expert_down", len(second), "bias")
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights [T, k] in x's dtype and expert ids [T, k]; softmax over all experts, in float32."""

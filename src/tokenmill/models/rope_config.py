@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
-from tokenmill.models.architecture import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from tokenmill.models.architecture import LinearScaling, Llama3Scaling, LongRopeScaling, RopeSpec, YarnScaling
 from tokenmill.models.config_reader import ConfigReader
 
 DEFAULT_THETA = 10000.0
-KINDS = ("default", "linear", "llama3", "yarn")
+KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
 
-def read_rope(config: ConfigReader, max_position: int, layer_type: str | None = None) -> tuple[RopeSpec, int]:
+def read_rope(
+    config: ConfigReader, max_position: int, layer_type: str | None = None, may_be_partial: bool = False
+) -> tuple[RopeSpec, int]:
     """The rotary embedding, and the context in tokens that it reaches (YaRN may extend `max_position`).
 
     Args:
         layer_type: whose it is, where there may be one for each type of layer; None: all have the same.
+        may_be_partial: a part of each head may turn.
 
     Raises:
         InvalidCheckpoint: a kind that is not supported, or a missing value; names the field.
     """
     rope = _part(config, "rope_scaling" if config.raw("rope_scaling") else "rope_parameters", layer_type)
-    return _read(rope, max_position, config.number("rope_theta", DEFAULT_THETA))
+    share = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if share > 1.0 or (share < 1.0 and not may_be_partial):
+        raise rope.error(f"partial_rotary_factor {share:g} is not supported")
+    original = config.integer("original_max_position_embeddings", max_position)
+    spec, max_position = _read(rope, max_position, config.number("rope_theta", DEFAULT_THETA), original)
+    return dataclasses.replace(spec, share=share), max_position
 
 
 def read_local_rope(config: ConfigReader, theta: float) -> RopeSpec:
@@ -36,8 +45,8 @@ def read_local_rope(config: ConfigReader, theta: float) -> RopeSpec:
     theta = config.number("rope_local_base_freq", theta)
     if config.raw("rope_scaling"):
         return RopeSpec(theta)  # scaled are those of the other layers
-    rope, _ = _read(_part(config, "rope_parameters", "sliding_attention"), 1, theta)
-    if isinstance(rope.scaling, YarnScaling | Llama3Scaling):
+    rope, _ = _read(_part(config, "rope_parameters", "sliding_attention"), 1, theta, 1)
+    if not isinstance(rope.scaling, LinearScaling | None):
         raise config.error("rope_parameters: sliding_attention: this rope_type is not supported for it")
     return rope
 
@@ -53,15 +62,11 @@ def _part(config: ConfigReader, field: str, layer_type: str | None) -> ConfigRea
         raw, source = raw.get(layer_type) or {}, f"{source}: {layer_type}"
         if not isinstance(raw, dict):
             raise config.error(f"{field}: {layer_type} must be an object, got {raw!r}")
-    rope = ConfigReader(raw, source)
-    partial = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise rope.error(f"partial_rotary_factor {partial:g} is not supported")
-    return rope
+    return ConfigReader(raw, source)
 
 
-def _read(rope: ConfigReader, max_position: int, theta: float) -> tuple[RopeSpec, int]:
-    """See `read_rope`. `theta`: the base where the object does not say it."""
+def _read(rope: ConfigReader, max_position: int, theta: float, original: int) -> tuple[RopeSpec, int]:
+    """See `read_rope`. `theta`, `original`: the base and the context of the pretraining where nothing says it."""
     theta = rope.number("rope_theta", theta)
     kind = rope.raw("rope_type", rope.raw("type", "default"))
     if kind in ("default", "mrope"):  # positions of several axes are not the tables' business
@@ -74,7 +79,22 @@ def _read(rope: ConfigReader, max_position: int, theta: float) -> tuple[RopeSpec
         yarn = _read_yarn(rope, max_position)
         # A config may keep the pretraining context and only add the scaling, as Qwen's model cards advise.
         return RopeSpec(theta, yarn), max(max_position, int(yarn.original_max_position * yarn.factor))
+    if kind == "longrope":
+        return RopeSpec(theta, _read_longrope(rope, max_position, original)), max_position
     raise rope.error(f"rope_type {kind!r} is not supported; supported: {', '.join(KINDS)}")
+
+
+def _read_longrope(rope: ConfigReader, max_position: int, original: int) -> LongRopeScaling:
+    original = rope.integer("original_max_position_embeddings", original)
+    factor = rope.number("factor", max_position / original)
+    found = 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original))
+    return LongRopeScaling(
+        short=rope.numbers("short_factor"),
+        long=rope.numbers("long_factor"),
+        original_max_position=original,
+        attention_factor=rope.number("attention_factor", found),
+        is_long=max_position > original,
+    )
 
 
 def _read_llama3(rope: ConfigReader, max_position: int) -> Llama3Scaling:

@@ -7,7 +7,14 @@ import math
 import torch
 
 from tokenmill.kernels.heads import RotaryTables
-from tokenmill.models.architecture import Architecture, LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from tokenmill.models.architecture import (
+    Architecture,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
 
 
 def all_rotary_tables(architecture: Architecture, like: torch.Tensor) -> dict[RopeSpec, RotaryTables]:
@@ -26,14 +33,34 @@ def rotary_tables(spec: RopeSpec, head_dim: int, max_position: int, like: torch.
         empty = like.new_empty(max_position, head_dim // 2)
         return RotaryTables(empty, empty)
     angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inverse_frequencies(spec, head_dim))
-    factor = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling) else 1.0
-    cos, sin = angles.cos() * factor, angles.sin_() * factor
+    factor = spec.scaling.attention_factor if isinstance(spec.scaling, YarnScaling | LongRopeScaling) else 1.0
+    cos, sin, rotated = angles.cos(), angles.sin_(), spec.num_rotated(head_dim) // 2
+    cos[:, :rotated] *= factor
+    sin[:, :rotated] *= factor
     return RotaryTables(cos.to(like), sin.to(like))
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> torch.Tensor:
-    """[head_dim / 2] float32, radians per position."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    """[head_dim / 2] float32, radians per position; 0 behind those that turn."""
+    turning = _turning(spec, spec.num_rotated(head_dim))
+    return torch.nn.functional.pad(turning, (0, head_dim // 2 - len(turning)))
+
+
+def rotated_order(spec: RopeSpec, head_dim: int) -> list[int]:
+    """In which order the numbers of a head are held where a checkpoint turns the first alone; empty: as they are.
+
+    Kernels turn number i with number i + head_dim / 2; those that stay have frequency 0. No score depends on the order.
+    """
+    half, rest = spec.num_rotated(head_dim) // 2, (head_dim - spec.num_rotated(head_dim)) // 2
+    if not rest:
+        return []
+    first, second, still = range(half), range(half, 2 * half), range(2 * half, head_dim)
+    return [*first, *still[:rest], *second, *still[rest:]]
+
+
+def _turning(spec: RopeSpec, size: int) -> torch.Tensor:
+    """The frequencies of a head of which `size` numbers turn, [size / 2]."""
+    exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
     plain = 1.0 / (spec.theta**exponents)
     match spec.scaling:
         case None:
@@ -43,7 +70,9 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> torch.Tensor:
         case Llama3Scaling() as scaling:
             return _llama3(plain, scaling)
         case YarnScaling() as scaling:
-            return _yarn(plain, spec.theta, head_dim, scaling)
+            return _yarn(plain, spec.theta, size, scaling)
+        case LongRopeScaling() as scaling:
+            return plain / torch.tensor(scaling.factors)
 
 
 def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:

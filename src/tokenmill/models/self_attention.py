@@ -13,6 +13,7 @@ from tokenmill.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.architecture import RopeSpec, SelfAttentionSpec
 from tokenmill.models.linear import Linear, second_linear
+from tokenmill.models.rotary import rotated_order
 from tokenmill.models.targets import Target, TargetScope
 from tokenmill.parallel.collective import Collective
 
@@ -51,7 +52,8 @@ class SelfAttention:
             weights = kernels.vector(spec.head_dim), kernels.vector(spec.head_dim)
             norms = HeadNorms(*weights, spec.head_norm.eps, spec.head_norm.is_offset)
         tables = None if spec.rope is None else rotary[spec.rope]
-        self.layer = AttentionLayer(index, spec.scale, spec.window, norms, tables)
+        sinks = kernels.vector(self.heads.count) if spec.has_sinks else None
+        self.layer = AttentionLayer(index, spec.scale, spec.window, norms, tables, sinks)
 
     def attend(
         self, x: torch.Tensor, attention: AttentionBackend, plan: Any, adapted: AdaptedLayer | None = None
@@ -62,8 +64,11 @@ class SelfAttention:
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this block."""
-        yield from self.qkv.targets(scope)
+        order = () if self.spec.rope is None else rotated_order(self.spec.rope, self.spec.head_dim)
+        yield from self.qkv.targets(scope, {"q": order, "k": order})
         yield from self.output.targets(scope)
+        if self.layer.sinks is not None:
+            yield scope.vector("attention", self.layer.sinks, "sinks", self.heads)
         if self.layer.norms is not None:
-            yield scope.vector("q_norm", self.layer.norms.q)
-            yield scope.vector("k_norm", self.layer.norms.k)
+            yield scope.vector("q_norm", self.layer.norms.q, order=order)
+            yield scope.vector("k_norm", self.layer.norms.k, order=order)

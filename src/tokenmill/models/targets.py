@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from tokenmill.kernels.protocol import LinearWeight
 from tokenmill.models.weight_names import WeightKey
 from tokenmill.parallel.shard import Part
+from tokenmill.quantization.packed import Rows, pick_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class Target:
         return dataclasses.replace(self, part=Part(0, 0, self.part.total), fill=lambda values: None)
 
 
+Order = Sequence[int]
+"""In which order the rows of each head are held, by their places in a checkpoint; empty: as they are stored."""
+
+
 @dataclass(frozen=True, slots=True)
 class TargetScope:
     """Makes the targets of a layer or an expert, or of what is outside of all layers."""
@@ -55,17 +60,43 @@ class TargetScope:
     layer: int | None = None
     expert: int | None = None
 
-    def vector(self, role: str, vector: torch.Tensor, kind: str = "weight", part: Part | None = None) -> Target:
-        """A bias or norm weight (or a view of a part of one). `part`: which part of the stored one it is; None: all."""
-        return self._target(role, kind, (), part or Part.whole(len(vector)), vector.copy_)
+    def vector(
+        self, role: str, vector: torch.Tensor, kind: str = "weight", part: Part | None = None, order: Order = ()
+    ) -> Target:
+        """A bias or norm weight (or a view of a part of one).
+
+        Args:
+            part: which part of the stored one it is; None: all.
+            order: see `Order`.
+        """
+
+        def fill(values: torch.Tensor) -> object:
+            return vector.copy_(values[_every(order, len(values))] if order else values)
+
+        return self._target(role, kind, (), part or Part.whole(len(vector)), fill)
 
     def matrix(
-        self, role: str, matrix: LinearWeight, start: int = 0, part: Part | None = None, columns: Part | None = None
+        self,
+        role: str,
+        matrix: LinearWeight,
+        start: int = 0,
+        part: Part | None = None,
+        columns: Part | None = None,
+        order: Order = (),
     ) -> Target:
-        """The rows of a matrix from `start` on. `part`, `columns`: which of the stored ones these are; None: all."""
+        """The rows of a matrix from `start` on.
+
+        Args:
+            part, columns: which of the stored ones these are; None: all.
+            order: see `Order`.
+        """
         out_size, in_size = matrix.shape
         part, columns = part or Part.whole(out_size - start), columns or Part.whole(in_size)
-        target = self._target(role, "weight", (columns.total,), part, lambda values: matrix.load_rows(start, values))
+
+        def fill(rows: Rows) -> None:
+            matrix.load_rows(start, pick_rows(rows, _every(order, rows.shape[0])) if order else rows)
+
+        target = self._target(role, "weight", (columns.total,), part, fill)
         return target if columns.is_whole else dataclasses.replace(target, columns=columns)
 
     def elsewhere(self, role: str, shape: tuple[int, int]) -> Target:
@@ -79,3 +110,8 @@ class TargetScope:
     def _target(self, role: str, kind: str, row: tuple[int, ...], part: Part, fill: Callable[[Any], object]) -> Target:
         key = WeightKey(role, self.layer, self.expert, kind)
         return Target(key, key.name(self.names), (part.total, *row), part, fill)
+
+
+def _every(order: Order, num_rows: int) -> list[int]:
+    """The order of one head for all heads."""
+    return [head + row for head in range(0, num_rows, len(order)) for row in order]

@@ -14,6 +14,7 @@ LLAMA_NAMES: Mapping[str, str] = MappingProxyType(
         "k": "model.layers.{layer}.self_attn.k_proj",
         "v": "model.layers.{layer}.self_attn.v_proj",
         "output": "model.layers.{layer}.self_attn.o_proj",
+        "attention": "model.layers.{layer}.self_attn",
         "q_norm": "model.layers.{layer}.self_attn.q_norm",
         "k_norm": "model.layers.{layer}.self_attn.k_norm",
         "mlp_norm": "model.layers.{layer}.post_attention_layernorm",
@@ -34,6 +35,25 @@ QWEN3_VL_NAMES: Mapping[str, str] = MappingProxyType(
     {role: name.replace("model.", "model.language_model.", 1) for role, name in LLAMA_NAMES.items()}
 )
 """The same where a vision tower stands beside the decoder."""
+
+PHI3_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **LLAMA_NAMES,
+        **dict.fromkeys(("q", "k", "v"), "model.layers.{layer}.self_attn.qkv_proj"),
+        **dict.fromkeys(("gate", "up"), "model.layers.{layer}.mlp.gate_up_proj"),
+    }
+)
+"""Where projections of the same input are stored in one matrix, one behind the other."""
+
+GPT_OSS_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **LLAMA_NAMES,
+        "router": "model.layers.{layer}.mlp.router",
+        **dict.fromkeys(("expert_gate", "expert_up"), "model.layers.{layer}.mlp.experts.gate_up_proj"),
+        "expert_down": "model.layers.{layer}.mlp.experts.down_proj",
+    }
+)
+"""Where the experts of a layer are stacked; see `weights/stacked_experts.py`."""
 
 GEMMA3_NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -56,7 +76,7 @@ class WeightKey:
 
     Attributes:
         role: a key of `GEMMA3_NAMES`, which has all.
-        kind: `weight` or `bias`.
+        kind: `weight`, `bias` or `sinks`.
     """
 
     role: str

@@ -40,8 +40,7 @@ class SharedExperts:
             expert = self.part.start + number
             rows = slice(ends[expert] - mine.start, ends[expert + 1] - mine.start)
             if rows.start < rows.stop:
-                inner = self.own.gate_up[number].gated(inputs[rows])
-                torch.mul(self.own.down[number].multiply(inner), scales[mine][rows], out=outputs[rows])
+                torch.mul(self.own.one(number, inputs[rows]), scales[mine][rows], out=outputs[rows])
         all_outputs = self._collective.rows(outputs, mine, len(order))
         result = torch.zeros_like(x)
         for start, end in pairwise(ends):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
@@ -47,13 +47,57 @@ class QuantizedRows:
         return grouped.view(self.values.shape)
 
 
-Rows: TypeAlias = torch.Tensor | QuantizedRows
+# The numbers of four bits, e2m1, by their code.
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Rows:
+    """n rows of a weight in the Open Compute Project's MX format of four bits: groups of 32 inputs share an exponent.
+
+    Attributes:
+        blocks: [n, groups, 16] uint8, two codes of `FP4` in each, the lower four bits first.
+        scales: [n, groups] uint8; a number is multiplied by 2^(scale - 127).
+    """
+
+    blocks: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, in_size)."""
+        return self.blocks.shape[0], 32 * self.blocks.shape[1]
+
+    @property
+    def codes(self) -> torch.Tensor:
+        """[n, groups, 32] uint8."""
+        return torch.stack((self.blocks & 15, self.blocks >> 4), -1).flatten(2)
+
+    def dequantize(self) -> torch.Tensor:
+        """[n, in_size] float32."""
+        exponents = self.scales.int().sub_(127).unsqueeze(-1)
+        return torch.ldexp(torch.tensor(FP4)[self.codes.int()], exponents).view(self.shape)
+
+
+Rows: TypeAlias = torch.Tensor | QuantizedRows | Mxfp4Rows
 """Rows of a weight, [n, in_size]: floats of any dtype, or quantized."""
+
+
+def pick_rows(rows: Rows, index: Sequence[int]) -> Rows:
+    """Some rows, in the order of their numbers."""
+    index = list(index)
+    match rows:
+        case QuantizedRows():
+            offsets = None if rows.offsets is None else rows.offsets[index]
+            return QuantizedRows(rows.bits, rows.values[index], rows.scales[index], offsets)
+        case Mxfp4Rows():
+            return Mxfp4Rows(rows.blocks[index], rows.scales[index])
+    return rows[index]
 
 
 def dense(rows: Rows) -> torch.Tensor:
     """As floats."""
-    return rows.dequantize() if isinstance(rows, QuantizedRows) else rows
+    return rows if isinstance(rows, torch.Tensor) else rows.dequantize()
 
 
 class PackedFormat(IntEnum):
@@ -63,6 +107,7 @@ class PackedFormat(IntEnum):
     INT8 = 1  # a scale for each output
     INT4 = 2  # a scale for each 32 inputs of an output
     INT4_OFFSET = 3  # and an offset
+    MXFP4 = 4  # see `Mxfp4Rows`
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +115,14 @@ class PackedFormats:
     """The formats of a model's matrices: those of the layers, and the embedding with the output head.
 
     A router stays in bfloat16: it is small, and its errors send tokens to other experts.
+
+    Attributes:
+        experts: None: as the other matrices of the layers.
     """
 
     layers: PackedFormat = PackedFormat.BF16
     vocabulary: PackedFormat = PackedFormat.BF16
+    experts: PackedFormat | None = None
 
 
 UNQUANTIZED = PackedFormats()

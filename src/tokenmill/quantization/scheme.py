@@ -9,7 +9,7 @@ from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.quantization.layouts import Awq, CompressedInts, CompressedPacked, Dense, Gptq, WeightLayout
 from tokenmill.quantization.packed import UNQUANTIZED, PackedFormat, PackedFormats
 
-SUPPORTED = "compressed-tensors (int-quantized, pack-quantized), gptq, awq"
+SUPPORTED = "compressed-tensors (int-quantized, pack-quantized), gptq, awq, mxfp4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def read_scheme(config: dict[str, Any], source: str) -> QuantizationScheme:
     if not isinstance(fields, dict):
         raise InvalidCheckpoint(f"{source}: quantization_config must be an object")
     method = fields.get("quant_method")
-    reader = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq}.get(str(method))
+    reader = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, "mxfp4": _mxfp4}.get(str(method))
     if reader is None:
         raise _unsupported(source, f"quantization_config ({method})")
     return replace(reader(fields, source), method=str(method))
@@ -55,6 +55,11 @@ def _awq(fields: dict[str, Any], source: str) -> QuantizationScheme:
         raise _unsupported(source, f"awq version {fields['version']!r}")
     bits = _bits(fields.get("bits"), (4,), source)
     return QuantizationScheme(Awq(), _formats(bits, fields.get("zero_point") is False))
+
+
+def _mxfp4(fields: dict[str, Any], source: str) -> QuantizationScheme:
+    """Experts alone, which their own reader knows; the rest is stored as floats."""
+    return QuantizationScheme(Dense(), PackedFormats(experts=PackedFormat.MXFP4))
 
 
 def _compressed(fields: dict[str, Any], source: str) -> QuantizationScheme:

@@ -15,6 +15,7 @@ from tokenmill.kernels.measuring import MeasuringKernels
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
+from tokenmill.models.weight_names import WeightKey
 from tokenmill.parallel.collective import ALONE, Collective
 from tokenmill.platform.memory import Arena
 from tokenmill.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormats, Rows
@@ -33,11 +34,11 @@ ROTARY_TEMPORARIES = 4
 
 
 class WeightRead(Protocol):
-    """One weight to be read: the name of its target, its bytes in the files, and its values."""
+    """One weight to be read: the key of its target, its bytes in the files, and its values."""
 
     @property
-    def name(self) -> str:
-        """The target's name."""
+    def key(self) -> WeightKey:
+        """The target's."""
 
     @property
     def num_bytes(self) -> int:
@@ -189,11 +190,11 @@ def _plan(folder: Path, load_format: str, shapes: Decoder) -> Sequence[WeightRea
 
 
 def _fill(decoder: Decoder, reads: Sequence[WeightRead], report: Progress) -> None:
-    targets = {target.name: target for target in decoder.targets()}
+    targets = {target.key: target for target in decoder.targets()}
     total, done = sum(read.num_bytes for read in reads), 0
     report(done, total)
     for read in reads:
-        targets[read.name].fill(read.rows())
+        targets[read.key].fill(read.rows())
         done += read.num_bytes
         report(done, total)
 

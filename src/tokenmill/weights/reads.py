@@ -20,6 +20,7 @@ from tokenmill.quantization.layouts import FLOATS, Dense, Outputs, WeightLayout
 from tokenmill.quantization.packed import Rows
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.safetensors_header import StoredTensor
+from tokenmill.weights.stacked_experts import StackedRead, read_stacked
 from tokenmill.weights.stored_part import part_bytes, read_part
 
 # Tables that old checkpoints store although they follow from the config.
@@ -37,7 +38,7 @@ class Read:
         columns: which numbers of these, of floats; None: all.
     """
 
-    name: str
+    key: WeightKey
     layout: WeightLayout
     stored: dict[str, StoredTensor]
     part: Part
@@ -79,7 +80,9 @@ class Read:
         return first.file, first.begin
 
 
-def plan_reads(checkpoint: Checkpoint, targets: Iterable[Target], architecture: Architecture) -> list[Read]:
+def plan_reads(
+    checkpoint: Checkpoint, targets: Iterable[Target], architecture: Architecture
+) -> list[Read | StackedRead]:
     """What to read for the targets, in the order of the files.
 
     A stored copy of an output head that is the embedding is left alone.
@@ -87,7 +90,7 @@ def plan_reads(checkpoint: Checkpoint, targets: Iterable[Target], architecture: 
     Raises:
         InvalidCheckpoint: anything missing, misshapen or surplus; one sentence with the file and the tensor.
     """
-    reads = [_read(checkpoint, target) for target in targets]
+    reads = [_find(checkpoint, target, architecture) for target in targets]
     known = {tensor.name for read in reads for tensor in read.stored.values()}
     if architecture.tie_embeddings:
         known.add(WeightKey("head").name(architecture.weight_names))
@@ -100,20 +103,26 @@ def plan_reads(checkpoint: Checkpoint, targets: Iterable[Target], architecture: 
     return sorted((read for read in reads if read.part.count), key=lambda read: read.place)
 
 
+def _find(checkpoint: Checkpoint, target: Target, architecture: Architecture) -> Read | StackedRead:
+    if architecture.stacks_experts and target.key.expert is not None:
+        return read_stacked(checkpoint, target)
+    return _read(checkpoint, target)
+
+
 def _read(checkpoint: Checkpoint, target: Target) -> Read:
     layout, tensors = checkpoint.scheme.layout, checkpoint.tensors
     module = target.name.rpartition(".")[0]
     if target.is_matrix and layout.suffixes != DENSE.suffixes and f"{module}.{layout.suffixes[-1]}" in tensors:
         if target.columns is not None:
             raise InvalidCheckpoint(f"{checkpoint.source}: {module} is quantized, which ranks on GPUs cannot share yet")
-        read = Read(target.name, layout, dict(_parts(checkpoint, module, layout)), target.part)
+        read = Read(target.key, layout, dict(_parts(checkpoint, module, layout)), target.part)
         _check_shape(read, target)
         return read
     stored = tensors.get(target.name)
     if stored is None:
         raise InvalidCheckpoint(f"{checkpoint.source} has no tensor {target.name}, which config.json calls for")
     assert target.columns is None or target.part.is_whole, "ranks share rows or columns of a matrix"
-    read = Read(target.name, DENSE, {"weight": stored}, target.part, target.columns)
+    read = Read(target.key, DENSE, {"weight": stored}, target.part, target.columns)
     _check_shape(read, target)
     if stored.dtype not in FLOATS:
         raise InvalidCheckpoint(

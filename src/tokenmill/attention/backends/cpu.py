@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tokenmill.attention.backends.reference import softmax
 from tokenmill.attention.batch import ForwardBatch, angles_of
 from tokenmill.attention.kv_cache import HeadMajorKV
 from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
@@ -111,8 +112,9 @@ class CpuAttention:
         keys, values = keys.view(kv_heads * n, -1, head_dim), values.view(kv_heads * n, -1, head_dim)
         packed = q.view(n, kv_heads, self._group, head_dim).transpose(0, 1).reshape(kv_heads * n, -1, head_dim)
         scores = torch.bmm(packed, keys.transpose(1, 2)).mul_(layer.scale)
-        scores.view(kv_heads, n, self._group, -1).masked_fill_(bucket.hidden, -torch.inf)
-        attended = torch.bmm(scores.softmax(-1), values)
+        apart = scores.view(kv_heads, n, self._group, -1).masked_fill_(bucket.hidden, -torch.inf)
+        weights = softmax(apart, None if layer.sinks is None else layer.sinks.view(kv_heads, 1, self._group, 1))
+        attended = torch.bmm(weights.reshape(scores.shape), values)
         return attended.view(kv_heads, n, self._group, head_dim).transpose(0, 1).reshape(q.shape)
 
     def _prefill(
@@ -136,8 +138,10 @@ class CpuAttention:
             first = 0 if layer.window is None else max(0, computed + start + 1 - layer.window)
             chunk = packed[:, :, start:end].reshape(kv_heads, -1, head_dim)
             scores = torch.bmm(chunk, keys[:, first:last].transpose(1, 2)).mul_(layer.scale)
-            self._hide(scores.view(kv_heads, self._group, end - start, last - first), layer.window)
-            attended = torch.bmm(scores.softmax(-1), values[:, first:last])
+            apart = scores.view(kv_heads, self._group, end - start, last - first)
+            self._hide(apart, layer.window)
+            weights = softmax(apart, None if layer.sinks is None else layer.sinks.view(kv_heads, self._group, 1, 1))
+            attended = torch.bmm(weights.reshape(scores.shape), values[:, first:last])
             unpacked[:, :, start:end] = attended.view(kv_heads, self._group, end - start, head_dim)
 
     def _hide(self, scores: torch.Tensor, window: int | None) -> None:

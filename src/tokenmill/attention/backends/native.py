@@ -101,5 +101,12 @@ class NativeAttention:
             assert rotary.cos.is_contiguous() and rotary.sin.is_contiguous(), "the angles' tables lie in one piece"
             cos, sin = rotary.cos.data_ptr(), rotary.sin.data_ptr()
         memory = self.memory[layer.index]
-        bound: _native.AttentionLayer = native.AttentionLayer(memory, weights, cos, sin, layer.scale, layer.window or 0)
+        sinks = 0
+        if layer.sinks is not None:
+            assert layer.sinks.dtype == torch.bfloat16 and layer.sinks.is_contiguous(), (
+                "sinks are bfloat16 in one piece"
+            )
+            sinks = layer.sinks.data_ptr()
+        numbers = layer.scale, layer.window or 0, sinks
+        bound: _native.AttentionLayer = native.AttentionLayer(memory, weights, cos, sin, *numbers)
         return bound

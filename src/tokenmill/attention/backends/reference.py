@@ -58,5 +58,14 @@ def attend_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, l
     visible = key_positions <= query_positions
     if layer.window is not None:
         visible &= key_positions > query_positions - layer.window
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    sinks = None if layer.sinks is None else layer.sinks.view(-1, 1, 1)
+    weights = softmax(scores.masked_fill(~visible, -torch.inf), sinks)
     return (weights @ values).transpose(0, 1).to(q.dtype)
+
+
+def softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Over the last dimension; with sinks, which can be expanded to the scores of one key, beside them."""
+    if sinks is None:
+        return scores.softmax(-1)
+    beside = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, beside), -1).softmax(-1)[..., :-1]

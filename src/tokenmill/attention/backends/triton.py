@@ -6,7 +6,7 @@ import torch
 
 from tokenmill.attention.paged import PagedImplementation, Requests
 from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
-from tokenmill.kernels.triton.attention import PagedKV, attend_decodes, attend_prompts
+from tokenmill.kernels.triton.attention import PagedKV, Scores, attend_decodes, attend_prompts
 from tokenmill.kernels.triton.splits import SPLIT_ENDS, Splits, list_splits
 
 
@@ -34,7 +34,7 @@ class TritonPrompts(PagedImplementation):
     ) -> None:
         """See `PagedImplementation.attend`."""
         are_single = self._are_single and len(q) == len(plan.query_lens)
-        attend_prompts(q, paged(memory, plan), output, layer.scale, layer.window, are_single=are_single)
+        attend_prompts(q, paged(memory, plan), output, scores_of(layer), are_single=are_single)
 
 
 class TritonDecodes(PagedImplementation):
@@ -68,7 +68,12 @@ class TritonDecodes(PagedImplementation):
     ) -> None:
         """See `PagedImplementation.attend`."""
         requests, splits = plan
-        attend_decodes(q, paged(memory, requests), output, layer.scale, layer.window, splits)
+        attend_decodes(q, paged(memory, requests), output, scores_of(layer), splits)
+
+
+def scores_of(layer: AttentionLayer) -> Scores:
+    """What the kernels take."""
+    return Scores(layer.scale, layer.window, layer.sinks)
 
 
 def paged(memory: tuple[torch.Tensor, torch.Tensor], requests: Requests) -> PagedKV:

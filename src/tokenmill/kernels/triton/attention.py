@@ -37,6 +37,21 @@ Tile = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """What becomes of scores in a layer.
+
+    Attributes:
+        scale: factor on q.k.
+        window: a token sees itself and at most window - 1 tokens before it; None: all.
+        sinks: see `AttentionLayer`.
+    """
+
+    scale: float
+    window: int | None = None
+    sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PagedKV:
     """A layer's memory and what of it each request sees; B requests, tensors on the device.
 
@@ -72,6 +87,7 @@ def _attend(
     page_table,
     query_starts,
     context_lens,
+    sinks,
     num_requests,
     scale,
     q_stride,
@@ -90,6 +106,7 @@ def _attend(
     PART: tl.constexpr,
     ALL_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     SHARES: tl.constexpr,
     HEADS_FIRST: tl.constexpr,
@@ -206,8 +223,18 @@ def _attend(
                 tl.store(target + HEAD_DIM, highest * scale, is_row)
                 tl.store(target + HEAD_DIM + 1, total, is_row)
             else:
+                total += _sink_weights(sinks, head, tl.where(is_row, highest, 0.0) * scale, HAS_SINKS)
                 target = output + (token * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + column[None, :]
                 tl.store(target, (attended / total[:, None]).to(output.dtype.element_ty), loaded)
+
+
+@triton.jit
+def _sink_weights(sinks, heads, highest, HAS_SINKS: tl.constexpr):
+    """What the sinks of some heads add to the sums of the weights, which are relative to the highest score."""
+    weights = tl.zeros_like(highest)
+    if HAS_SINKS:
+        weights = tl.exp2(tl.load(sinks + heads).to(tl.float32) * 1.4426950408889634 - highest)
+    return weights
 
 
 @triton.jit
@@ -229,12 +256,14 @@ def _join(
     stops,
     output,
     query_starts,
+    sinks,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
     TOKENS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """One program per token and head: its splits, weighted by how high their scores were.
 
@@ -245,36 +274,33 @@ def _join(
     head = tl.program_id(1)
     token = tl.load(query_starts + request) + index
     if token < tl.load(query_starts + request + 1):
-        _join_token(
-            parts, stops, output, request, index, token.to(tl.int64), head, HEADS, HEAD_DIM, WIDTH, PART, BLOCK, TOKENS
-        )
+        ends = (tl.load(stops + request - 1, request > 0, 0), tl.load(stops + request))
+        own = parts + (index * HEADS + head) * PART
+        target = output + (token.to(tl.int64) * HEADS + head) * HEAD_DIM
+        _join_parts(own, ends, target, sinks + head, TOKENS * HEADS * PART, HEAD_DIM, WIDTH, BLOCK, HAS_SINKS)
 
 
 @triton.jit
-def _join_token(
+def _join_parts(
     parts,
-    stops,
-    output,
-    request,
-    index,
-    token,
-    head,
-    HEADS: tl.constexpr,
+    ends,
+    target,
+    sink,
+    STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    PART: tl.constexpr,
     BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr,
+    HAS_SINK: tl.constexpr,
 ):
-    """One head of one token."""
+    """One head of one token: its parts, `STRIDE` numbers from one to the next, from and to those of `ends`."""
     column = tl.arange(0, WIDTH)
-    stop = tl.load(stops + request)
+    first, stop = ends
     highest = float("-inf")
     total = 0.0
     joined = tl.zeros([WIDTH], tl.float32)
-    for block in range(tl.load(stops + request - 1, request > 0, 0), stop, BLOCK):
+    for block in range(first, stop, BLOCK):
         item = block + tl.arange(0, BLOCK)
-        part = parts + ((item.to(tl.int64) * TOKENS + index) * HEADS + head) * PART
+        part = parts + item.to(tl.int64) * STRIDE
         high = tl.load(part + HEAD_DIM, item < stop, float("-inf"))
         weight = tl.load(part + HEAD_DIM + 1, item < stop, 0.0)
         higher = tl.maximum(highest, tl.max(high, 0))
@@ -287,19 +313,19 @@ def _join_token(
         joined = joined * kept + tl.sum(attended * factor[:, None], 0)
         total = total * kept + tl.sum(weight * factor, 0)
         highest = higher
-    target = output + (token * HEADS + head) * HEAD_DIM + column
-    tl.store(target, (joined / total).to(output.dtype.element_ty), column < HEAD_DIM)
+    if HAS_SINK:
+        total += tl.exp2(tl.load(sink).to(tl.float32) * 1.4426950408889634 - highest)
+    tl.store(target + column, (joined / total).to(target.dtype.element_ty), column < HEAD_DIM)
 
 
 def attend_prompts(
-    q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scale: float, window: int | None, *, are_single: bool = False
+    q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: Scores, *, are_single: bool = False
 ) -> None:
     """Attention of requests with any number of tokens.
 
     Args:
         q: [T, num_heads, head_dim], heads contiguous, tokens with any stride; also holds tokens of other requests.
         output: [T, num_heads, head_dim] contiguous; only the tokens of these requests are written.
-        window: a token sees itself and at most window - 1 tokens before it; None: all.
         are_single: each request has one token, whose sums are those that it would have in a longer chunk: on a GPU of
             capability 9.0, by the layout of the compiled code (`tests/kernels/test_triton_compiles.py`).
     """
@@ -307,12 +333,10 @@ def attend_prompts(
     tokens = 1 if are_single else max(2, rows // (q.shape[1] // kv.keys.shape[2]))
     # The tokens from the first of these requests on bound their tiles from above; the host knows no more.
     tiles = len(kv.context_lens) + (0 if are_single else q.shape[0] // tokens)
-    _launch(q, kv, output, None, scale, window, (tokens, rows, tiles))
+    _launch(q, kv, output, None, scores, (tokens, rows, tiles))
 
 
-def attend_decodes(
-    q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scale: float, window: int | None, splits: Splits | None
-) -> None:
+def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: Scores, splits: Splits | None) -> None:
     """Attention of requests with one token each, or with drafts behind it; layers may share their splits, one after the
     other.
 
@@ -325,19 +349,19 @@ def attend_decodes(
     if splits is None:
         tokens = min(tokens, PROMPT_ROWS // (num_heads // kv.keys.shape[2]))
         tiles = num_requests if tokens == 1 else num_requests + num_tokens // tokens
-        _launch(q, kv, output, None, scale, window, (tokens, DECODE_ROWS, tiles))
+        _launch(q, kv, output, None, scores, (tokens, DECODE_ROWS, tiles))
     else:
-        _launch(q, kv, output, splits, scale, window, (tokens, DECODE_ROWS, num_requests))
+        _launch(q, kv, output, splits, scores, (tokens, DECODE_ROWS, num_requests))
+        has_sinks = scores.sinks is not None
         _join[(num_requests * tokens, num_heads)](
-            *(splits.parts, splits.stops, output, kv.query_starts, num_heads, head_dim),
-            *(triton.next_power_of_2(head_dim), head_dim + PART_EXTRA, LEVEL_SPLITS, tokens),
+            *(splits.parts, splits.stops, output, kv.query_starts, scores.sinks if has_sinks else output),
+            *(num_heads, head_dim, triton.next_power_of_2(head_dim), head_dim + PART_EXTRA, LEVEL_SPLITS, tokens),
+            HAS_SINKS=has_sinks,
         )
 
 
-def _launch(
-    q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | None, scale: float, window: int | None, tile: Tile
-) -> None:
-    tokens, rows, tiles = tile
+def _launch(q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | None, scores: Scores, tile: Tile) -> None:
+    (tokens, rows, tiles), window, sinks = tile, scores.window, scores.sinks
     shares = None if splits is None or window is not None else splits.shares
     listed = shares or splits
     page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
@@ -347,8 +371,8 @@ def _launch(
         *(q, kv.keys, kv.values, out),
         *((out,) * 3 if splits is None or listed is None else (listed.items, listed.stops, splits.parts)),
         *((out,) * 3 if splits is None or shares is None else (shares.order, shares.shared, splits.stops)),
-        *(kv.page_table, kv.query_starts, kv.context_lens, len(kv.context_lens)),
-        *(scale * LOG2_E, q.stride(0), kv.page_table.stride(0), window or 0),
+        *(kv.page_table, kv.query_starts, kv.context_lens, out if sinks is None else sinks, len(kv.context_lens)),
+        *(scores.scale * LOG2_E, q.stride(0), kv.page_table.stride(0), window or 0),
         PAGE_SIZE=page_size,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -362,6 +386,7 @@ def _launch(
         PART=head_dim + PART_EXTRA,
         ALL_MASKED=int(window is not None or rows == DECODE_ROWS),
         HAS_WINDOW=window is not None,
+        HAS_SINKS=sinks is not None,
         IS_SPLIT=splits is not None,
         SHARES=shares is not None,
         HEADS_FIRST=True,

@@ -78,9 +78,12 @@ class TritonKernels(TorchKernels):
         kind = InvariantWeight if self._is_invariant else TritonWeight
         return kind(out_size, in_size, self.dtype, self._device)
 
-    def experts(self, num_experts: int, hidden_size: int, size: int) -> Experts:
+    def experts(
+        self, num_experts: int, hidden_size: int, size: int, gate: Gate = Gate.SILU, has_biases: bool = False
+    ) -> Experts:
         """See `Kernels.experts`; experts are not quantized."""
-        return StackedExperts(num_experts, hidden_size, size, self.vector(0))
+        biases = self._biases(num_experts, hidden_size, size) if has_biases else None
+        return StackedExperts(num_experts, hidden_size, size, self.vector(0), gate, biases)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """See `Kernels.rms_norm`."""

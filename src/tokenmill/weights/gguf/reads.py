@@ -14,7 +14,7 @@ from tokenmill.models.architecture import Architecture
 from tokenmill.models.families import FAMILIES
 from tokenmill.models.targets import Target
 from tokenmill.models.weight_names import WeightKey
-from tokenmill.quantization.packed import QuantizedRows, Rows
+from tokenmill.quantization.packed import Rows, pick_rows
 from tokenmill.weights.gguf.file import GgufFile, GgufTensor
 from tokenmill.weights.gguf.values import read_rows
 
@@ -59,7 +59,7 @@ class GgufRead:
         surplus: what it has added to the values.
     """
 
-    name: str
+    key: WeightKey
     tensor: GgufTensor
     interleaved_heads: int = 0
     surplus: float = 0.0
@@ -78,7 +78,7 @@ class GgufRead:
         """The values, floats or quantized."""
         rows = read_rows(self.tensor)
         if self.interleaved_heads:
-            rows = _pick(rows, _halves_apart(rows.shape[0], self.interleaved_heads))
+            rows = pick_rows(rows, _halves_apart(rows.shape[0], self.interleaved_heads))
         if self.surplus:
             assert isinstance(rows, torch.Tensor), "vectors are floats"
             rows = rows.float() - self.surplus
@@ -114,7 +114,7 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
         tensor = tensor.rows((expert or 0) * part.total + part.start, part.count)
     # A norm whose weight is an offset is stored with the 1.
     surplus = 1.0 if architecture.norm.is_offset and target.key.role.endswith("norm") else 0.0
-    return GgufRead(target.name, tensor, _head_dim(architecture, target.key) if is_interleaved else 0, surplus)
+    return GgufRead(target.key, tensor, _head_dim(architecture, target.key) if is_interleaved else 0, surplus)
 
 
 def _head_dim(architecture: Architecture, key: WeightKey) -> int:
@@ -126,10 +126,3 @@ def _halves_apart(num_rows: int, head_dim: int) -> list[int]:
     """Row order that undoes the interleaving: of each head, first the even rows, then the odd ones."""
     inside = [*range(0, head_dim, 2), *range(1, head_dim, 2)]
     return [head + row for head in range(0, num_rows, head_dim) for row in inside]
-
-
-def _pick(rows: Rows, index: list[int]) -> Rows:
-    if isinstance(rows, QuantizedRows):
-        offsets = None if rows.offsets is None else rows.offsets[index]
-        return QuantizedRows(rows.bits, rows.values[index], rows.scales[index], offsets)
-    return rows[index]
