@@ -25,6 +25,7 @@ BOTH_SIDES = ("core", "ipc", "demo", "(top)")
 # kind, may skip.
 INNER_ROOMS = (
     "cli/bench",
+    "frontend/tool_parsers",
     "kernels/triton",
     "parallel/devices",
     "parallel/pipeline",
@@ -81,7 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--core", type=int, default=4700, help="budget of a request's way: core, scheduler, engine ...")
     parser.add_argument("--model", type=int, default=11200, help="budget of all that runs a model, the core included")
-    parser.add_argument("--user-side", type=int, default=10900, help="budget of the command line, HTTP and text")
+    parser.add_argument("--user-side", type=int, default=10500, help="budget of the command line, HTTP and text")
     budgets = parser.parse_args()
     lines: Counter[str] = Counter()
     for path in ROOT.rglob("*.py"):

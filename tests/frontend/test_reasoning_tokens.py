@@ -6,7 +6,8 @@ import random
 import pytest
 
 from tokenmill.frontend.answer_parser import AnswerParser
-from tokenmill.frontend.reasoning import STYLES, ReasoningSplitter
+from tokenmill.frontend.reasoning import ReasoningSplitter
+from tokenmill.frontend.tool_parsers.select import STYLES
 
 QWEN = STYLES["qwen3"]
 

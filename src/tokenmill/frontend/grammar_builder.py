@@ -10,6 +10,7 @@ Knows the tokenizer, because markers such as `</think>` may be tokens of their o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from tokenmill.frontend.json_schema import closed, with_string_lengths
 # and a model that has lost its way would fill its context with it.
 _WHITESPACE = r"( |\n {0,16})?"
 _GAP = r"/[ \n]{0,4}/"
+_SPECIAL = re.compile(r"(<\|\w+\|>)")
 # Where only one text can follow, masks would have no tokens but those that the tokenizer spells it with, though the
 # grammar takes any others of the same text. What a grammar allows must not depend on how it is asked.
 _OPTIONS = '%llguidance {"no_forcing": true}'
@@ -39,11 +41,12 @@ class Vocabulary(Protocol):
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """How a model marks its thinking, and whether the prompt has begun it."""
+    """How a model marks its thinking, whether the prompt has begun it, and what stands before an answer, not a call."""
 
     begin: str
     end: str
     has_begun: bool
+    opening: str = ""
 
 
 class GrammarBuilder:
@@ -57,9 +60,12 @@ class GrammarBuilder:
         self._parts: list[dict[str, Any]] = []
 
     def marker(self, text: str) -> str:
-        """The rule for a marker: its own token where the vocabulary has one, else its characters."""
+        """The rule for a marker: its own token where the vocabulary has one, else characters and tokens among them."""
         token_id = self._vocabulary.token_id(text)
-        return literal(text) if token_id is None else f"<[{token_id}]>"
+        if token_id is not None:
+            return f"<[{token_id}]>"
+        pieces = [piece for piece in _SPECIAL.split(text) if piece]
+        return literal(text) if len(pieces) == 1 else " ".join(map(self.marker, pieces))
 
     def schema(self, text: str, param: str, is_lenient: bool = False) -> str:
         """The rule for a JSON value of a schema.
@@ -111,12 +117,12 @@ class GrammarBuilder:
 
     def thinking(self, thinking: Thinking) -> str:
         """The rule for thinking, which may be left out unless the prompt has begun it."""
-        end = self._vocabulary.token_id(thinking.end)
+        end = self.marker(thinking.end)
         begin = "" if thinking.has_begun else self.marker(thinking.begin)
-        if end is None:
+        if not end.startswith("<["):
             text = f"start: {begin} text {_GAP}\ntext[suffix={literal(thinking.end)}]: /(?s:.*)/"
         else:
-            text = f"start: {begin} text <[{end}]> {_GAP}\ntext: /(?s:.*)/"
+            text = f"start: {begin} text {end} {_GAP}\ntext: /(?s:.*)/"
         return self.lark(text) + ("" if thinking.has_begun else "?")
 
     def grammar(self, rules: Sequence[str], param: str) -> Grammar:

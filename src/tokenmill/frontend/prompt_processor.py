@@ -20,10 +20,9 @@ from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.frontend.chat_template import ChatTemplate
 from tokenmill.frontend.grammar_builder import GrammarBuilder, Thinking
 from tokenmill.frontend.prompt_encoder import PromptEncoder
-from tokenmill.frontend.reasoning import STYLES
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.frontend.tool_parsers.protocol import Tool
-from tokenmill.frontend.tool_parsers.select import NOTATIONS
+from tokenmill.frontend.tool_parsers.select import NOTATIONS, STYLES
 from tokenmill.vision.prompts import MediaPrompts
 
 _logger = logging.getLogger(__name__)
@@ -104,6 +103,8 @@ class PromptProcessor:
     def _constrained(self, message: GenerateText, thinking: Thinking | None) -> SamplingParams:
         """The parameters with what the answer must look like in the form that the engine takes."""
         params, calls = message.params, message.calls
+        if message.reasoning and STYLES[message.reasoning].needs_special_tokens:
+            params = msgspec.structs.replace(params, skip_special_tokens=False)
         if params.structured_outputs is None and calls is None:
             return params
         if calls is not None and NOTATIONS[calls.parser].needs_special_tokens:
@@ -117,7 +118,7 @@ class PromptProcessor:
             return None
         style = STYLES[reasoning]
         prompt_end = self._tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False)
-        return Thinking(style.begin, style.end, style.prompt_begins(prompt_end))
+        return Thinking(style.begin, style.end, style.prompt_begins(prompt_end), style.opening)
 
 
 def answer_grammar(
@@ -135,7 +136,8 @@ def answer_grammar(
     alternatives = []
     param = "tools"
     if outputs is not None and not (calls is not None and calls.is_required):
-        alternatives.append(builder.answer(outputs))
+        opening = "" if thinking is None else builder.marker(thinking.opening)
+        alternatives.append(f"{opening} {builder.answer(outputs)}")
         param = outputs.param
     if calls is not None and (calls.is_required or alternatives):
         named = [_read_tool(tool) for tool in tools or ()]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from tokenmill.frontend.tool_parsers.scanners import MAX_GAP, MarkerFinder
 
@@ -15,24 +13,19 @@ class ReasoningStyle:
 
     Attributes:
         always_thinks: the text begins with thinking even where neither prompt nor answer says so.
+        opening: what stands before an answer that is no call.
+        needs_special_tokens: the marks are special tokens, which must not be left out of the text.
     """
 
     begin: str
     end: str
     always_thinks: bool = False
+    opening: str = ""
+    needs_special_tokens: bool = False
 
     def prompt_begins(self, prompt_end: str) -> bool:
         """Whether a prompt that ends like this has begun the thinking."""
         return self.always_thinks or prompt_end.rstrip().endswith(self.begin)
-
-
-# By the names that `--reasoning-parser` takes, which are vLLM's.
-STYLES: Mapping[str, ReasoningStyle] = MappingProxyType(
-    {
-        "qwen3": ReasoningStyle("<think>", "</think>"),
-        "deepseek_r1": ReasoningStyle("<think>", "</think>", always_thinks=True),
-    }
-)
 
 
 class ReasoningSplitter:

@@ -45,10 +45,11 @@ from tokenmill.frontend.detokenizer import IncrementalDetokenizer
 from tokenmill.frontend.grammar_builder import Thinking
 from tokenmill.frontend.prompt_processor import Prepared, PreparedPrompt, PromptProcessor, Question, rejection
 from tokenmill.frontend.prompt_reporter import PromptReporter, spellings
-from tokenmill.frontend.reasoning import STYLES, ReasoningSplitter
+from tokenmill.frontend.reasoning import ReasoningSplitter
 from tokenmill.frontend.stop_strings import StopStrings
 from tokenmill.frontend.tokenizer import Tokenizer
-from tokenmill.frontend.tool_parsers.select import NOTATIONS
+from tokenmill.frontend.tool_parsers import harmony
+from tokenmill.frontend.tool_parsers.select import NOTATIONS, STYLES
 from tokenmill.model_files import eos_token_ids
 from tokenmill.vision.prompts import MediaPrompts
 from tokenmill.vision.spec_reader import read_vision
@@ -75,7 +76,7 @@ class _OpenRequest:
     stop_strings: StopStrings
     num_output_tokens: int = 0
     reporter: PromptReporter | None = None
-    parser: AnswerParser | None = None
+    parser: AnswerParser | harmony.HarmonyParser | None = None
 
 
 class TextProcessor:
@@ -340,15 +341,18 @@ def _params_of_continuation(params: SamplingParams, index: int) -> SamplingParam
     return msgspec.structs.replace(params, seed=seed)
 
 
-def _answer_parser(message: GenerateText, thinking: Thinking | None) -> AnswerParser | None:
+def _answer_parser(message: GenerateText, thinking: Thinking | None) -> AnswerParser | harmony.HarmonyParser | None:
     """What takes the answer to a message apart; None: it is text."""
     rules = message.calls
     if thinking is None and rules is None:
         return None
+    most = None if rules is None or rules.is_parallel else 1
+    if message.reasoning == harmony.STYLE_NAME:
+        return harmony.HarmonyParser(rules is not None, most)
     splitter = None if thinking is None else ReasoningSplitter(STYLES[message.reasoning], thinking.has_begun)
     if rules is None:
         return AnswerParser(splitter)
-    return AnswerParser(splitter, NOTATIONS[rules.parser].parser(), None if rules.is_parallel else 1)
+    return AnswerParser(splitter, NOTATIONS[rules.parser].parser(), most)
 
 
 def _refusal(request: _OpenRequest, output: TokenOutput) -> RequestRejected:
