@@ -22,7 +22,7 @@ from torch.nn import functional
 from tokenmill.kernels.native import load_kernels
 from tokenmill.kernels.native_weight import PackedWeight
 from tokenmill.kernels.protocol import WeightRole
-from tokenmill.quantization.packed import PackedFormat
+from tokenmill.quantization.packed import Mxfp4Rows, PackedFormat, Rows
 
 HIDDEN, VOCABULARY, LAYERS, COPIES = 1024, 151_936, 28, 12
 SHAPES = {"qkv": (4096, HIDDEN), "o": (HIDDEN, 2048), "gate_up": (6144, HIDDEN), "down": (HIDDEN, 3072)}
@@ -38,6 +38,14 @@ def fastest(call: Callable[[], object], repeats: int) -> float:
         call()
         seconds.append(time.perf_counter() - start)
     return min(seconds)
+
+
+def drawn(rows: int, size: int, format: PackedFormat) -> Rows:
+    """A random matrix; in mxfp4 one that is stored so."""
+    if format is not PackedFormat.MXFP4:
+        return torch.randn(rows, size) / size**0.5
+    blocks = torch.randint(0, 256, (rows, size // 32, 16), dtype=torch.uint8)
+    return Mxfp4Rows(blocks, torch.randint(118, 122, (rows, size // 32), dtype=torch.uint8))
 
 
 class TorchLayers:
@@ -69,7 +77,7 @@ class NativeLayers:
 
         def packed(rows: int, size: int, role: WeightRole = WeightRole.LINEAR) -> PackedWeight:
             matrix = PackedWeight(kernels, (rows, size), role, format)
-            matrix.load_rows(0, torch.randn(rows, size) / size**0.5)
+            matrix.load_rows(0, drawn(rows, size, format))
             return matrix
 
         roles = {"gate_up": WeightRole.GATE_UP}
@@ -135,7 +143,7 @@ def main() -> None:
         machine = limits(native["native bf16"], options.repeats)
         print(f"{rows} rows; memory {machine[0] / 1e9:.0f} GB/s, bf16 {machine[1] / 1e12:.2f} Tflop/s")
         for name, layers in subjects.items():
-            speed = 2.0 if "int" in name else 1.0
+            speed = 2.0 if "int" in name or "mxfp4" in name else 1.0
             found = measure(layers, rows, speed, machine, options.repeats)
             results.append({"kernels": name, "rows": rows, **found})
             print(

@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 NUM_PROMPTS = 5
 
 # GQA ratios 1, 2, 4, 8; tied and untied embeddings; odd vocabulary sizes; scaled rotary positions and none; a
-# short window; multipliers.
+# short window; multipliers; windows in some layers; sinks.
 SHAPES: dict[str, dict[str, object]] = {
     "qwen3": {"num_attention_heads": 8, "num_key_value_heads": 1, "tie_word_embeddings": True},
     "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 277},
@@ -39,6 +39,9 @@ SHAPES: dict[str, dict[str, object]] = {
     "qwen3_moe": {"num_attention_heads": 4, "num_key_value_heads": 2, "norm_topk_prob": True},
     "smollm3": {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True, "vocab_size": 291},
     "granite": {"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True},
+    "gemma3": {"sliding_window": 24},
+    "phi3": {},
+    "gpt_oss": {"sliding_window": 24},
 }
 
 

@@ -16,7 +16,7 @@ NOWHERE = 64  # no process has memory there
 def crash(*_: object) -> None:
     kernels = load_kernels(1)
     assert kernels is not None, "the test is of native kernels"
-    kernels.rms_norm(NOWHERE, 64, 0, 64, 1.0, NOWHERE, 1e-6, NOWHERE, 1, 64)
+    kernels.rms_norm(NOWHERE, 64, 0, 64, 1.0, NOWHERE, False, 1e-6, NOWHERE, 1, 64)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,19 @@ Nothing of tokenmill is imported: a file is the same whichever version reads it.
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from gguf import (
     MODEL_ARCH,
     MODEL_ARCH_NAMES,
     GGMLQuantizationType,
     GGUFWriter,
+    RopeScalingType,
     TokenType,
     get_tensor_name_map,
     quants,
@@ -29,6 +33,8 @@ ARCHITECTURES = {
     "smollm3": MODEL_ARCH.SMOLLM3,
     "granite": MODEL_ARCH.GRANITE,
     "gemma3": MODEL_ARCH.GEMMA3,
+    "phi3": MODEL_ARCH.PHI3,
+    "gpt_oss": MODEL_ARCH.GPT_OSS,
 }
 
 
@@ -51,33 +57,24 @@ def write_gguf(folder: Path, family: str, kind: str | None = None) -> Path:
     writer.add_key_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     writer.add_value_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(1e6 if family == "gemma3" else 10000.0)
+    writer.add_rope_freq_base({"gemma3": 1e6, "gpt_oss": 150000.0}.get(family, 10000.0))
     writer.add_vocab_size(config["vocab_size"])
-    if family == "qwen3_moe":
-        writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if family == "granite":
-        writer.add_attention_scale(config["attention_multiplier"])
-        writer.add_embedding_scale(config["embedding_multiplier"])
-        writer.add_residual_scale(config["residual_multiplier"])
-        writer.add_logit_scale(config["logits_scaling"])
-    if family == "gemma3":
-        writer.add_sliding_window(config["sliding_window"])
+    add_own(writer, family, config)
     names = get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
     stacked: dict[str, list[np.ndarray]] = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in unstacked(load_file(folder / "model.safetensors")).items():
         values = tensor.float().numpy()
         if family in ("llama", "smollm3", "granite") and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             values = interleaved(values, heads)
         if family == "gemma3" and name.endswith("norm.weight"):
             values = values + 1
-        module, suffix = re.sub(r"\.experts\.\d+", ".experts", name).rsplit(".", 1)
+        spelled = name.replace("sinks", "sinks.weight")
+        module, suffix = re.sub(r"\.experts\.\d+", ".experts", spelled).rsplit(".", 1)
         stacked.setdefault(f"{names.get_name(module)}.{suffix}", []).append(values)
     for name, parts in stacked.items():
-        values = np.stack(parts) if "_exps" in name else parts[0]
-        if kind is not None and values.ndim > 1:
+        values = np.stack(parts) if len(parts) > 1 else parts[0]
+        if kind is not None and values.ndim > 1 and not name.endswith(".bias"):
             block = GGMLQuantizationType[kind]
             writer.add_tensor(name, quants.quantize(values, block), raw_dtype=block)
         else:
@@ -88,6 +85,65 @@ def write_gguf(folder: Path, family: str, kind: str | None = None) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
+    """What one family has."""
+    if family == "qwen3_moe":
+        writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if family == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if family in ("gemma3", "gpt_oss"):
+        writer.add_sliding_window(config["sliding_window"])
+    if family == "phi3":
+        add_phi3_rope(writer, config)
+    if family == "gpt_oss":
+        add_gpt_oss(writer, config)
+
+
+def add_phi3_rope(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    rope = config["rope_parameters"]
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
+    if rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        scale = config["max_position_embeddings"] / original
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
+        for length in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
+
+
+def add_gpt_oss(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    rope = config["rope_parameters"]
+    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_expert_count(config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+
+
+def unstacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """gpt-oss has gate and up in turns in one tensor, and inputs before outputs; GGUF has them as others are."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        stem, _, last = name.rpartition(".experts.")
+        if not stem or not last.startswith(("gate_up_proj", "down_proj")):
+            found[name] = tensor
+            continue
+        suffix = "bias" if last.endswith("_bias") else "weight"
+        values = tensor if suffix == "bias" else tensor.transpose(1, 2)
+        parts = (
+            {"gate_proj": values[:, ::2], "up_proj": values[:, 1::2]} if "gate_up" in last else {"down_proj": values}
+        )
+        found |= {f"{stem}.experts.{part}.{suffix}": own for part, own in parts.items()}
+    return found
 
 
 def add_tokenizer(writer: GGUFWriter, folder: Path) -> None:

@@ -246,6 +246,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 },
             },
             weight_names=GPT_OSS_NAMES,
+            gguf="gpt-oss",
         ),
         "GraniteForCausalLM": Family(
             qkv_bias="attention_bias",
@@ -278,6 +279,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "eos_token_id": 32000,
             },
             weight_names=PHI3_NAMES,
+            gguf="phi3",
         ),
         "Qwen2ForCausalLM": Family(windows=_layered_windows, qkv_bias=True, gguf="qwen2"),
         "Qwen2_5_VLForConditionalGeneration": Family(

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.models.families import FAMILIES
-from tokenmill.weights.gguf.file import GgufFile
+from tokenmill.weights.gguf.file import GgufFile, GgufTensor
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {family.gguf: name for name, family in FAMILIES.items() if family.gguf is not None}
@@ -67,15 +69,46 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         **_rope_scaling(file, kind),
-        **(_gemma3_scale(fields) if kind == "gemma3" else {}),
+        **_OWN_FIELDS.get(kind, lambda file, fields: {})(file, fields),
     }
 
 
-def _gemma3_scale(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """No key says it. The 27B model divides by another size than that of its heads; llama.cpp tells it by its depth."""
+def _gemma3_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """No key says the scale of scores. The 27B model has another than its heads; llama.cpp tells it by its depth."""
     is_27b = fields.get("num_hidden_layers") == 62
     size = fields["hidden_size"] // fields["num_attention_heads"] if is_27b else fields.get("head_dim")
     return {} if size is None else {"query_pre_attn_scalar": size}
+
+
+def _gpt_oss_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The middle of an expert goes by its own name; the ends of YaRN's ramp are not rounded, which no key says."""
+    scaling = _rope_scaling(file, "gpt-oss").get("rope_scaling")
+    found = {"intermediate_size": fields["moe_intermediate_size"]} if "moe_intermediate_size" in fields else {}
+    return {**found, **({"rope_scaling": {**scaling, "truncate": False}} if scaling else {})}
+
+
+def _phi3_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """LongRoPE's factors are tensors, and how much of a head turns is a number of its own."""
+    found: dict[str, Any] = {}
+    rotated, head_dim = file.metadata.get("phi3.rope.dimension_count"), fields.get("head_dim")
+    if rotated and (head_dim or fields.get("num_attention_heads")):
+        found["partial_rotary_factor"] = rotated / (head_dim or fields["hidden_size"] // fields["num_attention_heads"])
+    factors = {kind: file.tensors.get(f"rope_factors_{kind}.weight") for kind in ("short", "long")}
+    if any(factors.values()):
+        scaling: dict[str, Any] = {"rope_type": "longrope"}
+        scaling |= {f"{kind}_factor": _floats(tensor) for kind, tensor in factors.items() if tensor is not None}
+        original = file.metadata.get("phi3.rope.scaling.original_context_length")
+        attention = file.metadata.get("phi3.rope.scaling.attn_factor")
+        found |= {"rope_scaling": scaling, "original_max_position_embeddings": original}
+        scaling |= {} if attention is None else {"attention_factor": attention}
+    return found
+
+
+def _floats(tensor: GgufTensor) -> list[float]:
+    return [float(one) for one in np.frombuffer(tensor.data().tobytes(), np.float32)]
+
+
+_OWN_FIELDS = {"gemma3": _gemma3_fields, "gpt-oss": _gpt_oss_fields, "phi3": _phi3_fields}
 
 
 def _rope_scaling(file: GgufFile, kind: str) -> dict[str, Any]:

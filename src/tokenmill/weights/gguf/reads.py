@@ -14,6 +14,7 @@ from tokenmill.models.architecture import Architecture
 from tokenmill.models.families import FAMILIES
 from tokenmill.models.targets import Target
 from tokenmill.models.weight_names import WeightKey
+from tokenmill.parallel.shard import Part
 from tokenmill.quantization.packed import Rows, pick_rows
 from tokenmill.weights.gguf.file import GgufFile, GgufTensor
 from tokenmill.weights.gguf.values import read_rows
@@ -44,6 +45,18 @@ NAMES: Mapping[str, str] = MappingProxyType(
 )
 """As `GEMMA3_NAMES`; the experts of a layer are stacked in one tensor."""
 
+_OTHER_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "phi3": {
+            **dict.fromkeys(("q", "k", "v"), "blk.{layer}.attn_qkv"),
+            **dict.fromkeys(("gate", "up"), "blk.{layer}.ffn_up"),
+        },
+        "gpt-oss": {"mlp_norm": "blk.{layer}.post_attention_norm"},
+    }
+)
+# What a file has besides weights: the configuration is made of it.
+_FACTORS = {f"rope_factors_{kind}.weight" for kind in ("long", "short")}
+
 # Bytes of memory for each number of a tensor while it is read.
 UNPACKED_BYTES = 8
 
@@ -57,12 +70,14 @@ class GgufRead:
         interleaved_heads: llama.cpp's converter has put the pairs that rotate together side by side in each head of
             this many rows; 0: it has not.
         surplus: what it has added to the values.
+        bias: `tensor` is the row of an expert's bias, of which these numbers are wanted.
     """
 
     key: WeightKey
     tensor: GgufTensor
     interleaved_heads: int = 0
     surplus: float = 0.0
+    bias: Part | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -79,6 +94,8 @@ class GgufRead:
         rows = read_rows(self.tensor)
         if self.interleaved_heads:
             rows = pick_rows(rows, _halves_apart(rows.shape[0], self.interleaved_heads))
+        if self.bias is not None:
+            return rows[0, self.bias.start : self.bias.stop]
         if self.surplus:
             assert isinstance(rows, torch.Tensor), "vectors are floats"
             rows = rows.float() - self.surplus
@@ -92,29 +109,39 @@ def plan_gguf_reads(file: GgufFile, targets: Iterable[Target], architecture: Arc
         InvalidCheckpoint: a tensor is missing, misshapen or has no place.
     """
     reads = [_read(file, target, architecture) for target in targets]
-    surplus = file.tensors.keys() - {read.tensor.name for read in reads} - {"output.weight"}
+    surplus = file.tensors.keys() - {read.tensor.name for read in reads} - {"output.weight"} - _FACTORS
     if surplus:
         raise InvalidCheckpoint(f"{file.path}: tensor {min(surplus)} has no place in the architecture")
     return sorted((read for read in reads if read.tensor.num_bytes), key=lambda read: read.tensor.begin)
 
 
 def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRead:
-    name, expert = target.key.name(NAMES), target.key.expert
+    family, expert = FAMILIES[architecture.name], target.key.expert
+    name = _name(target.key, family.gguf)
     tensor = file.tensors.get(name)
     if tensor is None:
         raise InvalidCheckpoint(f"{file.path} has no tensor {name}, which the architecture calls for")
     shape = tensor.shape if expert is None else tensor.shape[1:]
     if shape != target.shape:
         raise InvalidCheckpoint(f"{file.path}: tensor {name} has shape {list(shape)}, expected {list(target.shape)}")
-    is_interleaved = FAMILIES[architecture.name].gguf_interleaves_heads and target.key.role in ("q", "k")
+    is_interleaved = family.gguf_interleaves_heads and target.key.role in ("q", "k")
     part = target.part
     if target.columns is not None:
         raise InvalidCheckpoint(f"{file.path}: ranks on GPUs cannot share a GGUF file yet")
+    if expert is not None and target.key.kind == "bias":
+        return GgufRead(target.key, tensor.rows(expert, 1), bias=part)
     if expert is not None or not part.is_whole:
         tensor = tensor.rows((expert or 0) * part.total + part.start, part.count)
     # A norm whose weight is an offset is stored with the 1.
     surplus = 1.0 if architecture.norm.is_offset and target.key.role.endswith("norm") else 0.0
     return GgufRead(target.key, tensor, _head_dim(architecture, target.key) if is_interleaved else 0, surplus)
+
+
+def _name(key: WeightKey, kind: str | None) -> str:
+    """What a file of this architecture calls a weight."""
+    if key.kind == "sinks":
+        return f"blk.{key.layer}.attn_sinks.weight"
+    return key.name({**NAMES, **_OTHER_NAMES.get(kind or "", {})})
 
 
 def _head_dim(architecture: Architecture, key: WeightKey) -> int:

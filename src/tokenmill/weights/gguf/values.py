@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from tokenmill.core.errors import InvalidCheckpoint
-from tokenmill.quantization.packed import PackedFormat, PackedFormats, QuantizedRows, Rows
+from tokenmill.quantization.packed import Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows, Rows
 from tokenmill.weights.gguf.file import GgufFile, GgufTensor
 
 Bytes = npt.NDArray[np.uint8]
@@ -33,6 +33,8 @@ def read_rows(tensor: GgufTensor) -> Rows:
     if tensor.kind in FLOATS:
         values = torch.from_numpy(np.array(data)).view(FLOATS[tensor.kind])
         return values if len(tensor.shape) == 1 else values.view(-1, in_size)
+    if tensor.kind == "MXFP4":
+        return _mxfp4(data.reshape(-1, in_size // 32, 17))
     if tensor.kind not in LAYOUTS:
         return _spelled_out(tensor, data)
     unit_bytes, decode = LAYOUTS[tensor.kind]
@@ -62,6 +64,13 @@ def _spelled_out(tensor: GgufTensor, data: Bytes) -> torch.Tensor:
 def _half(data: Bytes) -> npt.NDArray[np.float32]:
     """[blocks, 2 * n] bytes -> [blocks, n]."""
     return np.ascontiguousarray(data).view(np.float16).astype(np.float32)
+
+
+def _mxfp4(blocks: Bytes) -> Mxfp4Rows:
+    """32 values: their exponent, 16 bytes; the low nibbles are the first half."""
+    codes = np.concatenate((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), -1)
+    pairs = codes[..., 0::2] | codes[..., 1::2] << 4
+    return Mxfp4Rows(torch.from_numpy(pairs), torch.from_numpy(np.ascontiguousarray(blocks[..., 0])))
 
 
 def _q8_0(units: Bytes) -> Parts:
@@ -105,15 +114,19 @@ FORMATS = (
     (PackedFormat.INT4_OFFSET, {"Q4_0", "Q4_1", "Q4_K"}),
     (PackedFormat.INT8, {"Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0", "Q3_K", "Q2_K"}),
 )
-LAYER_MATRIX = re.compile(r"blk\.\d+\.(attn_(q|k|v|output)|ffn_(gate|up|down)(_exps)?)\.weight")
+LAYER_MATRIX = re.compile(r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down)(?P<experts>_exps)?)\.weight")
 VOCABULARY = ("token_embd.weight", "output.weight")
 
 
 def packed_formats(file: GgufFile) -> PackedFormats:
     """The formats that keep what a file stores."""
     kinds = {name: tensor.kind for name, tensor in file.tensors.items()}
-    layers = {kind for name, kind in kinds.items() if LAYER_MATRIX.fullmatch(name)}
-    return PackedFormats(_format(layers), _format({kinds[name] for name in VOCABULARY if name in kinds}))
+    found = [(match, kinds[name]) for name in kinds if (match := LAYER_MATRIX.fullmatch(name))]
+    experts = {kind for match, kind in found if match["experts"]}
+    are_mxfp4 = experts == {"MXFP4"}
+    layers = {kind for match, kind in found if not (are_mxfp4 and match["experts"])}
+    vocabulary = {kinds[name] for name in VOCABULARY if name in kinds}
+    return PackedFormats(_format(layers), _format(vocabulary), PackedFormat.MXFP4 if are_mxfp4 else None)
 
 
 def _format(kinds: set[str]) -> PackedFormat:
