@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks.peers.adapters.adapter import Point, Setup
 from benchmarks.peers.child import Child
 from benchmarks.peers.environments import BUILD, HERE, python_of
+from benchmarks.peers.models import SHAPE_VARIABLE, SHAPES
 from benchmarks.peers.peers import FORMATS, PEERS, TOKENMILL, Peer
 from benchmarks.peers.report import write_report
 
@@ -44,6 +45,7 @@ QUICK_POINTS = (Point("prefill 512", 1, 512, 1), Point("decode 1", 1, 16, 2), Po
 def main() -> int:
     """Returns 1 when a run failed, else 0."""
     options = read_options()
+    os.environ[SHAPE_VARIABLE] = options.shape
     if options.report_only:
         write_report(json.loads(options.results.read_text()))
         return 0
@@ -53,6 +55,7 @@ def main() -> int:
         python_of(peer.environment)
         peer.model(weights)
     results: dict[str, Any] = {
+        "shape": options.shape,
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "machine": {**machine_facts(), "kernel": platform.release()},
         "threads": options.threads,
@@ -70,7 +73,7 @@ def main() -> int:
 
         results["serving"] = compare(options.threads, options.kv_gib, options.rounds, 16 if options.quick else 160)
         options.results.write_text(json.dumps(results, indent=1) + "\n")
-    if not options.quick:
+    if not options.quick and options.shape == SHAPES[0]:
         write_report(results)
     return int(any("error" in entry for entry in results["runs"]))
 
@@ -122,6 +125,7 @@ def read_options() -> argparse.Namespace:
     names = [peer.name for peer in PEERS]
     parser.add_argument("--peers", type=_choice(names), default=names, help=f"some of {','.join(names)}")
     parser.add_argument("--formats", type=_choice(FORMATS), default=FORMATS, help=f"some of {','.join(FORMATS)}")
+    parser.add_argument("--shape", choices=SHAPES, default=SHAPES[0], help="of the model; the report is of the first")
     parser.add_argument("--rounds", type=int, default=3, help="medians are of this many (default: 3)")
     parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), help="for every engine")
     parser.add_argument("--kv-gib", type=int, default=2, help="memory for KV in GiB (default: 2)")

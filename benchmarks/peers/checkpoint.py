@@ -1,9 +1,11 @@
 """The model of the comparison: Qwen3-0.6B's shape with seeded random weights in bfloat16, and a tokenizer of its size.
 
+Or Gemma-3-1B's shape, with the same tokenizer, which has fewer tokens than the model.
+
 Speed does not depend on what the weights say, so nothing is downloaded. The tokenizer is byte-level BPE with as many
 tokens as the real one; servers need one to write text.
 
-    python benchmarks/peers/checkpoint.py FOLDER
+    python benchmarks/peers/checkpoint.py FOLDER [qwen3-0.6b|gemma3-1b]
 """
 
 from __future__ import annotations
@@ -12,6 +14,10 @@ import itertools
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 VOCAB_SIZE = 151_936
 END_OF_TEXT, MESSAGE_START, MESSAGE_END = 151_643, 151_644, 151_645
@@ -23,13 +29,22 @@ CHAT_TEMPLATE = (
 SEED = 0
 
 
-def make_checkpoint(folder: Path) -> None:
-    """Write config, weights (1.2 GB) and tokenizer in the Hugging Face layout; needs torch and transformers."""
+def make_checkpoint(folder: Path, shape: str = "qwen3-0.6b") -> None:
+    """Write config, weights (1.2 or 2 GB) and tokenizer in the Hugging Face layout; needs torch and transformers."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(SEED)
-    config = Qwen3Config(
+    model = AutoModelForCausalLM.from_config({"qwen3-0.6b": qwen3, "gemma3-1b": gemma3}[shape](), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+
+
+def qwen3() -> PreTrainedConfig:
+    """As published with Qwen3-0.6B."""
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
         vocab_size=VOCAB_SIZE,
         hidden_size=1024,
         intermediate_size=3072,
@@ -44,11 +59,29 @@ def make_checkpoint(folder: Path) -> None:
         bos_token_id=END_OF_TEXT,
         eos_token_id=MESSAGE_END,
         pad_token_id=END_OF_TEXT,
-        dtype=torch.bfloat16,
+        dtype="bfloat16",
     )
-    model = Qwen3ForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(folder)
-    write_tokenizer(folder)
+
+
+def gemma3() -> PreTrainedConfig:
+    """As published with Gemma-3-1B."""
+    from transformers import Gemma3TextConfig
+
+    return Gemma3TextConfig(
+        vocab_size=262_144,
+        hidden_size=1152,
+        intermediate_size=6912,
+        num_hidden_layers=26,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=256,
+        max_position_embeddings=32_768,
+        sliding_window=512,
+        bos_token_id=END_OF_TEXT,
+        eos_token_id=MESSAGE_END,
+        pad_token_id=END_OF_TEXT,
+        dtype="bfloat16",
+    )
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -111,4 +144,4 @@ def byte_alphabet() -> list[str]:
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     target.mkdir(parents=True, exist_ok=True)
-    make_checkpoint(target)
+    make_checkpoint(target, *sys.argv[2:3])

@@ -32,16 +32,19 @@ def convert(checkpoint: Path, folder: Path) -> None:
 
 
 def write_bf16(checkpoint: Path, target: Path) -> None:
-    """Write a Qwen3 checkpoint; norms in float32, as llama.cpp's own converter does."""
+    """Write a Qwen3 or Gemma 3 checkpoint; norms in float32, as llama.cpp's own converter does."""
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(target, "qwen3")
+    is_gemma = config["model_type"] == "gemma3_text"
+    architecture = gguf.MODEL_ARCH.GEMMA3 if is_gemma else gguf.MODEL_ARCH.QWEN3
+    writer = gguf.GGUFWriter(target, gguf.MODEL_ARCH_NAMES[architecture])
     _add_config(writer, config)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, tensor in deserialize((checkpoint / "model.safetensors").read_bytes()):
         bits = np.frombuffer(tensor["data"], np.uint16).reshape(tensor["shape"])
         target_name = names.get_name(name, try_suffixes=(".weight",))
         if bits.ndim == 1:
-            writer.add_tensor(target_name, (bits.astype(np.uint32) << 16).view(np.float32))
+            values = (bits.astype(np.uint32) << 16).view(np.float32)
+            writer.add_tensor(target_name, values + 1 if is_gemma else values)
         else:
             writer.add_tensor(target_name, bits.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
     writer.write_header_to_file()
@@ -64,6 +67,9 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config["model_type"] == "gemma3_text":
+        rope = rope["full_attention"]
+        writer.add_sliding_window(config["sliding_window"])
     writer.add_rope_freq_base(rope["rope_theta"])
 
 

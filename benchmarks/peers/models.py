@@ -10,19 +10,25 @@ from pathlib import Path
 from benchmarks.peers.environments import BUILD, HERE, python_of
 
 ROOT = HERE.parents[1]
-CHECKPOINT = BUILD / "models" / "qwen3-0.6b-random"
+SHAPES = ("qwen3-0.6b", "gemma3-1b")
+SHAPE_VARIABLE = "TOKENMILL_PEERS_SHAPE"
+
+
+def shape() -> str:
+    """Which model is compared: `--shape`."""
+    return os.environ.get(SHAPE_VARIABLE, SHAPES[0])
 
 
 def checkpoint() -> Path:
     """The random checkpoint in the Hugging Face layout."""
-    return _made(CHECKPOINT, "", ["-m", "benchmarks.peers.checkpoint", "{target}"])
+    target = BUILD / "models" / f"{shape()}-random"
+    return _made(target, "", ["-m", "benchmarks.peers.checkpoint", "{target}", shape()])
 
 
 def gguf(name: str) -> Path:
     """The GGUF file of a format: BF16, Q8_0, Q4_0."""
-    folder = _made(
-        BUILD / "models" / "gguf", "llama-cpp", ["-m", "benchmarks.peers.gguf_model", str(checkpoint()), "{target}"]
-    )
+    command = ["-m", "benchmarks.peers.gguf_model", str(checkpoint()), "{target}"]
+    folder = _made(BUILD / "models" / f"{shape()}-gguf", "llama-cpp", command)
     return folder / f"{name}.gguf"
 
 
@@ -32,7 +38,7 @@ def openvino(weights: str) -> Path:
     command += ["--task", "text-generation-with-past"]
     # Left to itself, the export keeps the checkpoint's bfloat16.
     command += [] if weights == "bf16" else ["--weight-format", weights]
-    return _made(BUILD / "models" / f"openvino-{weights}", "openvino", [*command, "{target}"])
+    return _made(BUILD / "models" / f"{shape()}-openvino-{weights}", "openvino", [*command, "{target}"])
 
 
 def _made(target: Path, environment: str, arguments: list[str]) -> Path:

@@ -20,7 +20,7 @@ DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 # What they stand for, where that is not the same word.
 _DTYPE_NAMES = {"auto": "bfloat16", "half": "float16", "float": "float32"}
 # Formats that checkpoints are stored in: naming one is a check, not a wish.
-STORED_FORMATS = ("awq", "gptq", "compressed-tensors", "gguf")
+STORED_FORMATS = ("awq", "gptq", "compressed-tensors", "mxfp4", "gguf")
 DEFAULT_PORT = 8000
 TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic", "openai")
 # Entry points of policies that are not ours; `scheduler/policies.py` finds them.

@@ -35,7 +35,7 @@ POINTERS = {
     **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
     **dict.fromkeys(("rows", "ends", "places", "order"), "*i64"),
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
-    "rounded": "*u8",
+    **dict.fromkeys(("rounded", "exponents"), "*u8"),
 }
 NUMBERS = {
     **dict.fromkeys(("eps", "scale"), "fp32"),
@@ -115,7 +115,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
     *((attention._attend, {**DECODES, **tile, "HAS_WINDOW": False, "IS_SPLIT": True}, 4) for tile in DRAFTED),
     *((attention._join, {**JOIN, "HAS_SINKS": has}, 4) for has in (False, True)),
-    (matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False}, 4),
+    *((matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False, "IS_FP4": has}, 4) for has in (False, True)),
     (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
     (adapters._shrink, {"RANKS": 16, "WIDTH": 256}, 4),
     (adapters._expand, {"PARTS": 3, "RANK": 16, "OUTPUTS": 64}, 4),
@@ -129,6 +129,8 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
 def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: int, dtype: str) -> Any:
     """A kernel with the types and alignments that a model of `dtype` gives its arguments."""
     pointers = {**POINTERS, **dict.fromkeys(ACTIVATIONS, f"*{dtype}")}
+    if constants.get("IS_FP4"):
+        pointers["weight"] = "*u8"
     if "PDL" in kernel.arg_names:
         constants = {**constants, "PDL": capability >= 90}
     types = {**pointers, **NUMBERS, **dict.fromkeys(constants, "constexpr")}

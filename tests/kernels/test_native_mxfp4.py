@@ -31,7 +31,7 @@ def packed(isa: str, rows: Mxfp4Rows, threads: int = 1, role: WeightRole = Weigh
 def integers(rows: Mxfp4Rows) -> QuantizedRows:
     """The same numbers: twice those of four bits, times half of the scale."""
     values = (2 * torch.tensor(FP4)).to(torch.int8)[rows.codes.int()].flatten(1)
-    return QuantizedRows(4, values, torch.ldexp(torch.ones(()), rows.scales.int() - 128))
+    return QuantizedRows(4, values, torch.ldexp(torch.ones(rows.scales.shape), rows.scales.int() - 128))
 
 
 @every_isa

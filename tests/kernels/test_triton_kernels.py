@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from tests.kernels.gpu import DEVICE, same
+from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.kernels.protocol import Gate, WeightRole
 from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.quantization.packed import Mxfp4Rows
 
 
 @pytest.mark.parametrize("is_invariant", [False, True])
@@ -42,8 +44,11 @@ def test_stacked_experts_equal_one_after_the_other(rng: np.random.Generator) -> 
     for _ in range(3):
         num_experts, hidden, size = int(rng.integers(2, 7)), int(rng.integers(1, 40)), int(rng.integers(1, 30))
         tokens, count = int(rng.integers(1, 20)), int(rng.integers(1, num_experts + 1))
-        looped = TorchKernels(torch.float32, DEVICE).experts(num_experts, hidden, size)
-        stacked = TritonKernels(torch.float32, DEVICE).experts(num_experts, hidden, size)
+        kind, has_biases = Gate(int(rng.integers(len(Gate)))), bool(rng.random() < 0.5)
+        looped = TorchKernels(torch.float32, DEVICE).experts(num_experts, hidden, size, kind, has_biases)
+        stacked = TritonKernels(torch.float32, DEVICE).experts(num_experts, hidden, size, kind, has_biases)
+        for own, other in zip(looped.biases or (), stacked.biases or (), strict=True):
+            other.copy_(own.normal_())
         for expert in range(num_experts):
             gate, up, down = torch.randn(size, hidden), torch.randn(size, hidden), torch.randn(hidden, size)
             for experts in (looped, stacked):
@@ -56,3 +61,27 @@ def test_stacked_experts_equal_one_after_the_other(rng: np.random.Generator) -> 
         torch.testing.assert_close(got, looped.mix(x, weights, chosen), rtol=1e-3, atol=1e-3)
         assert stacked.mix(x[:0], weights[:0], chosen[:0]).shape == (0, hidden)
         assert same(stacked.mix(x[:1], weights[:1], chosen[:1])[0], got[0])
+
+
+def test_stacked_experts_in_mxfp4_are_those_of_their_numbers(rng: np.random.Generator) -> None:
+    num_experts, hidden, size, tokens, count = 4, 64, 32, 7, 2
+    numbers = TritonKernels(torch.float32, DEVICE).experts(num_experts, hidden, size, Gate.CLAMPED, has_biases=True)
+    packed = TritonKernels(torch.float32, DEVICE, mxfp4=True).experts(num_experts, hidden, size, Gate.CLAMPED, True)
+    for own, other in zip(numbers.biases or (), packed.biases or (), strict=True):
+        other.copy_(own.normal_())
+    for expert in range(num_experts):
+        for matrices in ("gate_up", "down"):
+            ours, theirs = getattr(packed, matrices)[expert], getattr(numbers, matrices)[expert]
+            shape = ours.shape[0], ours.shape[1] // 32
+            rows = Mxfp4Rows(
+                torch.from_numpy(rng.integers(0, 256, (*shape, 16), dtype=np.uint8)),
+                torch.from_numpy(rng.integers(118, 124, shape, dtype=np.uint8)),
+            )
+            ours.load_rows(0, rows)
+            theirs.load_rows(0, rows)
+    x, weights = torch.randn(tokens, hidden, device=DEVICE), torch.rand(tokens, count, device=DEVICE)
+    chosen = torch.from_numpy(np.stack([rng.permutation(num_experts)[:count] for _ in range(tokens)])).to(DEVICE)
+    assert same(packed.mix(x, weights, chosen), numbers.mix(x, weights, chosen))
+    torch.testing.assert_close(packed.one(1, x), numbers.one(1, x))
+    with pytest.raises(InvalidCheckpoint, match="in groups of 32 numbers"):
+        packed.down[0].load_rows(0, torch.randn(hidden, size))

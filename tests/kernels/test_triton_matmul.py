@@ -8,6 +8,7 @@ import torch
 
 from tests.kernels.gpu import DEVICE, HALF, same
 from tokenmill.kernels.triton import matmul
+from tokenmill.quantization.packed import Mxfp4Rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
@@ -41,3 +42,19 @@ def test_groups_take_their_own_weight_whatever_their_sizes(rng: np.random.Genera
         group_of_row = np.repeat(np.arange(num_groups), counts)
         want = torch.einsum("pd,pcd->pc", x[sources], weights[torch.from_numpy(group_of_row).to(DEVICE)])
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_groups_of_matrices_in_mxfp4_give_the_products_of_their_numbers(rng: np.random.Generator) -> None:
+    for dtype in (torch.float32, HALF):
+        num_groups, depth, columns, tokens = 3, 32 * int(rng.integers(1, 6)), int(rng.integers(1, 140)), 9
+        starts = np.concatenate([[0], np.cumsum(rng.choice([0, 1, 3, 65], num_groups))]).astype(np.int32)
+        blocks = torch.from_numpy(rng.integers(0, 256, (num_groups, columns, depth // 32, 16), dtype=np.uint8))
+        exponents = torch.from_numpy(rng.integers(118, 127, (num_groups, columns, depth // 32), dtype=np.uint8))
+        exponents[0, 0] = 0
+        weights = torch.stack([Mxfp4Rows(*one).dequantize() for one in zip(blocks, exponents, strict=True)])
+        x = torch.randn(tokens, depth).to(dtype).to(DEVICE)
+        sources = torch.from_numpy(rng.integers(0, tokens, starts[-1])).to(DEVICE)
+        packed, places = blocks.flatten(2).to(DEVICE), torch.from_numpy(starts).to(DEVICE)
+        got = matmul.grouped_multiply(x, packed, sources, places, exponents.to(DEVICE))
+        want = matmul.grouped_multiply(x, weights.to(dtype).to(DEVICE), sources, places)
+        assert same(got, want), "the numbers are exact in any type, and the sums the same"

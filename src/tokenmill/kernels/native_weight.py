@@ -202,5 +202,6 @@ def _nibbles(rows: Mxfp4Rows) -> QuantizedRows:
     """The codes as the kernels take integers of four bits, with halved scales."""
     if int(rows.scales.max()) > _LARGEST_SCALE:
         raise InvalidCheckpoint(f"a group of mxfp4 has the scale 2^{int(rows.scales.max()) - 127}, above 2^16")
-    scales = torch.ldexp(torch.ones(()), rows.scales.int().sub_(128))
+    exponents = rows.scales.int().sub_(128)
+    scales = torch.ldexp(torch.ones(exponents.shape), exponents)
     return QuantizedRows(4, rows.codes.flatten(1), scales)

@@ -20,6 +20,7 @@ from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.machine.numa import keep_to_nodes
 from tokenmill.platform.memory import huge_pages
 from tokenmill.platform.protocol import Platform
+from tokenmill.quantization.packed import PackedFormat
 from tokenmill.weights.loader import check_stored, choose_formats
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ def choose_kernels(config: EngineConfig, platform: Platform, folder: Path, num_t
     if is_stored := config.quantization in STORED_FORMATS:
         check_stored(folder, config.quantization)
     if platform.is_accelerator:
-        return gpu_kernels(config, platform, DTYPES[config.dtype])
+        return gpu_kernels(config, platform, DTYPES[config.dtype], choose_formats(folder, None).experts)
     wanted = None if is_stored or config.quantization == "none" else config.quantization
     formats = choose_formats(folder, wanted)
     kernels, reason = select_kernels(config.kernels, "cpu", DTYPES[config.dtype], num_threads, formats)
@@ -122,14 +123,17 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
     return choose_attention(config.attention_backend, wanted)
 
 
-def gpu_kernels(config: EngineConfig, platform: Platform, dtype: torch.dtype) -> tuple[Kernels, str]:
-    """The kernels of a GPU, and why; see `check` for what is refused."""
+def gpu_kernels(
+    config: EngineConfig, platform: Platform, dtype: torch.dtype, experts: PackedFormat | None = None
+) -> tuple[Kernels, str]:
+    """The kernels of a GPU, and why; see `check` for what is refused. `experts`: how these are stored; None: as floats."""
     if config.kernels == "torch":
         return TorchKernels(dtype, platform.device), "asked for"
     from tokenmill.kernels.triton.kernels import TritonKernels
 
     is_fp8 = config.quantization == "fp8"
-    kernels = TritonKernels(dtype, platform.device, is_invariant=config.batch_invariant, fp8=is_fp8)
+    forms = {"is_invariant": config.batch_invariant, "fp8": is_fp8, "mxfp4": experts is PackedFormat.MXFP4}
+    kernels = TritonKernels(dtype, platform.device, **forms)
     return kernels, "sums in one order" if config.batch_invariant else "fp8 products" if is_fp8 else "for GPUs"
 
 

@@ -76,7 +76,8 @@ class Mxfp4Rows:
     def dequantize(self) -> torch.Tensor:
         """[n, in_size] float32."""
         exponents = self.scales.int().sub_(127).unsqueeze(-1)
-        return torch.ldexp(torch.tensor(FP4)[self.codes.int()], exponents).view(self.shape)
+        numbers = torch.tensor(FP4, device=self.blocks.device)[self.codes.int()]
+        return torch.ldexp(numbers, exponents).view(self.shape)
 
 
 Rows: TypeAlias = torch.Tensor | QuantizedRows | Mxfp4Rows

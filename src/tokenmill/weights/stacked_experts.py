@@ -75,7 +75,10 @@ class StackedRead:
         found = self._whole()
         if self.columns is None:
             return found
-        return dense(found)[:, self.columns.start : self.columns.stop]
+        start, stop = self.columns.start, self.columns.stop
+        if isinstance(found, Mxfp4Rows) and start % 32 == stop % 32 == 0:
+            return Mxfp4Rows(found.blocks[:, start // 32 : stop // 32], found.scales[:, start // 32 : stop // 32])
+        return dense(found)[:, start:stop]
 
     def _whole(self) -> Rows:
         phase, own = _PHASES.get(self.key.role, 0), slice(self.part.start, self.part.stop)

@@ -56,19 +56,24 @@ class TritonKernels(TorchKernels):
     Args:
         is_invariant: a token's results do not depend on how many others there are.
         fp8: linear layers are quantized to eight-bit floats while they are filled.
+        mxfp4: experts are stored so, and kept.
     """
 
     name = "triton"
 
-    def __init__(self, dtype: torch.dtype, device: str, *, is_invariant: bool = False, fp8: bool = False) -> None:
+    def __init__(
+        self, dtype: torch.dtype, device: str, *, is_invariant: bool = False, fp8: bool = False, mxfp4: bool = False
+    ) -> None:
         super().__init__(dtype, device)
         self._is_invariant = is_invariant
+        self._mxfp4 = mxfp4
         # Of all norms, also those that another product follows: a byte a number more is not worth telling them apart.
         self._rounded = RoundedRows() if fp8 else None
 
     def without_memory(self) -> TritonKernels:
         """See `Kernels.without_memory`."""
-        return TritonKernels(self.dtype, "meta", is_invariant=self._is_invariant, fp8=self._rounded is not None)
+        forms = {"is_invariant": self._is_invariant, "fp8": self._rounded is not None, "mxfp4": self._mxfp4}
+        return TritonKernels(self.dtype, "meta", **forms)
 
     def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> TorchWeight:
         """See `Kernels.linear_weight`."""
@@ -83,7 +88,7 @@ class TritonKernels(TorchKernels):
     ) -> Experts:
         """See `Kernels.experts`; experts are not quantized."""
         biases = self._biases(num_experts, hidden_size, size) if has_biases else None
-        return StackedExperts(num_experts, hidden_size, size, self.vector(0), gate, biases)
+        return StackedExperts(num_experts, hidden_size, size, self.vector(0), gate, biases, self._mxfp4)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """See `Kernels.rms_norm`."""

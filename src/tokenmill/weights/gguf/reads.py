@@ -95,6 +95,7 @@ class GgufRead:
         if self.interleaved_heads:
             rows = pick_rows(rows, _halves_apart(rows.shape[0], self.interleaved_heads))
         if self.bias is not None:
+            assert isinstance(rows, torch.Tensor), "biases are floats"
             return rows[0, self.bias.start : self.bias.stop]
         if self.surplus:
             assert isinstance(rows, torch.Tensor), "vectors are floats"
