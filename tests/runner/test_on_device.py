@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -21,6 +22,7 @@ import torch
 from tests.checkpoints import greedy_continuation, load_oracle, make_checkpoint, smallest_margin
 from tests.kernels.gpu import DEVICE
 from tests.runner.fake_platform import FakePlatform
+from tests.weights.test_stacked_experts import packed
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.messages import AddRequest, TokenOutput
@@ -31,6 +33,7 @@ from tokenmill.engine.setup import build_engine
 
 SEED = random.randrange(10**6)
 NUM_TOKENS = 4
+LAYER_TYPES = ["sliding_attention", "full_attention"]
 SHAPE = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 277, "num_hidden_layers": 1}
 SMALL = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 64, "page_size": 4, "num_pages": 60}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -145,6 +148,29 @@ def test_a_mixture_of_experts_is_captured_too(tmp_path: Path) -> None:
     prompts, expected = make_cases(model)
     with running(model, FakePlatform(), async_scheduling=True) as engine:
         assert tokens(run(engine, prompts, [GREEDY] * 3)) == expected, f"seed {SEED}"
+
+
+@pytest.mark.parametrize("family", ["gemma3", "phi3", "gpt_oss"])
+def test_families_with_parts_of_their_own(family: str, tmp_path: Path) -> None:
+    layer_types = {} if family == "phi3" else {"layer_types": LAYER_TYPES}
+    model = make_checkpoint(tmp_path, family, seed=SEED, num_hidden_layers=2, **layer_types)
+    prompts, expected = make_cases(model)
+    with running(model, FakePlatform(), async_scheduling=True) as engine:
+        assert tokens(run(engine, prompts, [GREEDY] * 3)) == expected, f"seed {SEED}"
+
+
+def test_experts_in_four_bits_stay_so_on_a_device(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path, "gpt_oss", seed=SEED, num_hidden_layers=2, layer_types=LAYER_TYPES)
+    rng, oracle = np.random.default_rng(SEED), load_oracle(model)
+    for name, values in packed(model, rng).items():
+        oracle.get_parameter(name).data.copy_(values)
+    prompts = [rng.integers(0, 250, length).tolist() for length in (6, 1, 20)]
+    expected = [greedy_continuation(oracle, prompt, NUM_TOKENS) for prompt in prompts]
+    with running(model, FakePlatform(), async_scheduling=True) as engine:
+        found = tokens(run(engine, prompts, [GREEDY] * 3))
+    for prompt, own, wanted in zip(prompts, found, expected, strict=True):
+        if smallest_margin(oracle, prompt, wanted) > 1e-3:
+            assert own == wanted, f"seed {SEED}"
 
 
 def test_experts_in_a_loop_are_not_captured(tmp_path: Path) -> None:

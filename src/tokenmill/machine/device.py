@@ -126,7 +126,7 @@ def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec
 def gpu_kernels(
     config: EngineConfig, platform: Platform, dtype: torch.dtype, experts: PackedFormat | None = None
 ) -> tuple[Kernels, str]:
-    """The kernels of a GPU, and why; see `check` for what is refused. `experts`: how these are stored; None: as floats."""
+    """The kernels of a GPU, and why; see `check` for what is refused. `experts`: their format; None: floats."""
     if config.kernels == "torch":
         return TorchKernels(dtype, platform.device), "asked for"
     from tokenmill.kernels.triton.kernels import TritonKernels
