@@ -154,3 +154,14 @@ def test_where_a_template_is_looked_for(tmp_path):
 
 def test_a_model_may_have_no_template(tmp_path):
     assert load_chat_template(tmp_path, {}) is None
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("knows", ["reasoning_content", "reasoning", "thinking"])
+def test_earlier_thinking_has_the_name_that_the_template_knows(name, knows):
+    template = ChatTemplate("{% for m in messages %}[{{ m." + knows + " }}]{% endfor %}", {})
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call], name: "hm"}]
+    assert template.render(messages) == "[][hm]"
+    messages[1]["content"] = "I look it up."
+    assert template.render(messages) == ("[][]" if knows == "thinking" else "[][hm]")

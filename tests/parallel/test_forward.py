@@ -34,6 +34,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {"num_key_value_heads": 4, "head_dim": 32, "tie_word_embeddings": True, "mlp_bias": True},
     "smollm3": {"num_key_value_heads": 1, "head_dim": 16, "use_sliding_window": True, "sliding_window": 20},
     "qwen3_moe": {"num_key_value_heads": 2, "attention_bias": True, "norm_topk_prob": True},
+    "gemma3": {"num_key_value_heads": 2, "head_dim": 16, "layer_types": None},
+    "phi3": {"num_key_value_heads": 4, "hidden_size": 256},
+    "gpt_oss": {"num_key_value_heads": 2, "head_dim": 16, "layer_types": None},
 }
 
 

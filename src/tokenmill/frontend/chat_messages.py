@@ -18,6 +18,7 @@ MAX_KWARGS_BYTES = 64 << 10
 FRAMES_PER_SECOND = 2.0
 _PARTS = ("text", "image_url", "image", "video", "video_url")
 _FRAMES = "data:video/jpeg;base64,"
+_THINKING = ("reasoning_content", "reasoning")
 
 
 def normalize_messages(messages: object) -> list[dict[str, Any]]:
@@ -25,7 +26,8 @@ def normalize_messages(messages: object) -> list[dict[str, Any]]:
 
     Content given as `[{"type": "text", "text": ...}]` becomes one string, the parts joined by newlines, unless there
     are images or videos between them; the JSON arguments of tool calls become objects. A video is a list of the URLs of
-    its frames, however it was given. Other keys are passed on as they are.
+    its frames, however it was given. Earlier thinking has every name that templates know. Other keys are passed on as
+    they are.
 
     Raises:
         InvalidRequest: naming the message at fault.
@@ -85,7 +87,16 @@ def _normalize(message: object, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where} has no content", "messages")
     if message.get("tool_calls") is not None:
         normal["tool_calls"] = _tool_calls(message["tool_calls"], where)
-    return normal
+    return normal | _thinking(normal)
+
+
+def _thinking(message: dict[str, Any]) -> dict[str, str]:
+    """What a message says of the model's thinking, as `reasoning_content` or by vLLM's newer name."""
+    found = next((one for name in _THINKING if isinstance(one := message.get(name), str) and one), None)
+    if found is None:
+        return {}
+    # gpt-oss's template, which has a name of its own, refuses it beside content.
+    return dict.fromkeys(_THINKING, found) | ({} if message.get("content") else {"thinking": found})
 
 
 def _content_text(content: object, where: str) -> str | list[dict[str, Any]] | None:
