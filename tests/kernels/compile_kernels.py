@@ -54,6 +54,7 @@ NUMBERS = {
             "ranks",
             "second",
             "third",
+            "COUNT",
         ),
         "i32",
     ),
@@ -109,6 +110,8 @@ JOIN = {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [
     *((norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True, **kind}, 2) for kind in NORMS),
+    (norm._layer_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True}, 2),
+    (gate._gelu, {"WIDTH": 1024}, 4),
     *((gate._gated, {"SIZE": 3072, "WIDTH": 1024, "GATE": kind}, 4) for kind in (0, 1, 2)),
     (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, **HEADS}, 1),
     (heads._place_heads, {"NUM_HEADS": 4, "NUM_KV_HEADS": 1, "HALF": 128, "WIDTH": 128, **OFFSETS}, 1),

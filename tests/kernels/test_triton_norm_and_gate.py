@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from tests.kernels.gpu import DEVICE, HALF
 from tokenmill.kernels import torch_kernels
@@ -59,3 +60,18 @@ def test_a_gated_product_equals_torch(rng: np.random.Generator, dtype: torch.dty
 def test_a_gated_product_of_extremes_is_what_torch_gives(kind: Gate) -> None:
     gate_up = torch.tensor([[-1e30, 1e12, 0.0, -200.0, 2.0, 3.0, 4.0, 5.0]], device=DEVICE)
     assert_near(gate.gated(gate_up, kind), torch_kernels.gated(gate_up.clone(), kind))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_norm_and_gelu_equal_torch(rng: np.random.Generator, dtype: torch.dtype) -> None:
+    for adds in (False, True):
+        tokens, size = int(rng.integers(0, 4)), int(rng.integers(2, 200))
+        x, delta = drawn(rng, tokens, size, dtype=dtype) + 1, drawn(rng, tokens, size, dtype=dtype)
+        weight, bias = drawn(rng, size, dtype=dtype), drawn(rng, size, dtype=dtype)
+        summed = (x.float() + delta.float()).to(dtype) if adds else x.clone()
+        want = functional.layer_norm(summed.float(), (size,), weight.float(), bias.float(), 1e-6).to(dtype)
+        got = norm.layer_norm(x, weight, bias, 1e-6, delta if adds else None)
+        assert_near(got, want)
+        assert torch.equal(x, summed)
+    x = drawn(rng, 3, 700, dtype=dtype)
+    assert_near(gate.gelu(x.clone()), functional.gelu(x.float(), approximate="tanh").to(dtype))

@@ -185,6 +185,10 @@ def make_parts(spec: VisionSpec, weights: dict[str, torch.Tensor], kernels: Kern
 
         assert isinstance(kernels, NativeKernels)
         return NativeParts(kernels.native, weights, spec.num_heads, spec.is_gated)
+    if kernels.name == "triton":
+        from tokenmill.vision.triton_parts import TritonParts
+
+        return TritonParts(weights, spec.num_heads, spec.is_gated)
     return TorchParts(weights, spec.num_heads, spec.is_gated)
 
 

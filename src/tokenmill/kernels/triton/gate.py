@@ -1,4 +1,4 @@
-"""The gated product of a fused projection, e.g. silu(gate) * up, in one pass over it.
+"""The gated product of a fused projection, e.g. silu(gate) * up, in one pass over it; and GELU of a plain one.
 
 Estimate, not measured: 6 bytes are read and written for each output, 15 instructions; for 256 rows of 3,072 that is
 4.7 MB, 1.1 us on an H200, about what a launch costs; the launch is what overlaps with the product before it.
@@ -50,3 +50,20 @@ def gated(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
         grid = num_tokens, triton.cdiv(size, width)
         _gated[grid](gate_up, output, size, width, int(gate), **dependent(gate_up))
     return output
+
+
+@triton.jit
+def _gelu(x, COUNT, WIDTH: tl.constexpr, PDL: tl.constexpr):
+    follow(PDL)
+    place = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    values = tl.load(x + place, mask=place < COUNT, other=0.0)
+    wide = values.to(tl.float32)
+    exponent = 1.5957691216 * (wide + 0.044715 * wide * wide * wide)
+    tl.store(x + place, (wide / (1.0 + tl.exp(-exponent))).to(values.dtype), mask=place < COUNT)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU with tanh, in place; x contiguous."""
+    if x.numel():
+        _gelu[(triton.cdiv(x.numel(), _WIDTH),)](x, x.numel(), _WIDTH, **dependent(x))
+    return x
