@@ -61,6 +61,7 @@ struct KernelTable {
   void (*rms_norm)(const NormCall& call, int threads);
   void (*layer_norm)(const LayerNormCall& call, int threads);
   void (*gelu)(const GeluCall& call, int threads);
+  void (*add_weighted)(const WeightedRowsCall& call);
   void (*draw)(const DrawCall& call, int threads);
   void (*apply_token_bitmask)(const TokenBitmaskCall& call, int threads);
   // See pages.h.

@@ -35,6 +35,7 @@ void bind_linear(nanobind::module_& module, KernelsClass& kernels);
 void bind_attention(nanobind::module_& module);
 void bind_adapters(nanobind::module_& module);
 void bind_decoder(nanobind::module_& module);
+void bind_experts(nanobind::module_& module);
 void bind_checksum(nanobind::module_& module);
 void bind_ranks(nanobind::module_& module);
 void bind_rows(KernelsClass& kernels);

@@ -27,6 +27,7 @@ NB_MODULE(_native, module) {
   bind_rows(kernels);
   bind_ranks(module);
   bind_decoder(module);
+  bind_experts(module);
   bind_pages(kernels);
   bind_checksum(module);
   module.def("available_isas", [] {

@@ -39,6 +39,15 @@ struct GeluCall {
   int64_t count;
 };
 
+// out[rows[i]] += weights[i] * x[i], in order, all of bf16; the product is rounded, and then the sum.
+struct WeightedRowsCall {
+  const uint16_t* x;        // [count][size]
+  const uint16_t* weights;  // [count]
+  const int64_t* rows;      // [count] of out
+  uint16_t* out;            // [...][size]
+  int64_t count, size;
+};
+
 // What is drawn if a logit of the row is NaN or +inf, or if all are -inf.
 constexpr int64_t NO_TOKEN = -1;
 

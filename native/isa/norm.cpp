@@ -66,6 +66,19 @@ void rms_norm(const NormCall& call, int threads) {
   norm_rows(call.count, call.size, threads, [&](int64_t row) { norm_row(call, row); });
 }
 
+void add_weighted(const WeightedRowsCall& call) {
+  for (int64_t i = 0; i < call.count; ++i) {
+    const uint16_t* x = call.x + i * call.size;
+    uint16_t* out = call.out + call.rows[i] * call.size;
+    const F32 weight = broadcast(to_float(call.weights[i]));
+    for (int64_t at = 0; at < call.size; at += LANES) {
+      const int64_t lanes = std::min<int64_t>(LANES, call.size - at);
+      const F32 added = rounded(mul(load_partial_bf16(x + at, lanes), weight));
+      store_partial_bf16(out + at, add(load_partial_bf16(out + at, lanes), added), lanes);
+    }
+  }
+}
+
 void layer_norm(const LayerNormCall& call, int threads) {
   norm_rows(call.count, call.size, threads, [&](int64_t row) { layer_norm_row(call, row); });
 }

@@ -1,4 +1,4 @@
-// Norms of rows of bf16, computed in float32. RMSNorm is rounded to bf16 before the product with the weight and after it,
+// Norms and sums of rows of bf16, computed in float32. RMSNorm is rounded to bf16 before the product with the weight and after it,
 // as in transformers; where the weight is an offset only after it, as there too. LayerNorm is rounded once, as in torch.
 #pragma once
 
@@ -66,5 +66,6 @@ inline void inverse_rms(float* sums, int count, int64_t size, float eps) {
 
 void rms_norm(const NormCall& call, int threads);
 void layer_norm(const LayerNormCall& call, int threads);
+void add_weighted(const WeightedRowsCall& call);
 
 }  // namespace tokenmill::TM_ISA

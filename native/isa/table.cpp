@@ -28,6 +28,7 @@ const KernelTable& table() {
       .rms_norm = rms_norm,
       .layer_norm = layer_norm,
       .gelu = gelu,
+      .add_weighted = add_weighted,
       .draw = draw,
       .apply_token_bitmask = apply_token_bitmask,
       .copy_pages = copy_pages,

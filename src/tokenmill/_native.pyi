@@ -187,6 +187,22 @@ class StepMedia:
 
     def __init__(self, tokens: Address, count: int, values: Address, levels: int) -> None: ...
 
+class Experts:
+    """The experts of a layer, mixed in one call; see native/experts.h. The weights stay where they are."""
+
+    def __init__(self, kernels: Kernels, gate: int, hidden: int, size: int) -> None: ...
+    def add(self, gate_up: Packed, down: Packed, gate_up_bias: Address, down_bias: Address) -> None: ...
+    def mix(
+        self,
+        x: Address,
+        x_stride: int,
+        tokens: int,
+        per_token: int,
+        chosen: Address,
+        weights: Address,
+        out: Address,
+    ) -> None: ...
+
 class Decoder:
     """A dense decoder whose forward pass is one call."""
 

@@ -32,12 +32,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"head_dim": 16, "tie_word_embeddings": True},
     "llama": {"head_dim": 32, "attention_bias": True, "mlp_bias": True},
     "mistral": {"head_dim": 16, "sliding_window": 9},
-    "qwen3_moe": {"attention_bias": True},
+    # Every token has all experts: that another rounding chooses others would move rows far.
+    "qwen3_moe": {"attention_bias": True, "num_experts": 3, "num_experts_per_tok": 3},
     "smollm3": {"head_dim": 16, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 20},
     "granite": {"head_dim": 32, "tie_word_embeddings": True, "mlp_bias": True},
     "gemma3": {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1},
     "phi3": {},
-    "gpt_oss": {"head_dim": 32, "intermediate_size": 64},
+    "gpt_oss": {"head_dim": 32, "intermediate_size": 64, "num_local_experts": 3, "num_experts_per_tok": 3},
 }
 WITH_EXPERTS = ("qwen3_moe", "gpt_oss")
 FORMATS = {
@@ -82,11 +83,7 @@ def test_logits_stay_near_transformers(family: str, tmp_path: Path, rng: np.rand
     error = (got - want).norm(dim=-1) / want.norm(dim=-1)
     # Activations of bfloat16 have 8 bits.
     assert error.median() < 0.03
-    if family in WITH_EXPERTS:
-        # An expert chosen by another rounding moves a row, and those that attend to it, further.
-        assert (error > 0.05).float().mean() < 0.3
-        assert error.max() < 1
-    elif family == "gemma3":
+    if family == "gemma3":
         # Norms of what blocks add make small sums large: transformers' own bfloat16 is up to 0.26 off (12 seeds).
         assert error.max() < 0.4
     else:

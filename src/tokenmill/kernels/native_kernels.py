@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from tokenmill.kernels import native_ops
+from tokenmill.kernels.native_experts import NativeExperts
 from tokenmill.kernels.native_weight import PackedWeight
-from tokenmill.kernels.protocol import LinearWeight, WeightRole
+from tokenmill.kernels.protocol import ExpertBiases, Experts, Gate, LinearWeight, WeightRole
 from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.platform.memory import Arena
 from tokenmill.quantization.packed import PackedFormat, PackedFormats
@@ -50,6 +52,11 @@ class NativeKernels(TorchKernels):
     def _expert_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         format, has_memory = self.formats.experts or self.formats.layers, self._device != "meta"
         return PackedWeight(self.native, (out_size, in_size), role, format, has_memory, self._arena)
+
+    def _mixture(
+        self, gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight], gate: Gate, biases: ExpertBiases | None
+    ) -> Experts:
+        return NativeExperts(self.native, gate_up, down, gate, biases)
 
     def vector(self, size: int) -> torch.Tensor:
         """See `Kernels.vector`."""

@@ -102,7 +102,7 @@ class TorchWeight:
 class LoopedExperts:
     """One expert after the other, each a product of its own: for kernels without grouped products."""
 
-    __slots__ = ("_gate", "biases", "down", "gate_up")
+    __slots__ = ("biases", "down", "gate", "gate_up")
 
     def __init__(
         self,
@@ -114,12 +114,12 @@ class LoopedExperts:
         self.gate_up = gate_up
         self.down = down
         self.biases = biases
-        self._gate = gate
+        self.gate = gate
 
     def one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         """See `Experts.one`."""
         first, second = (None, None) if self.biases is None else (bias[expert] for bias in self.biases)
-        return self.down[expert].multiply(self.gate_up[expert].gated(x, first, self._gate), second)
+        return self.down[expert].multiply(self.gate_up[expert].gated(x, first, self.gate), second)
 
     def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """See `Experts.mix`."""
@@ -164,7 +164,13 @@ class TorchKernels:
         """See `Kernels.experts`."""
         gate_up = [self._expert_weight(2 * size, hidden_size, WeightRole.GATE_UP) for _ in range(num_experts)]
         down = [self._expert_weight(hidden_size, size) for _ in range(num_experts)]
-        return LoopedExperts(gate_up, down, gate, self._biases(num_experts, hidden_size, size) if has_biases else None)
+        biases = self._biases(num_experts, hidden_size, size) if has_biases else None
+        return self._mixture(gate_up, down, gate, biases)
+
+    def _mixture(
+        self, gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight], gate: Gate, biases: ExpertBiases | None
+    ) -> Experts:
+        return LoopedExperts(gate_up, down, gate, biases)
 
     def _expert_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
         return self.linear_weight(out_size, in_size, role)

@@ -57,7 +57,8 @@ class StackedRead:
     def num_bytes(self) -> int:
         """Bytes in the files that are wanted."""
         share = self._num_phases * next(iter(self.stored.values())).shape[0]
-        return sum(tensor.num_bytes for tensor in self.stored.values()) // share * self.part.count // self.part.total
+        own = sum(tensor.num_bytes for tensor in self.stored.values()) // share * self.part.count // self.part.total
+        return own if self.columns is None else own * self.columns.count // self.columns.total
 
     @property
     def spare_bytes(self) -> int:
@@ -72,19 +73,17 @@ class StackedRead:
 
     def rows(self) -> Rows:
         """The values."""
-        found = self._whole()
-        if self.columns is None:
-            return found
-        start, stop = self.columns.start, self.columns.stop
-        if isinstance(found, Mxfp4Rows) and start % 32 == stop % 32 == 0:
-            return Mxfp4Rows(found.blocks[:, start // 32 : stop // 32], found.scales[:, start // 32 : stop // 32])
-        return dense(found)[:, start:stop]
+        columns = self.columns
+        if columns is None or "" in self.stored:
+            return self._rows(slice(None) if columns is None else slice(columns.start, columns.stop))
+        if columns.start % 32 == columns.stop % 32 == 0:
+            return self._rows(slice(columns.start // 32, columns.stop // 32))
+        return dense(self._rows(slice(None)))[:, columns.start : columns.stop]
 
-    def _whole(self) -> Rows:
-        phase, own = _PHASES.get(self.key.role, 0), slice(self.part.start, self.part.stop)
-        parts = {suffix: _expert(tensor, self.key.expert or 0) for suffix, tensor in self.stored.items()}
-        if "" in parts:
-            parts[""] = parts[""].T
+    def _rows(self, inputs: slice) -> Rows:
+        """The wanted outputs over some inputs, or groups of 32 of them."""
+        expert, phase, own = self.key.expert or 0, _PHASES.get(self.key.role, 0), slice(self.part.start, self.part.stop)
+        parts = {suffix: _read(tensor, suffix, expert, inputs) for suffix, tensor in self.stored.items()}
         parts = {suffix: tensor[phase :: self._num_phases][own] for suffix, tensor in parts.items()}
         if "_blocks" in parts:
             return Mxfp4Rows(parts["_blocks"].contiguous(), parts["_scales"].contiguous())
@@ -139,9 +138,13 @@ def _check_form(stored: StoredTensor, suffix: str) -> None:
         )
 
 
-def _expert(stored: StoredTensor, expert: int) -> torch.Tensor:
+def _read(stored: StoredTensor, suffix: str, expert: int, inputs: slice) -> torch.Tensor:
+    """Of one expert, [outputs, ...]."""
     try:
         with safe_open(stored.file, framework="pt") as file:
-            return file.get_slice(stored.name)[expert]
+            values = file.get_slice(stored.name)
+            if suffix == "_bias":
+                return values[expert]
+            return values[expert, inputs].T if suffix == "" else values[expert, :, inputs]
     except (SafetensorError, OSError) as error:
         raise InvalidCheckpoint(f"cannot read {stored.file}: {error}") from error
