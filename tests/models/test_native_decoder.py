@@ -114,13 +114,14 @@ def test_bits_depend_on_nothing_but_the_request(
                 assert torch.equal(rows, want[request]), f"{name}: request {request}, lengths {lengths}"
 
 
-@pytest.mark.parametrize(("stored", "most"), [("int8", 0.05), ("int4", 0.35), ("int4 offset", 0.35)])
+@pytest.mark.parametrize(("stored", "most"), [("int8", 0.08), ("int4", 0.5), ("int4 offset", 0.5)])
 def test_quantized_logits_stay_near(stored: str, most: float, tmp_path: Path, rng: np.random.Generator) -> None:
     folder = make_checkpoint(tmp_path, "qwen3", tokenizer=False, dtype=torch.bfloat16, hidden_size=128)
     sequence = rng.integers(0, 331, 60).tolist()
     (want,) = run(load(folder, UNQUANTIZED, 1), [sequence], [[(0, 60)]], rng)
     (got,) = run(load(folder, FORMATS[stored], 1), [sequence], [[(0, 60)]], rng)
     error = ((got - want).norm(dim=-1) / want.norm(dim=-1)).median()
+    # Seven deviations above the median of sixty seeds.
     assert 0 < error < most
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from tokenmill.models import layer_kinds
 from tokenmill.models.config_reader import ConfigReader
 from tokenmill.models.weight_names import (
     GEMMA3_NAMES,
@@ -20,18 +21,6 @@ from tokenmill.models.weight_names import (
     PHI3_NAMES,
     QWEN3_VL_NAMES,
 )
-
-Windows = tuple[int | None, ...]
-
-
-def no_windows(config: ConfigReader, num_layers: int) -> Windows:
-    """Every layer attends to all tokens."""
-    return (None,) * num_layers
-
-
-def every_layer(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-    """The fact holds for every layer."""
-    return (True,) * num_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +55,8 @@ class Family:
         gguf_interleaves_heads: llama.cpp's converter puts the rows of q and k that rotate together side by side.
     """
 
-    windows: Callable[[ConfigReader, int], Windows] = no_windows
-    has_rope: Callable[[ConfigReader, int], tuple[bool, ...]] = every_layer
+    windows: Callable[[ConfigReader, int], layer_kinds.Windows] = layer_kinds.no_windows
+    has_rope: Callable[[ConfigReader, int], tuple[bool, ...]] = layer_kinds.every_layer
     qkv_bias: bool | str = False
     output_bias: bool | str = False
     mlp_bias: bool | str = False
@@ -95,84 +84,8 @@ class Family:
     gguf_interleaves_heads: bool = False
 
 
-def _one_window(config: ConfigReader, num_layers: int) -> Windows:
-    return (_window(config),) * num_layers
-
-
-def _given_window(config: ConfigReader, num_layers: int) -> Windows:
-    """Phi 3: absent means "no window"."""
-    return _one_window(config, num_layers) if config.has("sliding_window") else (None,) * num_layers
-
-
-def _window(config: ConfigReader) -> int | None:
-    # null means "no window"; absent means 4096, as in transformers.
-    if not config.has("sliding_window"):
-        return 4096
-    return None if config.raw("sliding_window") is None else config.integer("sliding_window")
-
-
-def _switched_window(config: ConfigReader, num_layers: int) -> Windows:
-    return _one_window(config, num_layers) if config.boolean("use_sliding_window", False) else (None,) * num_layers
-
-
-def _layered_windows(config: ConfigReader, num_layers: int) -> Windows:
-    """Qwen: `layer_types` says which layers slide; older configs slide from layer `max_window_layers` on."""
-    window = _window(config) if config.boolean("use_sliding_window", False) else None
-    if config.raw("layer_types") is None:
-        first = config.integer("max_window_layers", 28, low=0)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
-
-
-def _sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:
-    layer_types = config.raw("layer_types")
-    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
-        raise config.error(f"layer_types must be a list of {num_layers} names, one per layer")
-    for kind in layer_types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise config.error(f"layer_types has {kind!r}; supported: full_attention, sliding_attention")
-    return [kind == "sliding_attention" for kind in layer_types]
-
-
-def _rope_flags(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-    """SmolLM3: `no_rope_layers` has a 1 for each layer with a rope (sic); without it every fourth has none."""
-    if config.raw("no_rope_layers") is None:
-        interval = config.integer("no_rope_layer_interval", 4)
-        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
-    flags = config.integers("no_rope_layers")
-    if len(flags) < num_layers:
-        raise config.error(f"no_rope_layers must have a flag for each of {num_layers} layers, got {len(flags)}")
-    return tuple(flag != 0 for flag in flags[:num_layers])
-
-
-def _windows_without_rope(config: ConfigReader, num_layers: int) -> Windows:
-    """SmolLM3: where nothing says which layers slide, those without a rope do."""
-    is_on = config.boolean("use_sliding_window", False) and config.raw("sliding_window") is not None
-    window = config.integer("sliding_window") if is_on else None
-    if config.raw("layer_types") is None:
-        return tuple(None if has_rope else window for has_rope in _rope_flags(config, num_layers))
-    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
-
-
-def _windows_but_every_sixth(config: ConfigReader, num_layers: int) -> Windows:
-    """Gemma 3: `layer_types` says which layers slide; older configs have how many layers later each full one comes."""
-    window = _window(config)
-    if config.raw("layer_types") is None:
-        interval = config.integer("sliding_window_pattern", 6)
-        return tuple(window if (layer + 1) % interval else None for layer in range(num_layers))
-    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
-
-
-def _every_second_window(config: ConfigReader, num_layers: int) -> Windows:
-    """gpt-oss: `layer_types` says which layers slide; without it the first, the third and so on do."""
-    window = _window(config)
-    if config.raw("layer_types") is None:
-        return tuple(None if layer % 2 else window for layer in range(num_layers))
-    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
-
-
 _GEMMA3 = Family(
-    windows=_windows_but_every_sixth,
+    windows=layer_kinds.windows_but_every_sixth,
     qkv_bias="attention_bias",
     output_bias="attention_bias",
     head_norms=True,
@@ -214,7 +127,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             gguf=None,
         ),
         "GptOssForCausalLM": Family(
-            windows=_every_second_window,
+            windows=layer_kinds.every_second_window,
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             head_dim=64,
@@ -266,11 +179,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             gguf_interleaves_heads=True,
         ),
         "MistralForCausalLM": Family(
-            windows=_one_window,
+            windows=layer_kinds.one_window,
             defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8, "eos_token_id": 2},
         ),
         "Phi3ForCausalLM": Family(
-            windows=_given_window,
+            windows=layer_kinds.given_window,
             may_rotate_partly=True,
             defaults={
                 "rms_norm_eps": 1e-5,
@@ -281,9 +194,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             weight_names=PHI3_NAMES,
             gguf="phi3",
         ),
-        "Qwen2ForCausalLM": Family(windows=_layered_windows, qkv_bias=True, gguf="qwen2"),
+        "Qwen2ForCausalLM": Family(windows=layer_kinds.layered_windows, qkv_bias=True, gguf="qwen2"),
         "Qwen2_5_VLForConditionalGeneration": Family(
-            windows=_layered_windows,
+            windows=layer_kinds.layered_windows,
             qkv_bias=True,
             text_config=True,
             takes_images=True,
@@ -291,7 +204,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             defaults={"rope_theta": 1000000.0, "rms_norm_eps": 1e-5},
         ),
         "Qwen3ForCausalLM": Family(
-            windows=_layered_windows,
+            windows=layer_kinds.layered_windows,
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             head_norms=True,
@@ -299,7 +212,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             gguf="qwen3",
         ),
         "Qwen3MoeForCausalLM": Family(
-            windows=_switched_window,
+            windows=layer_kinds.switched_window,
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             head_norms=True,
@@ -318,8 +231,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             weight_names=QWEN3_VL_NAMES,
         ),
         "SmolLM3ForCausalLM": Family(
-            windows=_windows_without_rope,
-            has_rope=_rope_flags,
+            windows=layer_kinds.windows_without_rope,
+            has_rope=layer_kinds.rope_flags,
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             mlp_bias="mlp_bias",

@@ -1,0 +1,95 @@
+"""Which layers have a window, and which a rope, by family: readers of the config fields that say it. Knows no torch."""
+
+from __future__ import annotations
+
+from tokenmill.models.config_reader import ConfigReader
+
+Windows = tuple[int | None, ...]
+
+
+def no_windows(config: ConfigReader, num_layers: int) -> Windows:
+    """Every layer attends to all tokens."""
+    return (None,) * num_layers
+
+
+def every_layer(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
+    """The fact holds for every layer."""
+    return (True,) * num_layers
+
+
+def one_window(config: ConfigReader, num_layers: int) -> Windows:
+    """Every layer has the window."""
+    return (_window(config),) * num_layers
+
+
+def given_window(config: ConfigReader, num_layers: int) -> Windows:
+    """Phi 3: absent means "no window"."""
+    return one_window(config, num_layers) if config.has("sliding_window") else (None,) * num_layers
+
+
+def _window(config: ConfigReader, default: int = 4096) -> int | None:
+    # null means "no window"; absent means what transformers takes then.
+    if not config.has("sliding_window"):
+        return default
+    return None if config.raw("sliding_window") is None else config.integer("sliding_window")
+
+
+def switched_window(config: ConfigReader, num_layers: int) -> Windows:
+    """`use_sliding_window` says whether every layer has the window, or none."""
+    return one_window(config, num_layers) if config.boolean("use_sliding_window", False) else (None,) * num_layers
+
+
+def layered_windows(config: ConfigReader, num_layers: int) -> Windows:
+    """Qwen: `layer_types` says which layers slide; older configs slide from layer `max_window_layers` on."""
+    window = _window(config) if config.boolean("use_sliding_window", False) else None
+    if config.raw("layer_types") is None:
+        first = config.integer("max_window_layers", 28, low=0)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
+
+
+def _sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:
+    layer_types = config.raw("layer_types")
+    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
+        raise config.error(f"layer_types must be a list of {num_layers} names, one per layer")
+    for kind in layer_types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise config.error(f"layer_types has {kind!r}; supported: full_attention, sliding_attention")
+    return [kind == "sliding_attention" for kind in layer_types]
+
+
+def rope_flags(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
+    """SmolLM3: `no_rope_layers` has a 1 for each layer with a rope (sic); without it every fourth has none."""
+    if config.raw("no_rope_layers") is None:
+        interval = config.integer("no_rope_layer_interval", 4)
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    flags = config.integers("no_rope_layers")
+    if len(flags) < num_layers:
+        raise config.error(f"no_rope_layers must have a flag for each of {num_layers} layers, got {len(flags)}")
+    return tuple(flag != 0 for flag in flags[:num_layers])
+
+
+def windows_without_rope(config: ConfigReader, num_layers: int) -> Windows:
+    """SmolLM3: where nothing says which layers slide, those without a rope do."""
+    is_on = config.boolean("use_sliding_window", False) and config.raw("sliding_window") is not None
+    window = config.integer("sliding_window") if is_on else None
+    if config.raw("layer_types") is None:
+        return tuple(None if has_rope else window for has_rope in rope_flags(config, num_layers))
+    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
+
+
+def windows_but_every_sixth(config: ConfigReader, num_layers: int) -> Windows:
+    """Gemma 3: `layer_types` says which layers slide; older configs have how many layers later each full one comes."""
+    window = _window(config)
+    if config.raw("layer_types") is None:
+        interval = config.integer("sliding_window_pattern", 6)
+        return tuple(window if (layer + 1) % interval else None for layer in range(num_layers))
+    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
+
+
+def every_second_window(config: ConfigReader, num_layers: int) -> Windows:
+    """gpt-oss: `layer_types` says which layers slide; without it the first, the third and so on do."""
+    window = _window(config, default=128)
+    if config.raw("layer_types") is None:
+        return tuple(None if layer % 2 else window for layer in range(num_layers))
+    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
