@@ -12,9 +12,9 @@ static void make_attention(Attention* self, const Kernels& kernels, int heads, i
 }
 
 static void make_layer(AttentionLayer* self, const LayerKV& memory, const HeadNorms& norms, Address cos, Address sin,
-                       float scale, int window, Address sinks) {
+                       float scale, int window, Address sinks, bool reads_only) {
   new (self) AttentionLayer{memory, norms, {at<const uint16_t>(cos), at<const uint16_t>(sin)}, scale, window,
-                            at<const uint16_t>(sinks)};
+                            at<const uint16_t>(sinks), reads_only};
 }
 
 static PlannedStep plan(const Attention& self, int64_t requests, Address query_starts, Address context_lens,
@@ -37,7 +37,8 @@ static std::vector<int> shared_splits(const PlannedStep& planned) {
 static void forward(const Attention& self, PlannedStep& planned, const AttentionLayer& layer, Address qkv,
                     Address out) {
   const AttentionShape& shape = self.shape;
-  const AttentionCall call{shape, planned.step, planned.plan, layer, at<const uint16_t>(qkv), shape.qkv_size(),
+  const int64_t stride = layer.reads_only ? shape.out_size() : shape.qkv_size();
+  const AttentionCall call{shape, planned.step, planned.plan, layer, at<const uint16_t>(qkv), stride,
                            at<uint16_t>(out), shape.out_size()};
   self.kernels.table.attention(call, self.kernels.threads);
 }
@@ -52,13 +53,13 @@ void bind_attention(nb::module_& module) {
            nb::arg("keys"), nb::arg("values"), nb::arg("key_scales"), nb::arg("value_scales"));
   nb::class_<HeadNorms>(module, "HeadNorms")
       .def("__init__",
-           [](HeadNorms* self, Address q, Address k, float eps, bool are_offsets) {
-             new (self) HeadNorms{at<const uint16_t>(q), at<const uint16_t>(k), eps, are_offsets};
+           [](HeadNorms* self, Address q, Address k, Address v, float eps, bool are_offsets) {
+             new (self) HeadNorms{at<const uint16_t>(q), at<const uint16_t>(k), at<const uint16_t>(v), eps, are_offsets};
            },
-           nb::arg("q"), nb::arg("k"), nb::arg("eps"), nb::arg("are_offsets"));
+           nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("eps"), nb::arg("are_offsets"));
   nb::class_<AttentionLayer>(module, "AttentionLayer")
       .def("__init__", make_layer, nb::arg("memory"), nb::arg("norms"), nb::arg("cos"), nb::arg("sin"),
-           nb::arg("scale"), nb::arg("window"), nb::arg("sinks"));
+           nb::arg("scale"), nb::arg("window"), nb::arg("sinks"), nb::arg("reads_only") = false);
   nb::class_<Attention>(module, "Attention")
       .def("__init__", make_attention, nb::arg("kernels"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("page_size"), nb::arg("is_causal") = true)

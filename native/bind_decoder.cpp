@@ -7,15 +7,15 @@ namespace nb = nanobind;
 
 namespace tokenmill {
 
-static void make_layer(DecoderLayer* self, const LayerNorms& norms, const Projection& qkv,
+static void make_layer(DecoderLayer* self, const LayerNorms& norms, int group, const Projection& qkv,
                        const AttentionLayer& attention, const Projection& output, const Projection& gate_up,
                        const Projection& down, int gate, float residual_multiplier) {
-  new (self) DecoderLayer{norms, qkv, attention, output, gate_up, down, static_cast<Gate>(gate), residual_multiplier};
+  new (self) DecoderLayer{norms, group, qkv, attention, output, gate_up, down, static_cast<Gate>(gate), residual_multiplier};
 }
 
-static void make_decoder(Decoder* self, const Attention& attention, int64_t hidden_size, float eps,
+static void make_decoder(Decoder* self, const std::vector<const Attention*>& attentions, int64_t hidden_size, float eps,
                          bool norms_are_offsets) {
-  new (self) Decoder{attention, hidden_size, eps, norms_are_offsets, {}, 1, nullptr, {}, {}};
+  new (self) Decoder{attentions, hidden_size, eps, norms_are_offsets, {}, 1, nullptr, {}, {}};
 }
 
 static void begin(Decoder& self, const Packed& embedding, float multiplier) {
@@ -23,11 +23,11 @@ static void begin(Decoder& self, const Packed& embedding, float multiplier) {
   self.embedding_multiplier = multiplier;
 }
 
-static void gather(Decoder& self, Ranks& ranks, Address shared, int64_t first_token, int64_t attention_column) {
-  self.gathering = {&ranks, at<uint16_t>(shared), first_token, attention_column};
+static void gather(Decoder& self, Ranks& ranks, Address shared, int64_t first_token, int64_t first_head) {
+  self.gathering = {&ranks, at<uint16_t>(shared), first_token, first_head};
 }
 
-static bool forward(const Decoder& self, PlannedStep& planned, Address token_ids, Address hidden, int64_t tokens,
+static bool forward(const Decoder& self, const std::vector<PlannedStep*>& planned, Address token_ids, Address hidden, int64_t tokens,
                     Address output_indices, int64_t outputs, Address of_token,
                     const std::vector<const Adapter*>& adapters, const StepMedia& media, Address scratch,
                     Address out) {
@@ -58,19 +58,19 @@ void bind_decoder(nb::module_& module) {
            },
            nb::arg("attention"), nb::arg("attention_out"), nb::arg("mlp"), nb::arg("mlp_out"));
   nb::class_<DecoderLayer>(module, "DecoderLayer")
-      .def("__init__", make_layer, nb::arg("norms"), nb::arg("qkv"), nb::arg("attention"), nb::arg("output"),
+      .def("__init__", make_layer, nb::arg("norms"), nb::arg("group"), nb::arg("qkv"), nb::arg("attention"), nb::arg("output"),
            nb::arg("gate_up"), nb::arg("down"), nb::arg("gate"), nb::arg("residual_multiplier"));
   nb::class_<Decoder>(module, "Decoder")
-      .def("__init__", make_decoder, nb::keep_alive<1, 2>(), nb::arg("attention"), nb::arg("hidden_size"),
+      .def("__init__", make_decoder, nb::keep_alive<1, 2>(), nb::arg("attentions"), nb::arg("hidden_size"),
            nb::arg("eps"), nb::arg("norms_are_offsets"))
       .def("begin", begin, nb::arg("embedding"), nb::arg("multiplier"))
       .def("end", [](Decoder& self, Address norm) { self.final_norm = at<const uint16_t>(norm); }, nb::arg("norm"))
       .def("add", [](Decoder& self, const DecoderLayer& layer) { self.layers.push_back(layer); }, nb::arg("layer"))
       .def("gather", gather, nb::keep_alive<1, 2>(), nb::arg("ranks"), nb::arg("shared"), nb::arg("first_token"),
-           nb::arg("attention_column"))
+           nb::arg("first_head"))
       .def("shared_numbers", &Decoder::shared_numbers, nb::arg("tokens"))
       .def("scratch_numbers", &Decoder::scratch_numbers, nb::arg("tokens"))
-      .def("forward", forward, nb::arg("step"), nb::arg("token_ids"), nb::arg("hidden"), nb::arg("tokens"),
+      .def("forward", forward, nb::arg("steps"), nb::arg("token_ids"), nb::arg("hidden"), nb::arg("tokens"),
            nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"), nb::arg("media"),
            nb::arg("scratch"), nb::arg("out"), ReleaseGil());
 }

@@ -20,10 +20,11 @@ struct Strides {
 
   explicit Strides(const Decoder& decoder)
       : hidden(stride_of(decoder.hidden_size)),
-        qkv(stride_of(decoder.attention.shape.qkv_size())),
+        qkv(0),
         attention_out(0),
         intermediate(0) {
     for (const auto& layer : decoder.layers) {
+      qkv = std::max(qkv, stride_of(layer.qkv.weights.rows));
       attention_out = std::max(attention_out, stride_of(layer.output.weights.depth));
       intermediate = std::max(intermediate, stride_of(layer.down.weights.depth));
     }
@@ -109,8 +110,8 @@ class ForwardPass {
   ForwardPass(const Decoder& decoder, const DecoderCall& call)
       : decoder_(decoder),
         call_(call),
-        table_(decoder.attention.kernels.table),
-        threads_(decoder.attention.kernels.threads),
+        table_(decoder.attentions.front()->kernels.table),
+        threads_(decoder.attentions.front()->kernels.threads),
         rows_(call.tokens),
         adapted_(call.adapters) {
     const Strides strides(decoder);
@@ -160,6 +161,13 @@ class ForwardPass {
   Buffer residual_, delta_, normed_, qkv_, attention_out_, intermediate_;
 
   Rows rows_of(const Buffer& buffer) const { return {buffer.data, rows_, buffer.stride}; }
+
+  const AttentionShape& shape_of(const DecoderLayer& layer) const { return decoder_.attentions[layer.group]->shape; }
+
+  // Of the heads of all ranks, where this rank's begin.
+  int64_t own_column(const DecoderLayer& layer) const {
+    return decoder_.gathering.first_head * shape_of(layer).head_dim;
+  }
 
   bool meet() const {
     Meeting* meeting = decoder_.gathering.meeting;
@@ -228,9 +236,9 @@ class ForwardPass {
     norm(layer.norms.attention, normed_);
     project(layer.qkv, normed_, qkv_);
     adapt(layer, ADAPTED_QKV, layer.qkv, normed_, qkv_);
-    auto& [step, plan] = call_.planned;
-    table_.attention({decoder_.attention.shape, step, plan, layer.attention, qkv_.data, qkv_.stride,
-                      attention_out_.data + decoder_.gathering.attention_column, attention_out_.stride}, threads_);
+    auto& [step, plan] = *call_.planned[layer.group];
+    table_.attention({shape_of(layer), step, plan, layer.attention, qkv_.data, qkv_.stride,
+                      attention_out_.data + own_column(layer), attention_out_.stride}, threads_);
   }
 
   bool feed_forward(const DecoderLayer& layer) {
@@ -302,7 +310,8 @@ class ForwardPass {
   // Keeps only the rows of tokens that have an output; of attention_out, where other ranks are writing, its own columns.
   void keep_outputs() {
     keep_rows(residual_, 0, decoder_.hidden_size);
-    keep_rows(attention_out_, decoder_.gathering.attention_column, decoder_.attention.shape.out_size());
+    const DecoderLayer& last = decoder_.layers.back();
+    keep_rows(attention_out_, own_column(last), shape_of(last).out_size());
     rows_ = call_.outputs;
     adapted_.keep(call_.output_indices, rows_);
   }

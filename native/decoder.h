@@ -27,7 +27,7 @@ struct Gathering {
   Meeting* meeting;  // null: one rank alone, whose buffers are all scratch
   uint16_t* shared;  // [Decoder::shared_numbers(tokens)]
   int64_t first_token;       // of the vocabulary: whose embeddings are this rank's
-  int64_t attention_column;  // of the heads of all ranks, where this rank's begin
+  int64_t first_head;        // of the query heads of all ranks, where this rank's begin
 };
 
 // The norms of a layer, [hidden] each: before its blocks, and of what these add to the hidden states, or null.
@@ -37,6 +37,7 @@ struct LayerNorms {
 
 struct DecoderLayer {
   LayerNorms norms;
+  int group;  // of layers with heads of one shape, whose KV lies in one memory
   Projection qkv;
   AttentionLayer attention;
   Projection output;
@@ -61,7 +62,7 @@ struct StepMedia {
 
 // The tokens of a step, and where their results go.
 struct DecoderCall {
-  PlannedStep& planned;
+  const std::vector<PlannedStep*>& planned;  // of each group
   const int64_t* token_ids;  // [tokens]
   const uint16_t* hidden;    // [tokens][hidden] to begin with, or null: the embeddings of the ids
   int64_t tokens;
@@ -74,7 +75,7 @@ struct DecoderCall {
 };
 
 struct Decoder {
-  const Attention& attention;
+  std::vector<const Attention*> attentions;  // of each group
   int64_t hidden_size;
   float eps;  // of the norms of hidden states
   bool norms_are_offsets;  // see `NormCall`

@@ -22,7 +22,7 @@ constexpr int SUBPAGE = 16;          // tokens of a sub-page
 constexpr int KEY_BLOCK = 64;        // keys whose scores are held at once
 constexpr int KV_SPLIT = 512;        // keys of a partial result
 constexpr int QUERY_TILE_ROWS = 48;  // rows that share what is read of the cache; a row is one head of one token
-constexpr int MAX_HEAD_DIM = 256;
+constexpr int MAX_HEAD_DIM = 512;
 
 struct AttentionShape {
   int heads, kv_heads, head_dim, page_size;
@@ -65,7 +65,7 @@ struct LayerKV {
 };
 
 struct HeadNorms {  // weights [head_dim], or null where the model has none
-  const uint16_t *q, *k;
+  const uint16_t *q, *k, *v;
   float eps;
   bool are_offsets;  // see `NormCall`
 };
@@ -78,6 +78,7 @@ struct AttentionLayer {
   float scale;  // of q.k before the softmax
   int window;   // a token sees itself and window - 1 tokens before it; 0: all
   const uint16_t* sinks;  // [heads], scores without a value that take their part of the softmax; or null
+  bool reads_only;  // the memory is another layer's, which has written it: a token has queries alone
 };
 
 // Tokens of one page whose keys and values a step writes.

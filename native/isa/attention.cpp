@@ -18,7 +18,7 @@ constexpr float LOG2_E = 1.44269504f;
 // Stores the keys and values of some tokens of a request.
 void store_tokens(const AttentionCall& call, const Pages& pages, const PageWrite& write) {
   const AttentionShape& shape = call.shape;
-  alignas(64) uint16_t keys[SUBPAGE * MAX_HEAD_DIM];
+  alignas(64) uint16_t keys[SUBPAGE * MAX_HEAD_DIM], values[SUBPAGE * MAX_HEAD_DIM];
   const int end = write.first_query + write.queries;
   for (int first = write.first_query; first < end; first += SUBPAGE) {
     const int count = std::min(SUBPAGE, end - first);
@@ -29,7 +29,9 @@ void store_tokens(const AttentionCall& call, const Pages& pages, const PageWrite
     const auto position = [&](int i) { return call.step.first_position(write.request) + first + i; };
     const auto angle = [&](int i) { return call.step.angle(write.request, first + i); };
     norm_and_rotate_heads(call, call.layer.norms.k, count, key, angle, keys);
-    const auto value = [&](int i) { return key(i) + shape.kv_heads * shape.head_dim; };
+    const auto raw_value = [&](int i) { return key(i) + shape.kv_heads * shape.head_dim; };
+    if (call.layer.norms.v) norm_heads(call, call.layer.norms.v, count, raw_value, values);
+    const auto value = [&](int i) { return call.layer.norms.v ? values + i * shape.head_dim : raw_value(i); };
     for (int i = 0; i < count; ++i) store_key(pages, position(i), keys + i * shape.head_dim);
     for (int i = 0; i < count;) {
       const bool is_pair = position(i) % 2 == 0 && i + 1 < count;
@@ -82,7 +84,7 @@ class TileWork {
     AmxTiles amx_tiles;
     if (heads_use_amx(head_dim_) && tile_.rows > FEW_ROWS) amx_tiles.configure(query_tile_config(tile_.rows));
 #endif
-    if (tile_.writes_own_kv) store_tokens(call_, pages_, {tile_.request, 0, 1});
+    if (tile_.writes_own_kv && !call_.layer.reads_only) store_tokens(call_, pages_, {tile_.request, 0, 1});
     attend_splits();
     // A key that one row sees and another does not has the weight 0 in the other; but 0 times NaN or infinity is NaN.
     // So a row that is not finite is computed again by itself.
@@ -371,7 +373,8 @@ void attend_tiles(const AttentionCall& call, const std::vector<QueryTile>& tiles
 void attention(const AttentionCall& call, int threads) {
   const AttentionPlan& plan = call.plan;
   const int heads = call.shape.kv_heads;
-  parallel_for(static_cast<int64_t>(plan.writes.size()), threads, [&](int64_t i) {
+  const int64_t writes = call.layer.reads_only ? 0 : static_cast<int64_t>(plan.writes.size());
+  parallel_for(writes, threads, [&](int64_t i) {
     const PageWrite& write = plan.writes[i];
     const int32_t* page_table = call.step.page_table + write.request * call.step.page_stride;
     for (int head = 0; head < heads; ++head) store_tokens(call, {call.shape, call.layer.memory, page_table, head}, write);

@@ -67,4 +67,16 @@ void norm_and_rotate_heads(const AttentionCall& call, const uint16_t* weight, in
   }
 }
 
+// The same without a rotation.
+template <class Source>
+void norm_heads(const AttentionCall& call, const uint16_t* weight, int count, const Source& source, uint16_t* out) {
+  const int size = call.shape.head_dim;
+  float factors[QUERY_TILE_ROWS] = {};
+  for (int i = 0; i < count; ++i) factors[i] = sum_of_squares(source(i), size);
+  inverse_rms(factors, count, size, call.layer.norms.eps);
+  for (int i = 0; i < count; ++i) {
+    norm_head(source(i), weight, {factors[i], call.layer.norms.are_offsets}, size, out + i * size);
+  }
+}
+
 }  // namespace tokenmill::TM_ISA

@@ -103,15 +103,23 @@ class LayerKV:
     def __init__(self, keys: Address, values: Address, key_scales: Address, value_scales: Address) -> None: ...
 
 class HeadNorms:
-    """Weights of the norms of q and k; 0 where the model has none."""
+    """Weights of the norms of q, k and v; 0 where the model has none."""
 
-    def __init__(self, q: Address, k: Address, eps: float, are_offsets: bool) -> None: ...
+    def __init__(self, q: Address, k: Address, v: Address, eps: float, are_offsets: bool) -> None: ...
 
 class AttentionLayer:
     """What attention is in one layer; cos and sin are 0 where it does not rotate, window and sinks if it has none."""
 
     def __init__(
-        self, memory: LayerKV, norms: HeadNorms, cos: Address, sin: Address, scale: float, window: int, sinks: Address
+        self,
+        memory: LayerKV,
+        norms: HeadNorms,
+        cos: Address,
+        sin: Address,
+        scale: float,
+        window: int,
+        sinks: Address,
+        reads_only: bool = False,
     ) -> None: ...
 
 class Attention:
@@ -153,6 +161,7 @@ class DecoderLayer:
     def __init__(
         self,
         norms: LayerNorms,
+        group: int,
         qkv: Projection,
         attention: AttentionLayer,
         output: Projection,
@@ -206,16 +215,18 @@ class Experts:
 class Decoder:
     """A dense decoder whose forward pass is one call."""
 
-    def __init__(self, attention: Attention, hidden_size: int, eps: float, norms_are_offsets: bool) -> None: ...
+    def __init__(
+        self, attentions: Sequence[Attention], hidden_size: int, eps: float, norms_are_offsets: bool
+    ) -> None: ...
     def begin(self, embedding: Packed, multiplier: float) -> None: ...
     def end(self, norm: Address) -> None: ...
     def add(self, layer: DecoderLayer) -> None: ...
-    def gather(self, ranks: Ranks, shared: Address, first_token: int, attention_column: int) -> None: ...
+    def gather(self, ranks: Ranks, shared: Address, first_token: int, first_head: int) -> None: ...
     def shared_numbers(self, tokens: int) -> int: ...
     def scratch_numbers(self, tokens: int) -> int: ...
     def forward(
         self,
-        step: PlannedStep,
+        steps: Sequence[PlannedStep],
         token_ids: Address,
         hidden: Address,
         tokens: int,

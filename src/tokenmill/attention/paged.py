@@ -144,7 +144,7 @@ class PagedAttention:
         """See `AttentionBackend.forward`."""
         memory = self.kv.layer(layer.index)
         rotary = layer.rotary if plan.rotary is None else plan.rotary
-        q = place_heads(qkv, layer.norms, rotary, plan.places, memory)
+        q = place_heads(qkv, layer.norms, rotary, plan.places, memory, layer.reads_only)
         output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for implementation, tokens, own in plan.parts:
             implementation.attend(q[tokens], memory, output[tokens], own, layer)

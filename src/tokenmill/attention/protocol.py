@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -14,16 +15,21 @@ from tokenmill.attention.batch import ForwardBatch
 from tokenmill.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.platform.memory import zeros
 
+if TYPE_CHECKING:
+    from tokenmill.attention.groups import GroupedKV
+
 Part = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of one tensor of a KV cache: [layers, pages, ...]."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """The shape of a model's attention and of its KV memory, the same in all layers; see `AttentionLayer`.
+    """The shape of a model's attention and of its KV memory; see `AttentionLayer`.
 
     Attributes:
+        num_layers: that have KV of their own.
         has_sinks: some layers have them.
+        others: the same of layers with heads of another shape, which have a KV memory of their own.
     """
 
     num_layers: int
@@ -31,6 +37,12 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     has_sinks: bool = False
+    others: tuple[AttentionSpec, ...] = ()
+
+    @property
+    def groups(self) -> tuple[AttentionSpec, ...]:
+        """Layers of one shape each, in the order of `AttentionLayer.group`."""
+        return (dataclasses.replace(self, others=()), *self.others) if self.others else (self,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,13 +50,15 @@ class AttentionLayer:
     """What attention is in one layer, bound once when the model is made; a backend may keep what it makes of it.
 
     Attributes:
-        index: of the layer in the KV memory.
+        index: of the layer in the KV memory of its group.
         scale: factor on q.k before the softmax.
         window: a token attends to itself and at most `window - 1` tokens before it; None: to all before it.
         norms: of the heads of q and k; None: there are none.
         rotary: cos and sin of the positions; None: q and k are not rotated.
         sinks: a score for each head that takes its part of the softmax and has no value (gpt-oss), [num_heads] in the
             model's dtype; None: there are none.
+        group: see `AttentionSpec.groups`.
+        reads_only: the memory is another layer's, which has written it: the projection is q alone.
     """
 
     index: int
@@ -53,6 +67,8 @@ class AttentionLayer:
     norms: HeadNorms | None = None
     rotary: RotaryTables | None = None
     sinks: torch.Tensor | None = None
+    group: int = 0
+    reads_only: bool = False
 
 
 class KVCache(ABC):
@@ -119,7 +135,7 @@ class AttentionBackend(Protocol):
     """
 
     @property
-    def kv(self) -> KVCache:
+    def kv(self) -> KVCache | GroupedKV:
         """All pages."""
 
     def plan(self, batch: ForwardBatch) -> Any:
@@ -129,7 +145,8 @@ class AttentionBackend(Protocol):
         """Norm and rotate q and k, write k and v into the cache at the batch's slots, then attend.
 
         Args:
-            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], contiguous; may be overwritten.
+            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], or q alone, see `AttentionLayer`; contiguous; may be
+                overwritten.
 
         Returns:
             [T, num_heads * head_dim] in the dtype of qkv.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from tokenmill.attention.backends.cpu import CpuAttention
 from tokenmill.attention.backends.native import NativeAttention
 from tokenmill.attention.backends.reference import ReferenceAttention
+from tokenmill.attention.groups import GroupedAttention, GroupedPagedAttention
 from tokenmill.attention.kv_cache import HeadMajorKV, PackedKV, TokenMajorKV
 from tokenmill.attention.protocol import AttentionBackend, AttentionSpec, KVCache
 from tokenmill.core.errors import InvalidConfig
@@ -41,6 +42,11 @@ class AttentionConfig:
     kv_dtype: torch.dtype | None = None
     native: Any = None
     is_invariant: bool = False
+
+    @property
+    def groups(self) -> list[AttentionConfig]:
+        """The same for each group of layers."""
+        return [self] if not self.spec.others else [replace(self, spec=spec) for spec in self.spec.groups]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,10 @@ class Backend:
         return self.make_paged is not None
 
     def why_not(self, config: AttentionConfig) -> str | None:
-        """Why it cannot serve; None: it can."""
+        """Why it cannot serve, all groups of layers or one of them; None: it can."""
+        return next(filter(None, map(self._why_not, config.groups)), None)
+
+    def _why_not(self, config: AttentionConfig) -> str | None:
         head_dim, multiple = config.spec.head_dim, self.head_multiple
         if self.dtypes and config.dtype not in self.dtypes:
             return f"the {self.name} attention is for {_names(self.dtypes)}, not {_names([config.dtype])}"
@@ -114,9 +123,10 @@ class AttentionChoice:
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of a page of its KV cache."""
-        config = self.config
-        return self.prompts.layout.bytes_per_page(config.spec, config.page_size, config.kv_dtype or config.dtype)
+        """Bytes of a page of its KV cache, in all groups of layers."""
+        config, layout = self.config, self.prompts.layout
+        shape = config.page_size, config.kv_dtype or config.dtype
+        return sum(layout.bytes_per_page(spec, *shape) for spec in config.spec.groups)
 
     def make(self, num_pages: int) -> AttentionBackend:
         """The backend with its KV cache.
@@ -124,7 +134,18 @@ class AttentionChoice:
         Args:
             num_pages: of the cache, page 0 for padding among them.
         """
-        config, prompts, decodes = self.config, self.prompts, self.decodes
+        backends = [self._make(config, num_pages) for config in self.config.groups]
+        if len(backends) == 1:
+            return backends[0]
+        if not self.prompts.is_for_gpus:
+            return GroupedAttention(backends)
+        from tokenmill.attention.paged import PagedAttention
+
+        return GroupedPagedAttention([one for one in backends if isinstance(one, PagedAttention)])
+
+    def _make(self, config: AttentionConfig, num_pages: int) -> AttentionBackend:
+        """The backend of a group."""
+        prompts, decodes = self.prompts, self.decodes
         shape = (config.spec, num_pages, config.page_size, config.kv_dtype or config.dtype)
         kv = prompts.layout(*shape, config.platform.device)
         if prompts.make is not None:
@@ -266,7 +287,7 @@ BACKENDS = (
         kv_dtypes=(torch.int8,),
         page_multiple=16,
         head_multiple=16,
-        max_head_dim=256,
+        max_head_dim=512,
         needs_native=True,
     ),
     Backend("cpu", layout=HeadMajorKV, make=lambda config, kv: CpuAttention(config.spec, kv), merit="batched torch"),

@@ -121,10 +121,11 @@ def _graphs(
     rows: RowState,
 ) -> CapturedDecodes | None:
     """The graphs of decodes, not captured yet, where there may be any."""
+    from tokenmill.attention.groups import GroupedPagedAttention
     from tokenmill.attention.paged import PagedAttention  # these need Triton
     from tokenmill.runner import captured_decodes
 
-    assert isinstance(attention, PagedAttention), "a GPU has its attention over pages"
+    assert isinstance(attention, PagedAttention | GroupedPagedAttention), "a GPU has its attention over pages"
     # One expert after the other: how many tokens each has, the host has to know.
     layers = loaded.architecture.layers
     has_loops = loaded.kernels.name == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in layers)

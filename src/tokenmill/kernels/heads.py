@@ -13,12 +13,17 @@ CosSin = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMSNorm over each head of q and k, before the rotary embedding: weights [head_dim]; see `Kernels.rms_norm`."""
+    """RMSNorm over each head of q and k, before the rotary embedding: weights [head_dim]; see `Kernels.rms_norm`.
+
+    Attributes:
+        v: of the values, if these are normed, too.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
     eps: float
     are_offsets: bool = False
+    v: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,4 +114,5 @@ def split_heads(
         return q, k, v
     q = rms_norm(qkv[:, :num_heads], norms.q, norms.eps, norms.are_offsets)
     k = rms_norm(qkv[:, num_heads:rotated], norms.k, norms.eps, norms.are_offsets)
+    v = v if norms.v is None else rms_norm(v, norms.v, norms.eps, norms.are_offsets)
     return (q, k, v) if cos_sin is None else (rotate(q, cos_sin), rotate(k, cos_sin), v)

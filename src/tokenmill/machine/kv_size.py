@@ -125,7 +125,6 @@ def workspace_bytes(config: EngineConfig, architecture: Architecture, dtype: tor
     per_token = 4 * architecture.hidden_size + widest
     logits = config.max_num_seqs * architecture.vocab_size * dtype.itemsize
     longest = wanted_context(config, architecture.max_position)
-    attention = layers[0].attention
-    part = 4 * attention.num_heads * (attention.head_dim + PART_EXTRA)
+    part = max(4 * one.attention.num_heads * (one.attention.head_dim + PART_EXTRA) for one in layers)
     parts = config.max_num_seqs * (int(np.searchsorted(SPLIT_ENDS, longest)) + 1) * part
     return 2 * (config.step_budget * per_token * dtype.itemsize + logits) + parts

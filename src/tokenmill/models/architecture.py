@@ -109,6 +109,8 @@ class SelfAttentionSpec:
         head_norm: over each head of q and k, before the rotary embedding; None: there is none.
         output_bias: bias on the projection that ends the block.
         has_sinks: each head has a sink; see `AttentionLayer.sinks`.
+        norms_values: each head of v is normed, too, by a norm without a weight.
+        kv_from: the layer whose keys and values it attends to, having none of its own; None: it has its own.
     """
 
     num_heads: int
@@ -121,6 +123,8 @@ class SelfAttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     has_sinks: bool = False
+    norms_values: bool = False
+    kv_from: int | None = None
 
     @property
     def q_size(self) -> int:
@@ -129,13 +133,14 @@ class SelfAttentionSpec:
 
     @property
     def kv_size(self) -> int:
-        """Width of the keys, or of the values, of one token."""
-        return self.num_kv_heads * self.head_dim
+        """Width of the keys, or of the values, of one token; 0 where these are another layer's."""
+        return 0 if self.kv_from is not None else self.num_kv_heads * self.head_dim
 
     def num_parameters(self, hidden_size: int) -> int:
         """Parameters of the block."""
         qkv = self.q_size + 2 * self.kv_size
-        rest = (0 if self.head_norm is None else 2 * self.head_dim) + self.num_heads * self.has_sinks
+        num_norms = 0 if self.head_norm is None else 2 if self.kv_from is None else 1
+        rest = num_norms * self.head_dim + self.num_heads * self.has_sinks
         return hidden_size * (qkv + self.q_size) + qkv * self.qkv_bias + hidden_size * self.output_bias + rest
 
 

@@ -6,6 +6,7 @@ nothing to train, and a step on a CPU is short enough to feel a module's bookkee
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -16,6 +17,7 @@ from tokenmill.kernels.adapters import AdaptedLayer, AdapterRows
 from tokenmill.kernels.protocol import Kernels, LinearWeight, WeightRole
 from tokenmill.kernels.torch_kernels import argmax, best
 from tokenmill.models.architecture import Architecture
+from tokenmill.models.kv_places import KVPlace, kv_groups, kv_places
 from tokenmill.models.layer import Layer, ResidualStream
 from tokenmill.models.norm import RMSNorm
 from tokenmill.models.rotary import all_rotary_tables
@@ -61,27 +63,26 @@ class Decoder:
             self.embedding = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.EMBEDDING)
         self.final_norm = RMSNorm(hidden_size, architecture.norm, kernels)
         self.rotary = all_rotary_tables(architecture, self.final_norm.weight)
-        self.layers = [
-            self._layer(index, number, kernels) for number, index in enumerate(self.shard.layers(architecture))
-        ]
+        own = self.shard.layers(architecture)
+        places = kv_places([architecture.layers[index].attention for index in own])
+        self.layers = [self._layer(index, place, kernels) for index, place in zip(own, places, strict=True)]
         self.head = self.embedding
         if self.shard.is_first_stage and not architecture.tie_embeddings:
             self.head = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.HEAD)
 
-    def _layer(self, index: int, number: int, kernels: Kernels) -> Layer:
-        """The model's layer `index`, which is this stage's layer `number`."""
+    def _layer(self, index: int, place: KVPlace | None, kernels: Kernels) -> Layer:
+        """The model's layer `index`."""
         architecture = self.architecture
-        return Layer(
-            architecture.layers[index], number, architecture.hidden_size, self.rotary, kernels, self.collective
-        )
+        assert place is not None, "every layer has attention"
+        return Layer(architecture.layers[index], place, architecture.hidden_size, self.rotary, kernels, self.collective)
 
     @property
     def attention_spec(self) -> AttentionSpec:
         """What an attention backend must know of this model, as far as it is this rank's."""
         layers = [layer.attention.spec for layer in self.layers]
-        shapes = {(one.num_heads, one.num_kv_heads, one.head_dim) for one in layers}
-        assert len(shapes) == 1, "the layers of the KV memory have one shape"
-        return AttentionSpec(len(layers), *shapes.pop(), has_sinks=any(layer.has_sinks for layer in layers))
+        has_sinks = any(layer.has_sinks for layer in layers)
+        first, *others = (AttentionSpec(count, *shape, has_sinks) for shape, count in kv_groups(layers).items())
+        return dataclasses.replace(first, others=tuple(others))
 
     def forward(
         self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
@@ -169,6 +170,6 @@ class Decoder:
             if index in own_layers:
                 yield from self.layers[index - own_layers.start].targets(of_layer)
             else:
-                yield from (target.unwanted() for target in self._layer(index, 0, empty).targets(of_layer))
+                yield from (target.unwanted() for target in self._layer(index, KVPlace(0, 0), empty).targets(of_layer))
         norm = scope.vector("final_norm", self.final_norm.weight)
         yield norm if self.shard.is_last_stage else norm.unwanted()

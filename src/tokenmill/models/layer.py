@@ -15,6 +15,7 @@ from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.heads import RotaryTables
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.architecture import LayerSpec, MoeSpec, RopeSpec
+from tokenmill.models.kv_places import KVPlace
 from tokenmill.models.mlp import MLP
 from tokenmill.models.moe import MoE
 from tokenmill.models.norm import RMSNorm
@@ -47,7 +48,7 @@ class Layer:
     """The layer that a specification describes.
 
     Args:
-        index: of the layer.
+        place: of its KV.
         rotary: the tables of every kind of rope in the model.
     """
 
@@ -56,7 +57,7 @@ class Layer:
     def __init__(
         self,
         spec: LayerSpec,
-        index: int,
+        place: KVPlace,
         hidden_size: int,
         rotary: Mapping[RopeSpec, RotaryTables],
         kernels: Kernels,
@@ -64,7 +65,7 @@ class Layer:
     ) -> None:
         self.spec = spec
         self.attention_norm = RMSNorm(hidden_size, spec.norm, kernels)
-        self.attention = SelfAttention(spec.attention, index, hidden_size, rotary, kernels, collective)
+        self.attention = SelfAttention(spec.attention, place, hidden_size, rotary, kernels, collective)
         self.attention_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
         self.mlp_norm = RMSNorm(hidden_size, spec.norm, kernels)
         if isinstance(spec.mlp, MoeSpec):

@@ -14,6 +14,7 @@ import torch
 
 from tokenmill.attention.backends.native import NativeAttention
 from tokenmill.attention.batch import ForwardBatch
+from tokenmill.attention.groups import GroupedAttention
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.kernels.adapters import AdapterRows
 from tokenmill.kernels.native import MODULE
@@ -40,15 +41,17 @@ class NativeDecoder:
 
     __slots__ = ("_attention", "_decoder", "_native", "_room", "_scratch", "argmax", "best", "logits")
 
-    def __init__(self, decoder: Decoder, attention: NativeAttention) -> None:
+    def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
         self._decoder = decoder
         self._attention = attention
+        groups = native_groups(attention)
+        assert groups is not None, "the attention is native"
         self._scratch = Scratch(torch.bfloat16, "cpu")
-        self._native = _bind(decoder, attention)
+        self._native = _bind(decoder, groups)
         self._room = decoder.collective.native
         if self._room is not None:
-            column = decoder.layers[0].attention.heads.start * attention.spec.head_dim
-            self._native.gather(self._room.ranks, self._room.address, decoder.tokens.start, column)
+            first_head = decoder.layers[0].attention.heads.start
+            self._native.gather(self._room.ranks, self._room.address, decoder.tokens.start, first_head)
         self.logits = decoder.logits
         self.argmax = decoder.argmax
         self.best = decoder.best
@@ -65,6 +68,7 @@ class NativeDecoder:
             hidden = self._decoder.embed(token_ids, batch.adapters)
         assert hidden is None or hidden.is_contiguous(), "and so do hidden states"
         plan = self._attention.plan(batch)
+        steps = [own.step for own in plan] if isinstance(plan, tuple) else [plan.step]
         tokens, outputs, shard = len(token_ids), len(wanted), self._decoder.shard
         if self._room is not None:
             assert self._native.shared_numbers(tokens) * BF16_BYTES <= self._room.num_bytes, "a larger step"
@@ -73,7 +77,7 @@ class NativeDecoder:
         out = torch.empty(rows, self._decoder.architecture.hidden_size, dtype=torch.bfloat16)
         inputs = (token_ids.data_ptr(), 0 if hidden is None else hidden.data_ptr(), tokens, wanted.data_ptr(), outputs)
         memory = (scratch.data_ptr(), out.data_ptr() if shard.rank == 0 else 0)
-        if not self._native.forward(plan.step, *inputs, *_adapted(batch.adapters), _media(batch), *memory):
+        if not self._native.forward(steps, *inputs, *_adapted(batch.adapters), _media(batch), *memory):
             raise self._decoder.collective.failure()
         return out
 
@@ -108,9 +112,16 @@ def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:
 
 def in_one_call(decoder: Decoder, attention: AttentionBackend) -> Decoder | NativeDecoder:
     """The decoder with its passes in one call each, if nothing is an obstacle to that; else as it is."""
-    if not isinstance(attention, NativeAttention) or native_pass_obstacle(decoder, NATIVE_ATTENTION) is not None:
+    if native_groups(attention) is None or native_pass_obstacle(decoder, NATIVE_ATTENTION) is not None:
         return decoder
     return NativeDecoder(decoder, attention)
+
+
+def native_groups(attention: AttentionBackend) -> list[NativeAttention] | None:
+    """The native attention of each group of layers; None: another one serves."""
+    backends = attention.backends if isinstance(attention, GroupedAttention) else (attention,)
+    groups = [backend for backend in backends if isinstance(backend, NativeAttention)]
+    return groups if len(groups) == len(backends) else None
 
 
 def _unsupported(layer: LayerSpec) -> str | None:
@@ -118,29 +129,31 @@ def _unsupported(layer: LayerSpec) -> str | None:
     return None if isinstance(layer.mlp, MlpSpec) else "experts are chosen in Python"
 
 
-def _bind(decoder: Decoder, attention: NativeAttention) -> _native.Decoder:
+def _bind(decoder: Decoder, groups: list[NativeAttention]) -> _native.Decoder:
     native = importlib.import_module(MODULE)
     norm, architecture = decoder.final_norm, decoder.architecture
     own = norm.spec.eps, norm.spec.is_offset
-    bound: _native.Decoder = native.Decoder(attention.attention, architecture.hidden_size, *own)
+    attentions = [group.attention for group in groups]
+    bound: _native.Decoder = native.Decoder(attentions, architecture.hidden_size, *own)
     if decoder.embedding is not None:
         assert isinstance(decoder.embedding, PackedWeight), "its matrices are packed"
         bound.begin(decoder.embedding.packed, decoder.embedding_multiplier)
     if decoder.shard.is_last_stage:
         bound.end(norm.weight.data_ptr())
     for layer in decoder.layers:
-        bound.add(_bind_layer(native, layer, attention))
+        bound.add(_bind_layer(native, layer, groups))
     return bound
 
 
-def _bind_layer(native: Any, layer: Layer, attention: NativeAttention) -> _native.DecoderLayer:
+def _bind_layer(native: Any, layer: Layer, groups: list[NativeAttention]) -> _native.DecoderLayer:
     own, mlp = layer.attention, layer.mlp
     assert isinstance(mlp, MLP), "its layers are dense"
     norms = (layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm)
     bound: _native.DecoderLayer = native.DecoderLayer(
         norms=native.LayerNorms(*(0 if norm is None else norm.weight.data_ptr() for norm in norms)),
+        group=own.layer.group,
         qkv=_projection(native, own.qkv),
-        attention=attention.bound(own.layer),
+        attention=groups[own.layer.group].bound(own.layer),
         output=_projection(native, own.output, own.output.columns.start),
         gate_up=_projection(native, mlp.gate_up, mlp.gate_up.columns.start),
         down=_projection(native, mlp.down, mlp.down.columns.start),

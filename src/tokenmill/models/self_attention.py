@@ -12,6 +12,7 @@ from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.models.architecture import RopeSpec, SelfAttentionSpec
+from tokenmill.models.kv_places import KVPlace
 from tokenmill.models.linear import Linear, second_linear
 from tokenmill.models.rotary import rotated_order
 from tokenmill.models.targets import Target, TargetScope
@@ -22,7 +23,7 @@ class SelfAttention:
     """Attention of one layer; the KV it writes belongs to the backend.
 
     Args:
-        index: of the layer.
+        place: of its KV.
         rotary: the tables of every kind of rope in the model.
 
     Attributes:
@@ -35,7 +36,7 @@ class SelfAttention:
     def __init__(
         self,
         spec: SelfAttentionSpec,
-        index: int,
+        place: KVPlace,
         hidden_size: int,
         rotary: Mapping[RopeSpec, RotaryTables],
         kernels: Kernels,
@@ -45,15 +46,19 @@ class SelfAttention:
         self.spec = shard.attention(spec)
         self.heads, kv_heads = shard.heads(spec)
         q, kv = self.heads.times(spec.head_dim), kv_heads.times(spec.head_dim)
-        self.qkv = Linear(hidden_size, {"q": q, "k": kv, "v": kv}, spec.qkv_bias, kernels)
+        parts = {"q": q} if place.reads_only else {"q": q, "k": kv, "v": kv}
+        self.qkv = Linear(hidden_size, parts, spec.qkv_bias, kernels)
         self.output = second_linear("output", q, hidden_size, spec.output_bias, kernels, collective)
         norms = None
         if spec.head_norm is not None:
-            weights = kernels.vector(spec.head_dim), kernels.vector(spec.head_dim)
-            norms = HeadNorms(*weights, spec.head_norm.eps, spec.head_norm.is_offset)
+            of_q = kernels.vector(spec.head_dim)
+            of_k = of_q if place.reads_only else kernels.vector(spec.head_dim)
+            of_v = torch.ones_like(of_q) if spec.norms_values else None
+            norms = HeadNorms(of_q, of_k, spec.head_norm.eps, spec.head_norm.is_offset, of_v)
         tables = None if spec.rope is None else rotary[spec.rope]
         sinks = kernels.vector(self.heads.count) if spec.has_sinks else None
-        self.layer = AttentionLayer(index, spec.scale, spec.window, norms, tables, sinks)
+        where = place.group, place.reads_only
+        self.layer = AttentionLayer(place.index, spec.scale, spec.window, norms, tables, sinks, *where)
 
     def attend(
         self, x: torch.Tensor, attention: AttentionBackend, plan: Any, adapted: AdaptedLayer | None = None
@@ -71,4 +76,5 @@ class SelfAttention:
             yield scope.vector("attention", self.layer.sinks, "sinks", self.heads)
         if self.layer.norms is not None:
             yield scope.vector("q_norm", self.layer.norms.q, order=order)
-            yield scope.vector("k_norm", self.layer.norms.k, order=order)
+            if not self.layer.reads_only:
+                yield scope.vector("k_norm", self.layer.norms.k, order=order)

@@ -10,6 +10,7 @@ import torch
 
 from tokenmill.adapters.rows import DeviceRowAdapters
 from tokenmill.attention.batch import DeviceLens, ForwardBatch
+from tokenmill.attention.groups import GroupedPagedAttention
 from tokenmill.attention.paged import PagedAttention
 from tokenmill.kernels.triton.decode_inputs import decode_inputs
 from tokenmill.platform.protocol import Event, Platform, Stream, Tensors
@@ -38,7 +39,7 @@ class CapturedDecodes:
         platform: Platform,
         stream: Stream,
         model: Model,
-        attention: PagedAttention,
+        attention: PagedAttention | GroupedPagedAttention,
         sampler: DeviceSampler,
         num_speculative_tokens: int = 0,
         adapters: DeviceRowAdapters | None = None,

@@ -87,9 +87,10 @@ class CpuAttention:
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: CpuPlan) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
         batch, window = plan.batch, layer.window
-        heads = (self.spec.num_heads, self.spec.num_kv_heads)
+        heads = (self.spec.num_heads, 0 if layer.reads_only else self.spec.num_kv_heads)
         q, k, v = split_heads(qkv, heads, layer.norms, plan.angles.of(layer.rotary))
-        self.kv.write(layer.index, plan.slot_rows, k, v)
+        if not layer.reads_only:
+            self.kv.write(layer.index, plan.slot_rows, k, v)
         if window not in plan.buckets:
             plan.buckets[window] = decode_buckets(batch, self.kv, window)
         output = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -94,9 +94,10 @@ class NativeAttention:
     def _bind(self, layer: AttentionLayer) -> _native.AttentionLayer:
         native = importlib.import_module(MODULE)
         norms, rotary, cos, sin = layer.norms, layer.rotary, 0, 0
-        weights = native.HeadNorms(0, 0, 0.0, False)
+        weights = native.HeadNorms(0, 0, 0, 0.0, False)
         if norms is not None:
-            weights = native.HeadNorms(norms.q.data_ptr(), norms.k.data_ptr(), norms.eps, norms.are_offsets)
+            own = (0 if weight is None else weight.data_ptr() for weight in (norms.q, norms.k, norms.v))
+            weights = native.HeadNorms(*own, norms.eps, norms.are_offsets)
         if rotary is not None:
             assert rotary.cos.is_contiguous() and rotary.sin.is_contiguous(), "the angles' tables lie in one piece"
             cos, sin = rotary.cos.data_ptr(), rotary.sin.data_ptr()
@@ -107,6 +108,6 @@ class NativeAttention:
                 "sinks are bfloat16 in one piece"
             )
             sinks = layer.sinks.data_ptr()
-        numbers = layer.scale, layer.window or 0, sinks
+        numbers = layer.scale, layer.window or 0, sinks, layer.reads_only
         bound: _native.AttentionLayer = native.AttentionLayer(memory, weights, cos, sin, *numbers)
         return bound

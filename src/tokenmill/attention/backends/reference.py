@@ -34,9 +34,10 @@ class ReferenceAttention:
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: ReferencePlan) -> torch.Tensor:
         """See `AttentionBackend.forward`."""
         batch = plan.batch
-        heads = (self.spec.num_heads, self.spec.num_kv_heads)
+        heads = (self.spec.num_heads, 0 if layer.reads_only else self.spec.num_kv_heads)
         q, k, v = split_heads(qkv, heads, layer.norms, plan.angles.of(layer.rotary))
-        self.kv.write(layer.index, self.kv.slot_rows(batch.slots), k, v)
+        if not layer.reads_only:
+            self.kv.write(layer.index, self.kv.slot_rows(batch.slots), k, v)
         output = torch.empty_like(q, memory_format=torch.contiguous_format)
         for request, context_len in enumerate(batch.context_lens.tolist()):
             start, end = batch.query_starts[request : request + 2].tolist()

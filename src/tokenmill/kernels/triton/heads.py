@@ -40,6 +40,7 @@ def _place_heads(
     HAS_NORMS: tl.constexpr,
     ARE_OFFSETS: tl.constexpr,
     ROTATES: tl.constexpr,
+    NORMS_VALUES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program, a warp, per token and TILE heads; q is written back, k and v go to their slot.
@@ -82,15 +83,21 @@ def _place_heads(
         turned = low * cos - high * sin
         high = high * cos + low * sin
         low = turned
+    if NORMS_VALUES:
+        value_low = first.to(tl.float32) * factor
+        value_high = second.to(tl.float32) * factor
+        first = value_low.to(dtype)
+        second = value_high.to(dtype)
     first = tl.where(is_value, first, low.to(dtype))
     second = tl.where(is_value, second, high.to(dtype))
     tl.store(source, first, inside & is_query)
     tl.store(source + HALF, second, inside & is_query)
-    kv_head = (head + NUM_KV_HEADS - NUM_HEADS % NUM_KV_HEADS) % NUM_KV_HEADS
-    place = (tl.load(slots + token) * NUM_KV_HEADS + kv_head)[:, None] * (2 * HALF) + column[None, :]
-    target = tl.where(is_value, values + place, keys + place)
-    tl.store(target, first, inside & ~is_query)
-    tl.store(target + HALF, second, inside & ~is_query)
+    if NUM_KV_HEADS > 0:
+        kv_head = (head + NUM_KV_HEADS - NUM_HEADS % NUM_KV_HEADS) % NUM_KV_HEADS
+        place = (tl.load(slots + token) * NUM_KV_HEADS + kv_head)[:, None] * (2 * HALF) + column[None, :]
+        target = tl.where(is_value, values + place, keys + place)
+        tl.store(target, first, inside & ~is_query)
+        tl.store(target + HALF, second, inside & ~is_query)
 
 
 def place_heads(
@@ -99,6 +106,7 @@ def place_heads(
     rotary: RotaryTables | None,
     places: tuple[torch.Tensor, torch.Tensor],
     memory: tuple[torch.Tensor, torch.Tensor],
+    reads_only: bool = False,
 ) -> torch.Tensor:
     """Norm and rotate q in place; norm and rotate k, and write k and v into the cache.
 
@@ -107,12 +115,14 @@ def place_heads(
         rotary: None: nothing is rotated.
         places: positions and slots of the tokens, [T] int64 each.
         memory: keys and values of a layer, [pages, page_size, num_kv_heads, head_dim] contiguous.
+        reads_only: qkv is q alone, and nothing is written. A norm of values has no weight.
 
     Returns:
         q, a view [T, num_heads, head_dim] of qkv.
     """
     num_kv_heads, head_dim = memory[0].shape[2:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
+    num_kv_heads = 0 if reads_only else num_kv_heads
     num_heads = heads.shape[1] - 2 * num_kv_heads
     weights = (qkv, qkv) if norms is None else (norms.q, norms.k)
     _place_heads[(heads.shape[0], triton.cdiv(heads.shape[1], HEADS_TILE))](
@@ -130,6 +140,7 @@ def place_heads(
         HAS_NORMS=norms is not None,
         ARE_OFFSETS=norms is not None and norms.are_offsets,
         ROTATES=rotary is not None,
+        NORMS_VALUES=norms is not None and norms.v is not None,
         num_warps=1,
         **dependent(qkv),
     )

@@ -1,0 +1,55 @@
+"""Where the KV of each layer lies: layers with heads of one shape are a group with one memory, and are counted there.
+
+A layer may read the KV of an earlier one instead of having any. Knows no torch and no backend.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tokenmill.models.architecture import SelfAttentionSpec
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlace:
+    """See `AttentionLayer`."""
+
+    group: int
+    index: int
+    reads_only: bool = False
+
+
+def kv_groups(attentions: Sequence[SelfAttentionSpec | None]) -> dict[Shape, int]:
+    """Heads, KV heads and head size of each group, in the order of its first layer -> layers that have KV."""
+    counts: dict[Shape, int] = {}
+    for spec in attentions:
+        if spec is not None and spec.kv_from is None:
+            counts[_shape(spec)] = counts.get(_shape(spec), 0) + 1
+    return counts
+
+
+def kv_places(attentions: Sequence[SelfAttentionSpec | None]) -> Iterator[KVPlace | None]:
+    """The place of each layer; None: it has no attention."""
+    numbers = {shape: number for number, shape in enumerate(kv_groups(attentions))}
+    found: list[KVPlace | None] = []
+    counts = [0] * len(numbers)
+    for spec in attentions:
+        place = None
+        if spec is not None and spec.kv_from is not None:
+            source = found[spec.kv_from]
+            assert source is not None, "a layer reads the KV of one that has it"
+            place = dataclasses.replace(source, reads_only=True)
+        elif spec is not None:
+            group = numbers[_shape(spec)]
+            place = KVPlace(group, counts[group])
+            counts[group] += 1
+        found.append(place)
+    return iter(found)
+
+
+def _shape(spec: SelfAttentionSpec) -> Shape:
+    return spec.num_heads, spec.num_kv_heads, spec.head_dim
