@@ -14,7 +14,19 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-FAMILIES = ("qwen3", "qwen2", "llama", "mistral", "qwen3_moe", "smollm3", "granite", "gemma3", "phi3", "gpt_oss")
+FAMILIES = (
+    "qwen3",
+    "qwen2",
+    "llama",
+    "mistral",
+    "qwen3_moe",
+    "smollm3",
+    "granite",
+    "gemma3",
+    "gemma4",
+    "phi3",
+    "gpt_oss",
+)
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 331
 
@@ -34,6 +46,7 @@ _CLASSES = {
     "smollm3": (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
     "granite": (transformers.GraniteConfig, transformers.GraniteForCausalLM),
     "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
+    "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
     "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
 }
@@ -66,6 +79,19 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 24,
         "sliding_window": 9,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "tie_word_embeddings": True,
+    },
+    "gemma4": {
+        "num_hidden_layers": 5,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": VOCAB_SIZE + 2,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "sliding_window": 9,
+        "final_logit_softcapping": 3.0,
+        "layer_types": [*["sliding_attention", "full_attention"] * 2, "full_attention"],
         "tie_word_embeddings": True,
     },
     "gpt_oss": {
@@ -178,6 +204,9 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             parameter.copy_(0.2 * noise)
         else:
             parameter.copy_(1 + 0.2 * noise)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.copy_(0.5 + torch.rand(1, generator=generator))
 
 
 def make_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> dict[str, int]:

@@ -95,6 +95,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma 3 silu": ("gemma3", {"hidden_activation": "silu"}),
+    "gemma 4": ("gemma4", {}),
+    "gemma 4 without shared KV, cap and per-layer embeddings": (
+        "gemma4",
+        {
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "final_logit_softcapping": None,
+            "hidden_size_per_layer_input": 0,
+            "attention_bias": True,
+        },
+    ),
+    "gemma 4 every sixth layer full, other KV heads there": (
+        "gemma4",
+        {
+            "num_hidden_layers": 8,
+            "num_kv_shared_layers": 1,
+            "layer_types": None,
+            "per_layer_config": {layer: {"head_dim": 24, "num_key_value_heads": 1} for layer in (5, 7)},
+        },
+    ),
     "gpt-oss": ("gpt_oss", {}),
     "gpt-oss gqa 4, listed windows": (
         "gpt_oss",

@@ -37,10 +37,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"head_dim": 16, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 20},
     "granite": {"head_dim": 32, "tie_word_embeddings": True, "mlp_bias": True},
     "gemma3": {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1},
+    "gemma4": {"head_dim": 32, "global_head_dim": 64},
     "phi3": {},
     "gpt_oss": {"head_dim": 32, "intermediate_size": 64, "num_local_experts": 3, "num_experts_per_tok": 3},
 }
-WITH_EXPERTS = ("qwen3_moe", "gpt_oss")
+IN_PARTS = ("qwen3_moe", "gpt_oss", "gemma4")
 FORMATS = {
     "bf16": UNQUANTIZED,
     "int8": QUANTIZATIONS["int8"],
@@ -83,7 +84,7 @@ def test_logits_stay_near_transformers(family: str, tmp_path: Path, rng: np.rand
     error = (got - want).norm(dim=-1) / want.norm(dim=-1)
     # Activations of bfloat16 have 8 bits.
     assert error.median() < 0.03
-    if family == "gemma3":
+    if family in ("gemma3", "gemma4"):
         # Norms of what blocks add make small sums large: transformers' own bfloat16 is up to 0.26 off (12 seeds).
         assert error.max() < 0.4
     else:
@@ -91,7 +92,7 @@ def test_logits_stay_near_transformers(family: str, tmp_path: Path, rng: np.rand
 
 
 @pytest.mark.parametrize("stored", FORMATS)
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "smollm3", "granite", "gemma3", "phi3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "smollm3", "granite", "gemma3", "gemma4", "phi3", "gpt_oss"])
 def test_bits_depend_on_nothing_but_the_request(
     family: str, stored: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -126,7 +127,7 @@ def test_quantized_logits_stay_near(stored: str, most: float, tmp_path: Path, rn
 
 
 @pytest.mark.parametrize("stored", FORMATS)
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in WITH_EXPERTS])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in IN_PARTS])
 def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path, rng: np.random.Generator) -> None:
     overrides = {"hidden_size": 64, "intermediate_size": 96, **FAMILIES[family]}
     folder = make_checkpoint(tmp_path, family, tokenizer=False, dtype=torch.bfloat16, **overrides)

@@ -43,7 +43,7 @@ def check_adaptable(architecture: Architecture) -> None:
     """
     is_fused = len(set(architecture.weight_names.values())) < len(architecture.weight_names)
     ropes = (layer.attention.rope for layer in architecture.layers)
-    if is_fused or any(rope is not None and rope.share < 1.0 for rope in ropes):
+    if is_fused or architecture.per_layer is not None or any(rope is not None and rope.share < 1.0 for rope in ropes):
         raise InvalidConfig(f"adapters of {architecture.name} are not supported: merge them into a checkpoint")
 
 

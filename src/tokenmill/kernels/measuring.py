@@ -54,6 +54,10 @@ class MeasuringKernels:
         self.sizes.append(vector.nbytes)
         return vector
 
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Kernels.gelu`."""
+        return self._kernels.gelu(x)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
         return self._kernels.rms_norm(x, weight, eps, is_offset)

@@ -70,6 +70,10 @@ class NativeKernels(TorchKernels):
         is_vocabulary = role in (WeightRole.EMBEDDING, WeightRole.HEAD)
         return self.formats.vocabulary if is_vocabulary else self.formats.layers
 
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Kernels.gelu`."""
+        return native_ops.gelu(self.native, x)
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
         return native_ops.rms_norm(self.native, x, weight, eps, is_offset=is_offset)

@@ -141,6 +141,9 @@ class Kernels(Protocol):
     def vector(self, size: int) -> torch.Tensor:
         """An unfilled bias or norm weight [size]."""
 
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """GELU with tanh, of numbers that lie in one piece; x may be overwritten."""
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """x [T, size] normalized over its last dimension, times weight [size]; a new tensor.
 

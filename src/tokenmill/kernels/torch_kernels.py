@@ -182,6 +182,10 @@ class TorchKernels:
         """See `Kernels.vector`."""
         return torch.empty(size, dtype=self.dtype, device=self._device)
 
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Kernels.gelu`."""
+        return functional.gelu(x, approximate="tanh")
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
         return rms_norm(x, weight, eps, is_offset)

@@ -73,8 +73,10 @@ def estimate(config: EngineConfig, target: Target) -> str:
 
 
 def _model_text(architecture: Architecture) -> str:
+    mapped = architecture.num_mapped_parameters
+    rows = f" ({mapped / 1e6:,.4g} of them read by rows where the file is mapped, not loaded)" if mapped else ""
     return (
-        f"{architecture.name}, {architecture.num_parameters() / 1e6:,.4g} million parameters, a context of "
+        f"{architecture.name}, {architecture.num_parameters() / 1e6:,.4g} million parameters{rows}, a context of "
         f"{architecture.max_position:,}"
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
-from tokenmill.core.errors import OutOfMemory
+from tokenmill.core.errors import InvalidConfig, OutOfMemory
 from tokenmill.machine.device import DTYPES
 from tokenmill.machine.forms import Form, forms, free_bytes, held_bytes, table
 from tokenmill.machine.kv_size import SMALLEST_CONTEXT, bytes_of, least_kv_bytes, pages_in
@@ -25,9 +25,15 @@ def check_parameters(config: EngineConfig, platform: Platform, architecture: Arc
     """Refuse what is far too large by its number of parameters alone: a decoder of that size is not even laid out.
 
     Raises:
+        InvalidConfig: its per-layer embeddings stay mapped from their file, where a GPU does not see them.
         OutOfMemory: one sentence with the numbers.
     """
-    free, count = platform.available_bytes() + held_bytes(config), architecture.num_parameters()
+    if architecture.per_layer is not None and platform.is_accelerator:
+        raise InvalidConfig(
+            "per-layer embeddings stay in the checkpoint's file, which GPUs do not read: use --device cpu"
+        )
+    free = platform.available_bytes() + held_bytes(config)
+    count = architecture.num_parameters() - architecture.num_mapped_parameters
     if count * LEAST_BYTES_PER_PARAMETER > free:
         weights = size_text(count * DTYPES[config.dtype].itemsize)
         raise OutOfMemory(

@@ -79,7 +79,7 @@ def active_share(architecture: Architecture) -> float:
         if isinstance(layer.mlp, MoeSpec):
             experts = layer.mlp.num_experts - layer.mlp.experts_per_token
             idle += 3 * architecture.hidden_size * layer.mlp.size * experts
-    return 1 - idle / architecture.num_parameters()
+    return 1 - idle / (architecture.num_parameters() - architecture.num_mapped_parameters)
 
 
 def forms(

@@ -73,6 +73,14 @@ class LongRopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """The first `share` of a head's pairs turn, as fast as if all did, over `factor`; the others stay (Gemma 4)."""
+
+    share: float
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class RopeSpec:
     """Rotary position embedding.
 
@@ -82,7 +90,7 @@ class RopeSpec:
     """
 
     theta: float
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | None = None
+    scaling: LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | ProportionalScaling | None = None
     share: float = 1.0
 
     def num_rotated(self, head_dim: int) -> int:
@@ -197,6 +205,19 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PerLayerSpec:
+    """Embeddings that each layer has for itself; see `models.per_layer`.
+
+    Attributes:
+        size: of one layer's.
+        vocab_size: rows of their table.
+    """
+
+    size: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """One layer: attention, then a feed-forward block, each after a norm and added to its input.
 
@@ -204,6 +225,8 @@ class LayerSpec:
         norm: before each block.
         has_out_norms: what a block adds goes through such a norm, too.
         residual_multiplier: of what a block adds.
+        per_layer_size: of the embedding that a third block takes; 0: there is none.
+        has_scalar: the layer's output is multiplied by a number that is a weight.
     """
 
     attention: SelfAttentionSpec
@@ -211,11 +234,14 @@ class LayerSpec:
     norm: NormSpec
     residual_multiplier: float = 1.0
     has_out_norms: bool = False
+    per_layer_size: int = 0
+    has_scalar: bool = False
 
     def num_parameters(self, hidden_size: int) -> int:
-        """Parameters of the layer."""
+        """Parameters of the layer; its scalar, which is not trained, is none."""
         norms = (4 if self.has_out_norms else 2) * hidden_size
-        return self.attention.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + norms
+        third = (2 * self.per_layer_size + 1) * hidden_size if self.per_layer_size else 0
+        return self.attention.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + norms + third
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +258,8 @@ class Architecture:
         tie_embeddings: the output head is the embedding table.
         embedding_multiplier: of the embeddings that enter the first layer. rounds_multiplier: to the model's dtype.
         logits_scaling: logits are divided by it.
+        logits_cap: they are bent towards at most this, by tanh; None: they are not.
+        per_layer: None: there are no such embeddings.
         max_position: the context the model is made for, in tokens.
         eos_token_ids: as config.json has them (generation_config.json may say more).
         dtype: what the checkpoint says it is stored in, e.g. `bfloat16`; None: it does not say.
@@ -248,6 +276,8 @@ class Architecture:
     embedding_multiplier: float = 1.0
     rounds_multiplier: bool = False
     logits_scaling: float = 1.0
+    logits_cap: float | None = None
+    per_layer: PerLayerSpec | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
@@ -274,7 +304,14 @@ class Architecture:
         """Parameters of the model, tied embeddings counted once."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         layers = sum(layer.num_parameters(self.hidden_size) for layer in self.layers)
-        return embeddings + layers + self.hidden_size
+        width = 0 if self.per_layer is None else len(self.layers) * self.per_layer.size
+        given = 0 if self.per_layer is None else width * self.hidden_size + self.per_layer.size
+        return embeddings + layers + self.hidden_size + given + self.num_mapped_parameters
+
+    @property
+    def num_mapped_parameters(self) -> int:
+        """Of these, what is not loaded: the table of per-layer embeddings, read by rows where its file is mapped."""
+        return 0 if self.per_layer is None else len(self.layers) * self.per_layer.size * self.per_layer.vocab_size
 
 
 def _for_context(layer: LayerSpec, num_tokens: int) -> LayerSpec:

@@ -53,13 +53,18 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
     has_local_rope = family.local_theta is not None
     max_position = config.integer("max_position_embeddings", 32768)
     layer_type = "full_attention" if has_local_rope else None
-    rope, max_position = read_rope(config, max_position, layer_type, family.may_rotate_partly)
+    if family.layers is None:
+        rope, max_position = read_rope(config, max_position, layer_type, family.may_rotate_partly)
+        layers = _read_layers(config, family, rope)
+    else:
+        layers = family.layers(config, config.integer("num_hidden_layers", high=MOST_LAYERS))
+    has_cap = family.caps_logits and config.raw("final_logit_softcapping") is not None
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
     scale = hidden_size**0.5 if family.scales_embeddings else _multiplier(config, family, "embedding_multiplier")
     return Architecture(
         name=name,
         weight_names=family.weight_names,
-        layers=_read_layers(config, family, rope),
+        layers=layers,
         hidden_size=hidden_size,
         vocab_size=vocab_size,
         norm=_norm(config, family),
@@ -68,6 +73,8 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         embedding_multiplier=scale,
         rounds_multiplier=family.scales_embeddings,
         logits_scaling=_multiplier(config, family, "logits_scaling"),
+        logits_cap=config.number("final_logit_softcapping") if has_cap else None,
+        per_layer=None if family.per_layer is None else family.per_layer(config),
         bos_token_id=next(iter(config.integers("bos_token_id")), None),
         eos_token_ids=tuple(token for token in config.integers("eos_token_id") if 0 <= token < vocab_size),
         dtype=_dtype_name(config),

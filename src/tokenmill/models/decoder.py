@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from tokenmill.attention.batch import ForwardBatch
@@ -20,6 +21,7 @@ from tokenmill.models.architecture import Architecture
 from tokenmill.models.kv_places import KVPlace, kv_groups, kv_places
 from tokenmill.models.layer import Layer, ResidualStream
 from tokenmill.models.norm import RMSNorm
+from tokenmill.models.per_layer import PerLayerInputs
 from tokenmill.models.rotary import all_rotary_tables
 from tokenmill.models.targets import Target, TargetScope
 from tokenmill.parallel.collective import ALONE, Collective
@@ -46,6 +48,7 @@ class Decoder:
         "final_norm",
         "head",
         "layers",
+        "per_layer",
         "rotary",
         "shard",
         "tokens",
@@ -66,6 +69,8 @@ class Decoder:
         own = self.shard.layers(architecture)
         places = kv_places([architecture.layers[index].attention for index in own])
         self.layers = [self._layer(index, place, kernels) for index, place in zip(own, places, strict=True)]
+        spec = architecture.per_layer
+        self.per_layer = None if spec is None else PerLayerInputs(architecture, spec, kernels)
         self.head = self.embedding
         if self.shard.is_first_stage and not architecture.tie_embeddings:
             self.head = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.HEAD)
@@ -98,7 +103,9 @@ class Decoder:
             and `argmax` take. Of a stage before the last: the hidden states of all tokens, [T, hidden_size].
         """
         plan = attention.plan(batch)
-        stream = ResidualStream(self.embed(batch.token_ids, batch.adapters) if hidden is None else hidden)
+        hidden = self.embed(batch.token_ids, batch.adapters) if hidden is None else hidden
+        given = None if self.per_layer is None else self.per_layer.forward(batch.token_ids, hidden)
+        stream = ResidualStream(hidden, given)
         media = None if batch.media is None else batch.media.embeddings
         if batch.media is not None and media is not None:
             stream.hidden[batch.media.indices] = media[:, 0].to(stream.hidden.dtype)
@@ -136,21 +143,26 @@ class Decoder:
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """[S, hidden_size], as `forward` returns them -> [S, tokens], see `LinearWeight.logits`."""
-        logits = self._head.logits(outputs)
-        return (
-            logits if self.architecture.logits_scaling == 1 else logits.float().div_(self.architecture.logits_scaling)
-        )
+        logits, architecture = self._head.logits(outputs), self.architecture
+        if architecture.logits_scaling != 1:
+            logits = logits.float().div_(architecture.logits_scaling)
+        return logits if architecture.logits_cap is None else _capped(logits.float(), architecture.logits_cap)
+
+    @property
+    def _keeps_logits(self) -> bool:
+        """They are what the head gives."""
+        return self.architecture.logits_scaling == 1 and self.architecture.logits_cap is None
 
     def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
         """The most likely tokens, [S] int64, where nobody needs the logits themselves."""
-        if self.architecture.logits_scaling == 1:
+        if self._keeps_logits:
             return self._head.argmax(outputs)
-        # A division rounds: two logits that differ may become equal, and then the lower id wins.
+        # A division and a bend round: two logits that differ may become equal, and then the lower id wins.
         return argmax(self.logits(outputs))
 
     def best(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The most likely of this rank's tokens, [S] int64, and their logits, [S] float32; see `LinearWeight.best`."""
-        if self.architecture.logits_scaling == 1:
+        if self._keeps_logits:
             ids, values = self._head.best(outputs)
         else:
             ids, values = best(self.logits(outputs))
@@ -170,6 +182,18 @@ class Decoder:
             if index in own_layers:
                 yield from self.layers[index - own_layers.start].targets(of_layer)
             else:
-                yield from (target.unwanted() for target in self._layer(index, KVPlace(0, 0), empty).targets(of_layer))
+                yield from (
+                    target.unwanted() for target in self._layer(index, KVPlace(index, 0, 0), empty).targets(of_layer)
+                )
+        if self.per_layer is not None and self.architecture.per_layer is not None:
+            yield from self.per_layer.targets(scope, self.architecture.per_layer)
         norm = scope.vector("final_norm", self.final_norm.weight)
         yield norm if self.shard.is_last_stage else norm.unwanted()
+
+
+def _capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(logits / cap), in place. numpy's tanh of a number does not depend on where it stands in a row."""
+    assert logits.device.type == "cpu", "a model with a cap runs on CPUs"
+    logits.div_(cap)
+    np.tanh(logits.numpy(), out=logits.numpy())
+    return logits.mul_(cap)

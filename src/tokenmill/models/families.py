@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.models import layer_kinds
+from tokenmill.models import gemma4_config, layer_kinds
+from tokenmill.models.architecture import LayerSpec, PerLayerSpec
 from tokenmill.models.config_reader import ConfigReader
 from tokenmill.models.weight_names import (
     GEMMA3_NAMES,
     GEMMA3_VL_NAMES,
+    GEMMA4_NAMES,
+    GEMMA4_VL_NAMES,
     GPT_OSS_NAMES,
     LLAMA_NAMES,
     PHI3_NAMES,
@@ -28,6 +31,9 @@ class Family:
     """What tells one family from another.
 
     Attributes:
+        layers: reads all layers, where they differ in more than the facts below say; None: these say it.
+        per_layer: reads the embeddings that layers have for themselves.
+        caps_logits: `final_logit_softcapping` may do that.
         windows: reads the sliding windows, one per layer.
         has_rope: reads which layers have a rotary embedding.
         qkv_bias, output_bias, mlp_bias: True or False when the family fixes it, else the config field that says it.
@@ -55,6 +61,9 @@ class Family:
         gguf_interleaves_heads: llama.cpp's converter puts the rows of q and k that rotate together side by side.
     """
 
+    layers: Callable[[ConfigReader, int], tuple[LayerSpec, ...]] | None = None
+    per_layer: Callable[[ConfigReader], PerLayerSpec | None] | None = None
+    caps_logits: bool = False
     windows: Callable[[ConfigReader, int], layer_kinds.Windows] = layer_kinds.no_windows
     has_rope: Callable[[ConfigReader, int], tuple[bool, ...]] = layer_kinds.every_layer
     qkv_bias: bool | str = False
@@ -116,6 +125,32 @@ _GEMMA3 = Family(
     gguf="gemma3",
 )
 
+_GEMMA4 = Family(
+    layers=gemma4_config.read_layers,
+    per_layer=gemma4_config.read_per_layer,
+    caps_logits=True,
+    scales_embeddings=True,
+    refused=("use_bidirectional_attention", "attention_k_eq_v", "enable_moe_block"),
+    defaults={
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
+        "sliding_window": 512,
+        "vocab_size_per_layer_input": 262144,
+        "hidden_size_per_layer_input": 256,
+        "tie_word_embeddings": True,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+    weight_names=GEMMA4_NAMES,
+)
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "Gemma3ForCausalLM": _GEMMA3,
@@ -125,6 +160,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             other_weights=("vision_tower.", "multi_modal_projector."),
             weight_names=GEMMA3_VL_NAMES,
             gguf=None,
+        ),
+        "Gemma4ForCausalLM": _GEMMA4,
+        "Gemma4ForConditionalGeneration": dataclasses.replace(
+            _GEMMA4,
+            text_config=True,
+            other_weights=("model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio."),
+            weight_names=GEMMA4_VL_NAMES,
         ),
         "GptOssForCausalLM": Family(
             windows=layer_kinds.every_second_window,

@@ -16,8 +16,9 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class KVPlace:
-    """See `AttentionLayer`."""
+    """See `AttentionLayer`. `layer`: its number among all."""
 
+    layer: int
     group: int
     index: int
     reads_only: bool = False
@@ -37,15 +38,15 @@ def kv_places(attentions: Sequence[SelfAttentionSpec | None]) -> Iterator[KVPlac
     numbers = {shape: number for number, shape in enumerate(kv_groups(attentions))}
     found: list[KVPlace | None] = []
     counts = [0] * len(numbers)
-    for spec in attentions:
+    for layer, spec in enumerate(attentions):
         place = None
         if spec is not None and spec.kv_from is not None:
             source = found[spec.kv_from]
             assert source is not None, "a layer reads the KV of one that has it"
-            place = dataclasses.replace(source, reads_only=True)
+            place = dataclasses.replace(source, layer=layer, reads_only=True)
         elif spec is not None:
             group = numbers[_shape(spec)]
-            place = KVPlace(group, counts[group])
+            place = KVPlace(layer, group, counts[group])
             counts[group] += 1
         found.append(place)
     return iter(found)

@@ -19,6 +19,7 @@ from tokenmill.models.kv_places import KVPlace
 from tokenmill.models.mlp import MLP
 from tokenmill.models.moe import MoE
 from tokenmill.models.norm import RMSNorm
+from tokenmill.models.per_layer import PerLayerBlock
 from tokenmill.models.self_attention import SelfAttention
 from tokenmill.models.targets import Target, TargetScope
 from tokenmill.parallel.collective import Collective
@@ -30,18 +31,25 @@ class ResidualStream:
     Attributes:
         hidden: [T, hidden_size].
         delta: [T, hidden_size] still to be added to it, times `scale`; or None.
+        given: [layers, T, size], the layers' own embeddings; None: they have none.
     """
 
-    __slots__ = ("delta", "hidden", "scale")
+    __slots__ = ("delta", "given", "hidden", "scale")
 
-    def __init__(self, hidden: torch.Tensor) -> None:
+    def __init__(self, hidden: torch.Tensor, given: torch.Tensor | None = None) -> None:
         self.hidden = hidden
+        self.given = given
         self.delta: torch.Tensor | None = None
         self.scale = 1.0
 
     def normed(self, norm: RMSNorm) -> torch.Tensor:
         """Add what is still to be added, and the norm of the sum: one pass over memory for both."""
         return norm.forward(self.hidden, self.delta, self.scale)
+
+    def keep(self, only: torch.Tensor) -> None:
+        """Hold just these tokens."""
+        self.hidden = self.hidden.index_select(0, only)
+        self.given = None if self.given is None else self.given.index_select(1, only)
 
 
 class Layer:
@@ -52,7 +60,17 @@ class Layer:
         rotary: the tables of every kind of rope in the model.
     """
 
-    __slots__ = ("attention", "attention_norm", "attention_out_norm", "mlp", "mlp_norm", "mlp_out_norm", "spec")
+    __slots__ = (
+        "attention",
+        "attention_norm",
+        "attention_out_norm",
+        "mlp",
+        "mlp_norm",
+        "mlp_out_norm",
+        "per_layer",
+        "scalar",
+        "spec",
+    )
 
     def __init__(
         self,
@@ -73,6 +91,10 @@ class Layer:
         else:
             self.mlp = MLP(spec.mlp, hidden_size, kernels, collective)
         self.mlp_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
+        self.scalar = kernels.vector(1) if spec.has_scalar else None
+        self.per_layer: PerLayerBlock | None = None
+        if spec.per_layer_size:
+            self.per_layer = PerLayerBlock(place.layer, spec.per_layer_size, hidden_size, spec.norm, kernels)
 
     def forward(
         self,
@@ -91,11 +113,23 @@ class Layer:
         """
         attended = self.attention.attend(stream.normed(self.attention_norm), attention, plan, adapted)
         if only is not None:
-            attended, stream.hidden = attended.index_select(0, only), stream.hidden.index_select(0, only)
+            attended = attended.index_select(0, only)
+            stream.keep(only)
             adapted = None if adapted is None else adapted.keep(only)
         stream.scale = self.spec.residual_multiplier
         stream.delta = _through(self.attention_out_norm, self.attention.output.forward(attended, adapted))
         stream.delta = _through(self.mlp_out_norm, self.mlp.forward(stream.normed(self.mlp_norm), adapted))
+        if self.scalar is not None:
+            self._end(stream, self.scalar)
+
+    def _end(self, stream: ResidualStream, scalar: torch.Tensor) -> None:
+        """What Gemma 4 does behind the two blocks: a third one, and everything multiplied."""
+        assert stream.delta is not None and stream.scale == 1, "a block has something to add"
+        stream.hidden += stream.delta
+        if self.per_layer is not None and stream.given is not None:
+            stream.hidden += self.per_layer.forward(stream.hidden, stream.given)
+        stream.hidden *= scalar
+        stream.delta = None
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this layer."""
@@ -105,6 +139,10 @@ class Layer:
         yield from _norm_targets(scope, "mlp_norm", self.mlp_norm)
         yield from self.mlp.targets(scope)
         yield from _norm_targets(scope, "mlp_out_norm", self.mlp_out_norm)
+        if self.per_layer is not None:
+            yield from self.per_layer.targets(scope)
+        if self.scalar is not None:
+            yield scope.vector("layer", self.scalar, "layer_scalar")
 
 
 def _through(norm: RMSNorm | None, x: torch.Tensor) -> torch.Tensor:

@@ -126,6 +126,8 @@ def native_groups(attention: AttentionBackend) -> list[NativeAttention] | None:
 
 def _unsupported(layer: LayerSpec) -> str | None:
     """What native/decoder.cpp does not have of a layer."""
+    if layer.has_scalar:
+        return "layers have embeddings of their own"
     return None if isinstance(layer.mlp, MlpSpec) else "experts are chosen in Python"
 
 

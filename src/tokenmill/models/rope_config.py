@@ -24,7 +24,7 @@ def read_rope(
     Raises:
         InvalidCheckpoint: a kind that is not supported, or a missing value; names the field.
     """
-    rope = _part(config, "rope_scaling" if config.raw("rope_scaling") else "rope_parameters", layer_type)
+    rope = rope_part(config, "rope_scaling" if config.raw("rope_scaling") else "rope_parameters", layer_type)
     share = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if share > 1.0 or (share < 1.0 and not may_be_partial):
         raise rope.error(f"partial_rotary_factor {share:g} is not supported")
@@ -45,13 +45,13 @@ def read_local_rope(config: ConfigReader, theta: float) -> RopeSpec:
     theta = config.number("rope_local_base_freq", theta)
     if config.raw("rope_scaling"):
         return RopeSpec(theta)  # scaled are those of the other layers
-    rope, _ = _read(_part(config, "rope_parameters", "sliding_attention"), 1, theta, 1)
+    rope, _ = _read(rope_part(config, "rope_parameters", "sliding_attention"), 1, theta, 1)
     if not isinstance(rope.scaling, LinearScaling | None):
         raise config.error("rope_parameters: sliding_attention: this rope_type is not supported for it")
     return rope
 
 
-def _part(config: ConfigReader, field: str, layer_type: str | None) -> ConfigReader:
+def rope_part(config: ConfigReader, field: str, layer_type: str | None) -> ConfigReader:
     """The object that says what the rope of a type of layers is."""
     raw, source = config.raw(field, {}), f"{config.source}: {field}"
     if not isinstance(raw, dict):

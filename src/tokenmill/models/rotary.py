@@ -12,6 +12,7 @@ from tokenmill.models.architecture import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     RopeSpec,
     YarnScaling,
 )
@@ -71,6 +72,9 @@ def _turning(spec: RopeSpec, size: int) -> torch.Tensor:
             return _llama3(plain, scaling)
         case YarnScaling() as scaling:
             return _yarn(plain, spec.theta, size, scaling)
+        case ProportionalScaling(share, factor):
+            stays = torch.arange(size // 2) >= int(share * size // 2)
+            return (plain / factor).masked_fill_(stays, 0.0)
         case LongRopeScaling() as scaling:
             return plain / torch.tensor(scaling.factors)
 

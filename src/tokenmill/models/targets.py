@@ -23,6 +23,7 @@ class Target:
         name: what the family's checkpoints call it.
         shape: of all of it.
         part: which of its rows are wanted; none where it is another rank's. columns: which numbers of these; None: all.
+        is_mapped: the values stay in the file, which `fill` is given as memory that is mapped from it.
         fill: takes the values of these: floats of any dtype, and for a matrix also `QuantizedRows`.
     """
 
@@ -32,6 +33,7 @@ class Target:
     part: Part
     fill: Callable[[Any], object]
     columns: Part | None = None
+    is_mapped: bool = False
 
     @property
     def is_matrix(self) -> bool:
@@ -98,6 +100,10 @@ class TargetScope:
 
         target = self._target(role, "weight", (columns.total,), part, fill)
         return target if columns.is_whole else dataclasses.replace(target, columns=columns)
+
+    def mapped(self, role: str, shape: tuple[int, int], fill: Callable[[torch.Tensor], None]) -> Target:
+        """A table that is not loaded: `fill` is given it where its file is mapped."""
+        return dataclasses.replace(self._target(role, "weight", shape[1:], Part.whole(shape[0]), fill), is_mapped=True)
 
     def elsewhere(self, role: str, shape: tuple[int, int]) -> Target:
         """A matrix of which this rank has nothing."""

@@ -65,6 +65,24 @@ GEMMA3_NAMES: Mapping[str, str] = MappingProxyType(
 )
 """Of layers whose blocks end with a norm."""
 
+GEMMA4_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **GEMMA3_NAMES,
+        "layer": "model.layers.{layer}",
+        "per_layer_table": "model.embed_tokens_per_layer",
+        "per_layer_projection": "model.per_layer_model_projection",
+        "per_layer_norm": "model.per_layer_projection_norm",
+        "per_layer_gate": "model.layers.{layer}.per_layer_input_gate",
+        "per_layer_output": "model.layers.{layer}.per_layer_projection",
+        "per_layer_out_norm": "model.layers.{layer}.post_per_layer_input_norm",
+    }
+)
+"""Of layers that also have embeddings of their own."""
+
+GEMMA4_VL_NAMES: Mapping[str, str] = MappingProxyType(
+    {role: name.replace("model.", "model.language_model.", 1) for role, name in GEMMA4_NAMES.items()}
+)
+
 GEMMA3_VL_NAMES: Mapping[str, str] = MappingProxyType(
     {role: f"language_model.{name}" for role, name in GEMMA3_NAMES.items()}
 )
@@ -75,8 +93,8 @@ class WeightKey:
     """A weight of a decoder, whatever checkpoints call it.
 
     Attributes:
-        role: a key of `GEMMA3_NAMES`, which has all.
-        kind: `weight`, `bias` or `sinks`.
+        role: a key of `GEMMA4_NAMES`, which has all.
+        kind: `weight`, `bias`, `sinks` or `layer_scalar`.
     """
 
     role: str

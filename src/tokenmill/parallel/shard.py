@@ -150,6 +150,10 @@ def check_size(architecture: Architecture, size: int, num_stages: int = 1, sums:
     Raises:
         InvalidConfig: they cannot; says which numbers of them can.
     """
+    if architecture.per_layer is not None and (size > 1 or num_stages > 1):
+        raise InvalidConfig(
+            "a model with per-layer embeddings runs in one process: ranks and stages have no part of them"
+        )
     if num_stages > len(architecture.layers):
         raise InvalidConfig(
             f"--pipeline-parallel-size {num_stages}: each stage needs a layer, and the model has "

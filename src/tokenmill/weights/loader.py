@@ -90,7 +90,12 @@ class ModelPlan:
         """A decoder whose weights are what lies in an arena."""
         kernels = self.kernels.in_memory(arena)
         assert kernels is not None, "kernels that share memory"
-        return self._decoder(kernels)
+        decoder = self._decoder(kernels)
+        mapped = {target.key: target for target in decoder.targets() if target.is_mapped}
+        for read in self.reads or ():
+            if read.key in mapped:
+                mapped[read.key].fill(read.rows())
+        return decoder
 
     def _decoder(self, kernels: Kernels) -> Decoder:
         return Decoder(self.shapes.architecture, kernels, self.shapes.collective)
@@ -210,13 +215,16 @@ def _dummy(decoder: Decoder, like: torch.Tensor, report: Progress) -> Decoder:
     for target in targets:
         report(done, total)
         # A rank draws what all have, so that its part is what it would be without the others.
-        values = like.new_empty(target.shape)
-        if target.is_matrix:
+        values = like.new_empty(target.shape[1:] if target.is_mapped else target.shape)
+        if target.is_mapped:
+            # All rows are one: the table is larger than anything else, and is never in memory.
+            values = values.normal_(generator=torch.Generator(like.device).manual_seed(DUMMY_SEED)).expand(target.shape)
+        elif target.is_matrix:
             generator = torch.Generator(like.device).manual_seed(DUMMY_SEED + done)
             values.normal_(std=values.shape[-1] ** -0.5, generator=generator)
         else:
             values.fill_(0.0 if target.name.endswith(".bias") else 1.0)
         target.fill(target.wanted(values))
-        done += values.numel()
+        done += math.prod(target.shape)
     report(done, total)
     return decoder
