@@ -9,8 +9,9 @@ namespace tokenmill {
 
 static void make_layer(DecoderLayer* self, const LayerNorms& norms, int group, const Projection& qkv,
                        const AttentionLayer& attention, const Projection& output, const Projection& gate_up,
-                       const Projection& down, int gate, float residual_multiplier) {
-  new (self) DecoderLayer{norms, group, qkv, attention, output, gate_up, down, static_cast<Gate>(gate), residual_multiplier};
+                       const Projection& down, int gate, float residual_multiplier, const LayerEnd& end) {
+  new (self) DecoderLayer{norms, group, qkv, attention, output, gate_up, down, static_cast<Gate>(gate), residual_multiplier,
+                           end};
 }
 
 static void make_decoder(Decoder* self, const std::vector<const Attention*>& attentions, int64_t hidden_size, float eps,
@@ -29,12 +30,12 @@ static void gather(Decoder& self, Ranks& ranks, Address shared, int64_t first_to
 
 static bool forward(const Decoder& self, const std::vector<PlannedStep*>& planned, Address token_ids, Address hidden, int64_t tokens,
                     Address output_indices, int64_t outputs, Address of_token,
-                    const std::vector<const Adapter*>& adapters, const StepMedia& media, Address scratch,
+                    const std::vector<const Adapter*>& adapters, const StepMedia& media, Address given, Address scratch,
                     Address out) {
   const StepAdapters step = {at<const int32_t>(of_token), adapters};
   return self.forward({planned, at<const int64_t>(token_ids), at<const uint16_t>(hidden), tokens,
                        at<const int64_t>(output_indices), outputs, adapters.empty() ? nullptr : &step,
-                       media.count ? &media : nullptr, at<uint16_t>(scratch), at<uint16_t>(out)});
+                       media.count ? &media : nullptr, at<const uint16_t>(given), at<uint16_t>(scratch), at<uint16_t>(out)});
 }
 
 void bind_decoder(nb::module_& module) {
@@ -44,6 +45,17 @@ void bind_decoder(nb::module_& module) {
              new (self) Projection{weights, at<const uint16_t>(bias), column};
            },
            nb::arg("weights"), nb::arg("bias"), nb::arg("column"));
+  nb::class_<LayerEnd>(module, "LayerEnd")
+      .def("__init__", [](LayerEnd* self) { new (self) LayerEnd{}; })
+      .def("multiply", [](LayerEnd& self, Address scalar) { self.scalar = at<const uint16_t>(scalar); },
+           nb::arg("scalar"))
+      .def("gate",
+           [](LayerEnd& self, const Projection& gate, const Projection& output, Address norm) {
+             self.gate = gate;
+             self.output = output;
+             self.norm = at<const uint16_t>(norm);
+           },
+           nb::arg("gate"), nb::arg("output"), nb::arg("norm"));
   nb::class_<StepMedia>(module, "StepMedia")
       .def("__init__",
            [](StepMedia* self, Address tokens, int64_t count, Address values, int64_t levels) {
@@ -59,7 +71,7 @@ void bind_decoder(nb::module_& module) {
            nb::arg("attention"), nb::arg("attention_out"), nb::arg("mlp"), nb::arg("mlp_out"));
   nb::class_<DecoderLayer>(module, "DecoderLayer")
       .def("__init__", make_layer, nb::arg("norms"), nb::arg("group"), nb::arg("qkv"), nb::arg("attention"), nb::arg("output"),
-           nb::arg("gate_up"), nb::arg("down"), nb::arg("gate"), nb::arg("residual_multiplier"));
+           nb::arg("gate_up"), nb::arg("down"), nb::arg("gate"), nb::arg("residual_multiplier"), nb::arg("end"));
   nb::class_<Decoder>(module, "Decoder")
       .def("__init__", make_decoder, nb::keep_alive<1, 2>(), nb::arg("attentions"), nb::arg("hidden_size"),
            nb::arg("eps"), nb::arg("norms_are_offsets"))
@@ -71,7 +83,7 @@ void bind_decoder(nb::module_& module) {
       .def("shared_numbers", &Decoder::shared_numbers, nb::arg("tokens"))
       .def("scratch_numbers", &Decoder::scratch_numbers, nb::arg("tokens"))
       .def("forward", forward, nb::arg("steps"), nb::arg("token_ids"), nb::arg("hidden"), nb::arg("tokens"),
-           nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"), nb::arg("media"),
+           nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"), nb::arg("media"), nb::arg("given"),
            nb::arg("scratch"), nb::arg("out"), ReleaseGil());
 }
 

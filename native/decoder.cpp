@@ -26,7 +26,8 @@ struct Strides {
     for (const auto& layer : decoder.layers) {
       qkv = std::max(qkv, stride_of(layer.qkv.weights.rows));
       attention_out = std::max(attention_out, stride_of(layer.output.weights.depth));
-      intermediate = std::max(intermediate, stride_of(layer.down.weights.depth));
+      intermediate = std::max({intermediate, stride_of(layer.down.weights.depth),
+                               stride_of(layer.end.output.weights.depth)});
     }
   }
   // What each rank has of its own: the residual stream, its norm, and its heads before attention.
@@ -36,20 +37,23 @@ struct Strides {
   int64_t gathered() const { return hidden + attention_out + intermediate; }
 };
 
-// What torch makes of the sum of two numbers in bfloat16.
-uint16_t sum_of(uint16_t one, uint16_t other) {
-  const auto widened = [](uint16_t bf16) {
-    const uint32_t bits = static_cast<uint32_t>(bf16) << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-  };
-  const float sum = widened(one) + widened(other);
-  if (sum != sum) return 0x7fc0;
+float widened(uint16_t bf16) {
+  const uint32_t bits = static_cast<uint32_t>(bf16) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+uint16_t rounded(float value) {
+  if (value != value) return 0x7fc0;
   uint32_t bits;
-  std::memcpy(&bits, &sum, sizeof bits);
+  std::memcpy(&bits, &value, sizeof bits);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+
+// What torch makes of the sum and of the product of two numbers in bfloat16.
+uint16_t sum_of(uint16_t one, uint16_t other) { return rounded(widened(one) + widened(other)); }
+uint16_t product_of(uint16_t one, uint16_t other) { return rounded(widened(one) * widened(other)); }
 
 struct Buffer {
   uint16_t* data;
@@ -141,6 +145,7 @@ class ForwardPass {
       attend(layer);
       if (&layer == &decoder_.layers.back() && decoder_.final_norm) keep_outputs();
       if (!meet() || !feed_forward(layer)) return false;
+      if (layer.end.scalar) end_layer(layer);
       add_media(layer);
     }
     end();
@@ -261,6 +266,38 @@ class ForwardPass {
     if (weight) rms_norm(delta_, nullptr, weight, normed_);
     addend_ = weight ? &normed_ : &delta_;
     addend_scale_ = layer.residual_multiplier;
+  }
+
+  void end_layer(const DecoderLayer& layer) {
+    const LayerEnd& end = layer.end;
+    add_now(layer);
+    if (end.gate.weights.rows) {
+      project(end.gate, residual_, intermediate_);
+      for (int64_t m = 0; m < rows_; ++m) gate_row(layer, m, intermediate_.data + m * intermediate_.stride);
+      project(end.output, intermediate_, delta_);
+      rms_norm(delta_, nullptr, end.norm, normed_);
+      addend_ = &normed_;
+      add_now(layer);
+    }
+    for (int64_t m = 0; m < rows_; ++m) {
+      uint16_t* row = residual_.data + m * residual_.stride;
+      for (int64_t k = 0; k < decoder_.hidden_size; ++k) row[k] = product_of(row[k], *end.scalar);
+    }
+  }
+
+  // What is to be added is added; what the norm makes of the sum nobody reads.
+  void add_now(const DecoderLayer& layer) {
+    norm(layer.norms.mlp, normed_);
+    addend_ = nullptr;
+  }
+
+  void gate_row(const DecoderLayer& layer, int64_t m, uint16_t* row) const {
+    const int64_t size = layer.end.output.weights.depth, number = &layer - decoder_.layers.data();
+    const bool are_kept = &layer == &decoder_.layers.back() && decoder_.final_norm;
+    const int64_t token = are_kept ? call_.output_indices[m] : m;
+    const uint16_t* given = call_.given + (number * call_.tokens + token) * size;
+    table_.gelu({row, size}, threads_);
+    for (int64_t k = 0; k < size; ++k) row[k] = product_of(row[k], given[k]);
   }
 
   // Adds to the residual stream what is to be added, and norms the sum.

@@ -35,6 +35,13 @@ struct LayerNorms {
   const uint16_t *attention, *attention_out, *mlp, *mlp_out;
 };
 
+// A third block, which gates what a layer is given for each token, and a number that multiplies the layer's output.
+struct LayerEnd {
+  Projection gate, output;  // without rows: there is no such block
+  const uint16_t* norm;     // [hidden], of what the block adds
+  const uint16_t* scalar;   // [1], or null: neither is there
+};
+
 struct DecoderLayer {
   LayerNorms norms;
   int group;  // of layers with heads of one shape, whose KV lies in one memory
@@ -44,6 +51,7 @@ struct DecoderLayer {
   Projection gate_up, down;
   Gate gate;
   float residual_multiplier;  // of what the layer's two blocks add to the hidden states
+  LayerEnd end;
 };
 
 // Which tokens of a step have which adapters.
@@ -70,6 +78,7 @@ struct DecoderCall {
   int64_t outputs;
   const StepAdapters* adapters;  // null: no token has any
   const StepMedia* media;        // null: all are text
+  const uint16_t* given;         // [layers][tokens][size], what layers are given for each token; or null
   uint16_t* scratch;  // [Decoder::scratch_numbers(tokens)]
   uint16_t* out;      // [outputs][hidden], where there is no final norm [tokens][hidden]; or null: not wanted
 };

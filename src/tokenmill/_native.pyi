@@ -169,7 +169,15 @@ class DecoderLayer:
         down: Projection,
         gate: int,
         residual_multiplier: float,
+        end: LayerEnd,
     ) -> None: ...
+
+class LayerEnd:
+    """A third block and a number that multiplies a layer's output, where they are; see native/decoder.h."""
+
+    def __init__(self) -> None: ...
+    def multiply(self, scalar: Address) -> None: ...
+    def gate(self, gate: Projection, output: Projection, norm: Address) -> None: ...
 
 class Adapter:
     """What an adapter adds to the matrices of each layer: 0 qkv, 1 output, 2 gate_up, 3 down."""
@@ -235,6 +243,7 @@ class Decoder:
         of_token: Address,
         adapters: Sequence[Adapter],
         media: StepMedia,
+        given: Address,
         scratch: Address,
         out: Address,
     ) -> bool:

@@ -98,7 +98,9 @@ def sharded(tmp_path: Path) -> Path:
 
 
 # The names and parts of the others are in tests of their own, which compare logits.
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("gemma3", "gemma4", "phi3", "gpt_oss")])
+@pytest.mark.parametrize(
+    "family", [family for family in FAMILIES if family not in ("gemma3", "gemma4", "phi3", "gpt_oss")]
+)
 def test_every_tensor_arrives_in_its_place(family: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, family, tokenizer=False)
     stored, loaded = load_file(folder / "model.safetensors"), parameters(load(folder))

@@ -90,5 +90,4 @@ class GroupedPagedAttention(GroupedAttention):
 
     def before_replay(self, context_lens: np.ndarray) -> bool:
         """See `PagedImplementation.before_replay`: every group plans."""
-        issued = [backend.before_replay(context_lens) for backend in self._paged]
-        return any(issued)
+        return max([backend.before_replay(context_lens) for backend in self._paged])

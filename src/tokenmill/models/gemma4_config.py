@@ -15,8 +15,6 @@ from tokenmill.models.config_reader import ConfigReader
 from tokenmill.models.layer_kinds import windows_but_every_sixth
 from tokenmill.models.rope_config import rope_part
 
-HEAD_FIELDS = ("head_dim", "num_key_value_heads")
-
 
 def read_layers(config: ConfigReader, num_layers: int) -> tuple[LayerSpec, ...]:
     """The layers.
@@ -30,10 +28,8 @@ def read_layers(config: ConfigReader, num_layers: int) -> tuple[LayerSpec, ...]:
         if len({one for one, window in zip(heads, windows, strict=True) if (window is None) == is_full}) > 1:
             raise config.error("per_layer_config: layers of one type must have heads of one shape")
     norm = NormSpec(config.number("rms_norm_eps", 1e-6))
-    num_shared = config.integer("num_kv_shared_layers", 0, low=0)
-    sources = _sources(config, windows, num_shared)
-    size = config.integer("hidden_size_per_layer_input", low=0)
-    ropes = {True: _full_rope(config), False: _rope(config, "sliding_attention", 10000.0)}
+    sources = _sources(config, windows)
+    ropes = {True: _full_rope(config), False: _rope(config, "sliding_attention", 10000.0, "default")[0]}
     if config.raw("hidden_activation") != "gelu_pytorch_tanh":
         raise config.error(f"hidden_activation {config.raw('hidden_activation')!r} is not supported")
     width = config.integer("intermediate_size")
@@ -56,7 +52,7 @@ def read_layers(config: ConfigReader, num_layers: int) -> tuple[LayerSpec, ...]:
             MlpSpec(width if source is None else wide, activation="gelu"),
             norm,
             has_out_norms=True,
-            per_layer_size=size,
+            per_layer_size=config.integer("hidden_size_per_layer_input", low=0),
             has_scalar=True,
         )
         for (num_kv_heads, head_dim), window, source in zip(heads, windows, sources, strict=True)
@@ -88,7 +84,7 @@ def _heads(config: ConfigReader, layer: int, is_full: bool) -> tuple[int, int]:
         raise config.error("per_layer_config must be an object of objects")
     else:
         own = said.get(str(layer), {})
-        if unknown := own.keys() - {*HEAD_FIELDS}:
+        if unknown := own.keys() - {"head_dim", "num_key_value_heads"}:
             raise config.error(f"per_layer_config: {min(unknown)} is not supported")
         of_layer = ConfigReader(own, f"{config.source}: per_layer_config")
         head_dim = of_layer.integer("head_dim", head_dim)
@@ -101,31 +97,29 @@ def _heads(config: ConfigReader, layer: int, is_full: bool) -> tuple[int, int]:
     return num_kv_heads, head_dim
 
 
-def _sources(config: ConfigReader, windows: tuple[int | None, ...], num_shared: int) -> list[int | None]:
+def _sources(config: ConfigReader, windows: tuple[int | None, ...]) -> list[int | None]:
     """Whose KV each layer reads: the last layers that of the last one of their type before them. None: its own."""
-    first = len(windows) - num_shared
+    first = max(0, len(windows) - config.integer("num_kv_shared_layers", 0, low=0))
     sources: list[int | None] = [None] * len(windows)
-    for layer in range(max(first, 0), len(windows)):
-        alike = [other for other in range(max(first, 0)) if (windows[other] is None) == (windows[layer] is None)]
+    for layer in range(first, len(windows)):
+        alike = [other for other in range(first) if (windows[other] is None) == (windows[layer] is None)]
         if not alike:
-            raise config.error(f"num_kv_shared_layers {num_shared} leaves no layer of a type that has KV of its own")
+            raise config.error("num_kv_shared_layers leaves no layer of a type that has KV of its own")
         sources[layer] = alike[-1]
     return sources
 
 
+def _rope(config: ConfigReader, layer_type: str, theta: float, kind: str) -> tuple[RopeSpec, ConfigReader]:
+    """The plain rope of a type of layers, and what else is said of it."""
+    part = rope_part(config, "rope_parameters", layer_type)
+    if part.raw("rope_type", kind) != kind:
+        raise part.error(f"rope_type {part.raw('rope_type')!r} is not supported; supported: {kind}")
+    return RopeSpec(part.number("rope_theta", theta)), part
+
+
 def _full_rope(config: ConfigReader) -> RopeSpec:
-    part = rope_part(config, "rope_parameters", "full_attention")
-    kind, theta = part.raw("rope_type", "proportional"), part.number("rope_theta", 1000000.0)
-    if kind != "proportional":
-        raise part.error(f"rope_type {kind!r} is not supported; supported: proportional")
+    plain, part = _rope(config, "full_attention", 1000000.0, "proportional")
     share = part.number("partial_rotary_factor", 0.25 if config.raw("rope_parameters") is None else 1.0)
     if share > 1.0:
         raise part.error(f"partial_rotary_factor {share:g} is not supported")
-    return RopeSpec(theta, ProportionalScaling(share, part.number("factor", 1.0)))
-
-
-def _rope(config: ConfigReader, layer_type: str, theta: float) -> RopeSpec:
-    part = rope_part(config, "rope_parameters", layer_type)
-    if part.raw("rope_type", "default") != "default":
-        raise part.error(f"rope_type {part.raw('rope_type')!r} is not supported; supported: default")
-    return RopeSpec(part.number("rope_theta", theta))
+    return RopeSpec(plain.theta, ProportionalScaling(share, part.number("factor", 1.0)))

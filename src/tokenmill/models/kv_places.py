@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from tokenmill.models.architecture import SelfAttentionSpec
 
-Shape = tuple[int, int, int]
-
 
 @dataclass(frozen=True, slots=True)
 class KVPlace:
@@ -24,9 +22,9 @@ class KVPlace:
     reads_only: bool = False
 
 
-def kv_groups(attentions: Sequence[SelfAttentionSpec | None]) -> dict[Shape, int]:
+def kv_groups(attentions: Sequence[SelfAttentionSpec | None]) -> dict[tuple[int, int, int], int]:
     """Heads, KV heads and head size of each group, in the order of its first layer -> layers that have KV."""
-    counts: dict[Shape, int] = {}
+    counts: dict[tuple[int, int, int], int] = {}
     for spec in attentions:
         if spec is not None and spec.kv_from is None:
             counts[_shape(spec)] = counts.get(_shape(spec), 0) + 1
@@ -52,5 +50,5 @@ def kv_places(attentions: Sequence[SelfAttentionSpec | None]) -> Iterator[KVPlac
     return iter(found)
 
 
-def _shape(spec: SelfAttentionSpec) -> Shape:
+def _shape(spec: SelfAttentionSpec) -> tuple[int, int, int]:
     return spec.num_heads, spec.num_kv_heads, spec.head_dim

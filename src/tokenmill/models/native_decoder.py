@@ -66,6 +66,10 @@ class NativeDecoder:
         assert token_ids.is_contiguous() and wanted.is_contiguous(), "ids and indices lie in one piece"
         if batch.adapters is not None and batch.adapters.change_embeddings:
             hidden = self._decoder.embed(token_ids, batch.adapters)
+        given = None
+        if self._decoder.per_layer is not None:
+            hidden = self._decoder.embed(token_ids)
+            given = self._decoder.per_layer.forward(token_ids, hidden).contiguous()
         assert hidden is None or hidden.is_contiguous(), "and so do hidden states"
         plan = self._attention.plan(batch)
         steps = [own.step for own in plan] if isinstance(plan, tuple) else [plan.step]
@@ -76,7 +80,11 @@ class NativeDecoder:
         rows = outputs if shard.is_last_stage else tokens
         out = torch.empty(rows, self._decoder.architecture.hidden_size, dtype=torch.bfloat16)
         inputs = (token_ids.data_ptr(), 0 if hidden is None else hidden.data_ptr(), tokens, wanted.data_ptr(), outputs)
-        memory = (scratch.data_ptr(), out.data_ptr() if shard.rank == 0 else 0)
+        memory = (
+            0 if given is None else given.data_ptr(),
+            scratch.data_ptr(),
+            out.data_ptr() if shard.rank == 0 else 0,
+        )
         if not self._native.forward(steps, *inputs, *_adapted(batch.adapters), _media(batch), *memory):
             raise self._decoder.collective.failure()
         return out
@@ -126,8 +134,6 @@ def native_groups(attention: AttentionBackend) -> list[NativeAttention] | None:
 
 def _unsupported(layer: LayerSpec) -> str | None:
     """What native/decoder.cpp does not have of a layer."""
-    if layer.has_scalar:
-        return "layers have embeddings of their own"
     return None if isinstance(layer.mlp, MlpSpec) else "experts are chosen in Python"
 
 
@@ -161,8 +167,18 @@ def _bind_layer(native: Any, layer: Layer, groups: list[NativeAttention]) -> _na
         down=_projection(native, mlp.down, mlp.down.columns.start),
         gate=mlp.gate,
         residual_multiplier=layer.spec.residual_multiplier,
+        end=_bind_end(native, layer),
     )
     return bound
+
+
+def _bind_end(native: Any, layer: Layer) -> _native.LayerEnd:
+    end: _native.LayerEnd = native.LayerEnd()
+    if layer.scalar is not None:
+        end.multiply(layer.scalar.data_ptr())
+    if (third := layer.per_layer) is not None:
+        end.gate(_projection(native, third.gate), _projection(native, third.output), third.norm.weight.data_ptr())
+    return end
 
 
 def _projection(native: Any, linear: Linear, column: int = 0) -> _native.Projection:

@@ -91,10 +91,8 @@ class ModelPlan:
         kernels = self.kernels.in_memory(arena)
         assert kernels is not None, "kernels that share memory"
         decoder = self._decoder(kernels)
-        mapped = {target.key: target for target in decoder.targets() if target.is_mapped}
-        for read in self.reads or ():
-            if read.key in mapped:
-                mapped[read.key].fill(read.rows())
+        mapped = {target.key for target in decoder.targets() if target.is_mapped}
+        _fill(decoder, [read for read in self.reads or () if read.key in mapped], lambda done, total: None)
         return decoder
 
     def _decoder(self, kernels: Kernels) -> Decoder:
