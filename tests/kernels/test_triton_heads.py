@@ -45,3 +45,20 @@ def test_it_equals_the_reference_and_writes_nowhere_else(
         torch.testing.assert_close(got, q, rtol=tolerance, atol=4 * tolerance)
         for part, want in zip(memory, expected, strict=True):
             torch.testing.assert_close(part, want, rtol=tolerance, atol=4 * tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_values_are_normed_and_what_reads_anothers_kv_writes_nothing(dtype: torch.dtype) -> None:
+    heads, kv_heads, head_dim, tokens = 4, 2, 12, 3
+    norms = HeadNorms(*torch.randn(2, head_dim).to(dtype).to(DEVICE), 1e-5, v=torch.ones(head_dim).to(dtype).to(DEVICE))
+    positions = slots = torch.arange(tokens, device=DEVICE)
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim).to(dtype).to(DEVICE)
+    memory = torch.zeros(2, 1, 4, kv_heads, head_dim, dtype=dtype, device=DEVICE)
+    q, k, v = split_heads(qkv.clone(), (heads, kv_heads), norms, None)
+    alone = qkv[:, : heads * head_dim].clone()
+    for own, reads_only in ((qkv, False), (alone, True)):
+        got = place_heads(own, norms, None, (positions, slots), (memory[0], memory[1]), reads_only)
+        torch.testing.assert_close(got, q, rtol=2**-6, atol=2**-4)
+        torch.testing.assert_close(memory[0, 0, :tokens], k, rtol=2**-6, atol=2**-4)
+        torch.testing.assert_close(memory[1, 0, :tokens], v, rtol=2**-6, atol=2**-4)
+        assert not memory[:, 0, tokens:].any()
