@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from tokenmill.kernels.recurrence import StateRows
 from tokenmill.platform.memory import Arena
 from tokenmill.quantization.packed import Rows
 
@@ -163,3 +164,28 @@ class Kernels(Protocol):
         is_offset: bool = False,
     ) -> torch.Tensor:
         """x += scale * delta, in place and rounded once; then the norm of x."""
+
+    def short_conv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        state: torch.Tensor,
+        rows: StateRows,
+        silu: bool = False,
+    ) -> torch.Tensor:
+        """See `kernels.recurrence.short_conv`."""
+
+    def delta_rule(
+        self,
+        mixed: torch.Tensor,
+        gates: torch.Tensor,
+        a_log: torch.Tensor,
+        dt_bias: torch.Tensor,
+        state: torch.Tensor,
+        rows: StateRows,
+    ) -> torch.Tensor:
+        """See `kernels.recurrence.delta_rule`."""
+
+    def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `kernels.recurrence.gated_rms_norm`."""

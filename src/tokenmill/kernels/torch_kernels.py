@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
+from tokenmill.kernels import recurrence
 from tokenmill.kernels.protocol import ExpertBiases, Experts, Gate, Kernels, LinearWeight, WeightRole
 from tokenmill.platform.memory import Arena
 from tokenmill.quantization.packed import Rows, dense
@@ -206,3 +207,31 @@ class TorchKernels:
             # In a narrower type torch would round the factor too.
             x.copy_(x.float().add_(delta.float(), alpha=scale))
         return rms_norm(x, weight, eps, is_offset)
+
+    def short_conv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        state: torch.Tensor,
+        rows: recurrence.StateRows,
+        silu: bool = False,
+    ) -> torch.Tensor:
+        """See `Kernels.short_conv`."""
+        return recurrence.short_conv(x, weight, bias, state, rows, silu)
+
+    def delta_rule(
+        self,
+        mixed: torch.Tensor,
+        gates: torch.Tensor,
+        a_log: torch.Tensor,
+        dt_bias: torch.Tensor,
+        state: torch.Tensor,
+        rows: recurrence.StateRows,
+    ) -> torch.Tensor:
+        """See `Kernels.delta_rule`."""
+        return recurrence.delta_rule(mixed, gates, a_log, dt_bias, state, rows)
+
+    def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels.gated_rms_norm`."""
+        return recurrence.gated_rms_norm(x, gate, weight, eps)

@@ -1,0 +1,129 @@
+"""Layers that keep a state of each request instead of its keys and values, in plain torch: the reference of the kernels.
+
+A state is read and written where it lies, in a memory of states [slots, ...]; each request of a step names its slot. The
+tokens of a request are taken one after the other, whatever step they come in: however a prompt is cut, the numbers are
+the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+# Below the root of the sum of squares of a query or a key; that of fla, which the models were trained with.
+L2_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Which states the T tokens of a step's B requests run through.
+
+    Attributes:
+        slots: [B] int64, no two alike. On the device, as `starts`, [B + 1] int32: where the tokens of each request begin.
+        query_starts: the same as `starts` on the host.
+    """
+
+    slots: torch.Tensor
+    starts: torch.Tensor
+    query_starts: npt.NDArray[np.int32]
+
+    @property
+    def is_decode(self) -> bool:
+        """Each request has one token."""
+        return len(self.slots) == int(self.query_starts[-1])
+
+
+def short_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    state: torch.Tensor,
+    rows: StateRows,
+    silu: bool = False,
+) -> torch.Tensor:
+    """A causal convolution over the tokens of each request, channel by channel.
+
+    Args:
+        x: [T, C]. weight: [C, K], the last of which meets a token itself. bias: [C].
+        state: [slots, C, K - 1], the inputs before the step, the oldest first; left with those before the next one.
+        silu: apply it to what comes out.
+
+    Returns:
+        [T, C] in x's dtype.
+    """
+    out = torch.empty_like(x)
+    before = state[rows.slots]
+    for number, (start, end) in enumerate(zip(rows.query_starts[:-1], rows.query_starts[1:], strict=True)):
+        inputs = torch.cat((before[number], x[start:end].T), -1)
+        windows = inputs.float().unfold(-1, weight.shape[1], 1)
+        mixed = torch.einsum("ctk,ck->tc", windows, weight.float())
+        mixed = mixed if bias is None else mixed + bias.float()
+        out[start:end] = functional.silu(mixed) if silu else mixed
+        before[number] = inputs[:, inputs.shape[1] - state.shape[2] :]
+    state[rows.slots] = before
+    return out
+
+
+def delta_rule(
+    mixed: torch.Tensor,
+    gates: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    rows: StateRows,
+) -> torch.Tensor:
+    """The gated delta rule (Yang et al. 2024), one token after the other, in float32.
+
+        S = exp(g) S;   S = S + k (v - S^T k)^T beta;   out = S^T q
+
+    with q and k of length 1, q divided by the root of its size, beta = sigmoid(b), g = -exp(a_log) softplus(a + dt_bias).
+
+    Args:
+        mixed: [T, 2 * Hk * Dk + Hv * Dv], q and k of all key heads, v of all value heads; Hv / Hk value heads share a
+            key head.
+        gates: [T, 2 * Hv], b and then a of all value heads.
+        a_log, dt_bias: [Hv].
+        state: [slots, Hv, Dk, Dv] float32.
+
+    Returns:
+        [T, Hv * Dv] in the dtype of `mixed`.
+    """
+    _, num_heads, key_size, value_size = state.shape
+    keys_width = (mixed.shape[1] - num_heads * value_size) // 2
+    q, k, v = mixed.float().split((keys_width, keys_width, num_heads * value_size), -1)
+    q, k = (_unit(each.reshape(len(mixed), -1, key_size)) for each in (q, k))
+    group = num_heads // q.shape[1]
+    q, k = (q * key_size**-0.5).repeat_interleave(group, 1), k.repeat_interleave(group, 1)
+    v = v.reshape(len(mixed), num_heads, value_size)
+    b, a = gates.float().chunk(2, -1)
+    beta, decay = b.sigmoid(), torch.exp(-a_log.float().exp() * functional.softplus(a + dt_bias.float()))
+    out, lengths = torch.empty_like(v), np.diff(rows.query_starts)
+    states = state[rows.slots]
+    for step in range(int(lengths.max())):
+        active = torch.from_numpy(np.flatnonzero(lengths > step)).to(mixed.device)
+        at = rows.starts[active].long() + step
+        now = states[active] * decay[at][..., None, None]
+        wrong = (v[at] - (now * k[at].unsqueeze(-1)).sum(-2)) * beta[at].unsqueeze(-1)
+        now += k[at].unsqueeze(-1) * wrong.unsqueeze(-2)
+        out[at] = (now * q[at].unsqueeze(-1)).sum(-2)
+        states[active] = now
+    state[rows.slots] = states
+    return out.flatten(1).to(mixed.dtype)
+
+
+def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The norm of x [T, heads * size] over each head, times weight [size], times silu(gate) [T, heads * size].
+
+    Normalized in float32 and rounded to x's dtype before the product with the weight, as transformers does.
+    """
+    wide = x.view(len(x), -1, len(weight))
+    normed = weight * functional.rms_norm(wide.float(), weight.shape, None, eps).to(x.dtype)
+    return (normed * functional.silu(gate.float().view_as(wide))).to(x.dtype).view_as(x)
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)
