@@ -163,8 +163,7 @@ def _num_pages(config: EngineConfig, architecture: Architecture) -> int:
         raise InvalidConfig("a simulation has no memory of its own: say --num-pages or --kv-cache-memory-bytes")
     if config.kv_cache_dtype != "auto" or config.dtype not in BYTES_OF:
         raise InvalidConfig("a simulation does not know the size of such pages: say --num-pages")
-    per_token = sum(2 * layer.attention.kv_size for layer in architecture.layers)
-    per_page = per_token * BYTES_OF[config.dtype] * config.page_size
+    per_page = architecture.kv_bytes_per_token(BYTES_OF[config.dtype]) * config.page_size
     num_pages = config.kv_cache_memory_bytes // per_page - RESERVED_PAGES
     if num_pages < 1:
         raise InvalidConfig(f"--kv-cache-memory-bytes must hold a page, which takes {per_page:,} bytes, and one more")

@@ -147,7 +147,9 @@ def _name(key: WeightKey, kind: str | None) -> str:
 
 def _head_dim(architecture: Architecture, key: WeightKey) -> int:
     assert key.layer is not None, "heads are those of a layer"
-    return architecture.layers[key.layer].attention.head_dim
+    attention = architecture.layers[key.layer].attention
+    assert attention is not None, "and the layer has some"
+    return attention.head_dim
 
 
 def _halves_apart(num_rows: int, head_dim: int) -> list[int]:
