@@ -44,6 +44,18 @@ def bytes_per_state(config: EngineConfig, architecture: Architecture) -> int:
     return architecture.state_bytes(BYTES_OF[config.dtype])
 
 
+def states_text(config: EngineConfig, architecture: Architecture) -> str:
+    """A sentence on them; "": the model has none."""
+    size = bytes_per_state(config, architecture)
+    if not size:
+        return ""
+    least = size_text(STATES_PER_ROW * size)
+    return (
+        f"\nEach request keeps a recurrent state of {size_text(size)}, whatever its length; with those of prefixes "
+        f"(--state-memory) up to {least} for each that runs, and half of what is left at most."
+    )
+
+
 def num_states(config: EngineConfig, architecture: Architecture) -> int:
     """Slots that a config has room for, once `with_states` has decided that; 0 where the model has none."""
     size = bytes_per_state(config, architecture)
