@@ -193,11 +193,9 @@ def make_checkpoint(
     return folder
 
 
-def load_oracle(folder: Path) -> transformers.PreTrainedModel:
-    """The checkpoint as a transformers model: float32, eager attention, eval mode."""
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+def load_oracle(folder: Path, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
+    """The checkpoint as a transformers model of `dtype`: eager attention, eval mode."""
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
 def greedy_continuation(oracle: transformers.PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
