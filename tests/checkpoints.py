@@ -69,6 +69,7 @@ _SHAPE: dict[str, Any] = {
 }
 
 _QWEN3_NEXT_SHAPE: dict[str, Any] = {
+    "rms_norm_eps": 1e-2,  # what is nearly nothing stays so: its rounding errors are not blown up
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
     "head_dim": 16,
@@ -230,6 +231,8 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() > 1:
             parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+        elif name.endswith("A_log"):
+            parameter.copy_(noise - 2)  # a state forgets slowly, as trained ones do
         elif name.endswith("bias"):
             parameter.copy_(0.2 * noise)
         else:

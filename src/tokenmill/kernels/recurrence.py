@@ -68,7 +68,6 @@ def short_conv(
         out[start:end] = functional.silu(mixed) if silu else mixed
         before[number] = inputs[:, inputs.shape[1] - state.shape[2] :]
     state[rows.slots] = before
-    return out
 
 
 def delta_rule(
