@@ -195,8 +195,9 @@ def make_checkpoint(
 
 
 def load_oracle(folder: Path, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
-    """The checkpoint as a transformers model of `dtype`: eager attention, eval mode."""
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    """The checkpoint as a transformers model of `dtype`: eager attention and experts, eval mode."""
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **eager).eval()
 
 
 def greedy_continuation(oracle: transformers.PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:

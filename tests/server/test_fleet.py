@@ -89,6 +89,8 @@ def test_streams_end_with_the_weights_they_began_with(server, tiny_checkpoint, o
     assert after["choices"] != before["choices"]
     assert after["system_fingerprint"] == reply.json()["system_fingerprint"] != before["system_fingerprint"]
     wait_for_engines(server, {1 - old: "ready"})
+    info = server.http.get(f"{server.url}/server_info").json()
+    assert info["engine"]["fingerprint"] == info["engines"][0]["fingerprint"]
     assert completion(server, max_tokens=450)["choices"] == after["choices"]
     assert post(server, "/update_weights_from_disk", {"model_path": str(other_checkpoint)}).status_code == 400
     back = post(server, "/update_weights_from_disk", {"model_path": str(tiny_checkpoint)})

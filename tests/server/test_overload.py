@@ -55,15 +55,20 @@ def test_a_large_request_is_served_by_an_idle_server_whatever_the_limits(server)
     assert answer.json()["usage"]["completion_tokens"] == 27
 
 
+def num_open(server):
+    return server.http.get(f"{server.url}/load").json()["server_load"]
+
+
 @contextlib.contextmanager
 def full_queue(server):
     """Two rows are taken and three requests wait, for as long as this lasts."""
     body = {"prompt": "x", "max_tokens": 3}
+    server.wait_for(lambda: num_open(server) == 0)
     assert server.post("/pause?mode=keep").status_code == 200
     with concurrent.futures.ThreadPoolExecutor(5) as pool:
         replies = [pool.submit(server.post, "/v1/completions", body) for _ in range(5)]
         try:
-            server.wait_for(lambda: server.http.get(f"{server.url}/load").json()["server_load"] == 5)
+            server.wait_for(lambda: num_open(server) == 5)
             yield
         finally:
             assert server.post("/resume").status_code == 200
@@ -79,7 +84,9 @@ def test_a_response_in_the_background_is_refused_like_any_other(server):
             assert reply.json()["error"]["code"] == "queue_full"
     reply = server.post("/v1/responses", {"input": "x", "max_output_tokens": 1, "background": True})
     assert (reply.status_code, reply.json()["status"]) == (200, "queued")
-    server.wait_until_unused()
+    # It is answered before it has reached the engine, where nothing is used as yet.
+    place = f"{server.url}/v1/responses/{reply.json()['id']}"
+    server.wait_for(lambda: server.http.get(place).json()["status"] == "completed")
 
 
 def test_who_is_refused_is_told_what_waits_and_what_would(server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -135,6 +136,42 @@ def test_answers_do_not_depend_on_how_prompts_are_cut_or_kept(
         outputs = llm.chat([chat(*those, "hello") for those in shown], GREEDY)
     for output, those in zip(outputs, shown, strict=True):
         assert tokens(output) == answer_of(oracle, output.prompt_token_ids, those)
+
+
+def test_images_may_begin_and_end_anywhere_in_a_page(
+    checkpoint: Path, oracle: transformers.PreTrainedModel, rng: np.random.Generator
+) -> None:
+    images, words = [picture(rng, 64, 64), picture(rng, 96, 96)], ["a" * count for count in range(1, 5)]
+    chats = [chat(word, *images, "hello") for word in words]
+    with LLM(checkpoint, dtype="float32", num_pages=200, page_size=4) as llm:
+        first = llm.chat(chats, GREEDY)
+        again = llm.chat(chats, GREEDY)
+    for offset in (0, 4):  # where one begins, and where it ends, 4 placeholders further on
+        starts = {one.prompt_token_ids.index(oracle.config.image_token_id) + offset for one in first}
+        assert {start % 4 for start in starts} == {0, 1, 2, 3}
+    for one, cached in zip(first, again, strict=True):
+        assert tokens(one) == tokens(cached) == answer_of(oracle, one.prompt_token_ids, images)
+        assert cached.num_cached_tokens > len(cached.prompt_token_ids) - 8
+
+
+def test_a_large_image_is_cached_but_for_the_end_of_its_prompt(
+    checkpoint: Path, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "preprocessor_config.json").unlink()
+    size = {"shortest_edge": MIN_PIXELS, "longest_edge": 512 * 512}
+    fields = {"size": size, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
+    asked = chat(picture(rng, 512, 512), "what is there to be seen?")
+    with LLM(tmp_path, dtype="float32", num_pages=50) as llm:
+        counts = llm._local.engine.scheduler.encoder.counts
+        (before,) = llm.chat(asked, GREEDY)
+        assert counts.num_tokens == 256
+        (again,) = llm.chat(asked, GREEDY)
+        assert counts.num_tokens == 256
+    assert tokens(again) == tokens(before)
+    assert again.num_cached_tokens >= 0.95 * len(again.prompt_token_ids)
 
 
 def test_typed_placeholders_are_plain_text(llm: LLM, oracle: transformers.PreTrainedModel) -> None:

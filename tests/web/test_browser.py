@@ -168,9 +168,12 @@ def test_conversations_leave_and_come_back_as_files(echo, open_page, tmp_path):
     other = open_page(echo.url)
     other.get_by_label("Import").set_input_files(tmp_path / "conversations.json")
     other.get_by_role("article", name="You").get_by_text("to be kept").wait_for()
-    (tmp_path / "broken.json").write_text('[{"id": "x", "messages": [{"id": 1, "parent": 7}]}]')
-    other.get_by_label("Import").set_input_files(tmp_path / "broken.json")
-    other.get_by_role("alert").get_by_text("damaged").wait_for()
+    for number, fields in enumerate(({"parent": 7}, {"calls": 5}, {"images": ["http://198.51.100.7/p.png"]})):
+        message = {"id": 1, "parent": None, "role": "assistant", "content": "x"} | fields
+        broken = tmp_path / f"broken-{number}.json"
+        broken.write_text(json.dumps([{"id": "x", "messages": [message]}]))
+        other.get_by_label("Import").set_input_files(broken)
+        other.get_by_role("alert").get_by_text(f"broken-{number}.json: a message of this file is damaged").wait_for()
 
 
 def test_the_reference_tries_routes_out(echo, open_page):

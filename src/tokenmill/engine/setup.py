@@ -117,7 +117,7 @@ def _build(
         with timer.phase("measuring a step"):
             available = _room_for_kv(config, platform, model, limits, grammars, adapters, vision)
     with timer.phase("allocating KV"):
-        size = size_kv(config, platform, model, available, 0 if vision is None else vision.reserved_bytes)
+        size = size_kv(config, platform, model, available, 0 if vision is None else vision.memory.reserved)
         size = dataclasses.replace(size, num_states=num_states(config, model.architecture))
         memory = allocate(config, platform, model.decoder, model.attention, size, model.draft)
     limits = dataclasses.replace(limits, max_model_len=size.max_model_len)
@@ -146,7 +146,9 @@ def _build(
     ready = describe(config, platform, model, memory, graphs, timer.seconds)
     ready.fingerprint = limits.fingerprint
     ready.adapters, ready.max_loras = named, config.max_loras if config.enable_lora else 0
-    ready.takes_images = vision is not None
+    if vision is not None:
+        ready.takes_images = True
+        ready.weight_bytes += vision.memory.weights
     ready.takes_transfer_params = connection is not None and connection.takes_params
     ready.speculation = describe_speculation(header.speculation, model.draft)
     return BuiltEngine(engine, ready, take_memory(config, platform, memory), model)

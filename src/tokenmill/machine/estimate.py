@@ -21,6 +21,7 @@ from tokenmill.machine.sizes import size_text
 from tokenmill.machine.state_size import states_text
 from tokenmill.models.architecture import Architecture
 from tokenmill.platform.select import select_platform
+from tokenmill.vision.start import TowerMemory
 from tokenmill.weights.checkpoint import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, open_checkpoint, read_architecture
 from tokenmill.weights.hub import fetch, is_hub_id
 
@@ -68,7 +69,7 @@ def estimate(config: EngineConfig, target: Target) -> str:
             "",
             table(choices, architecture, free, bandwidth),
             "",
-            _notes(config) + states_text(config, architecture),
+            _notes(config) + states_text(config, architecture) + _tower_text(choices[0].tower),
         ]
     )
 
@@ -89,6 +90,16 @@ def _notes(config: EngineConfig) -> str:
         f"The KV cache is {share if is_share else 'as large as asked for'}; at most {config.max_num_seqs} requests run "
         "at a time (--max-num-seqs).\nA step reads all of the weights once: so fast is one request alone, unless the "
         "weights fit into caches; several share that reading."
+    )
+
+
+def _tower_text(tower: TowerMemory) -> str:
+    """A sentence on the vision tower; "": there is none."""
+    if not tower.weights:
+        return ""
+    return (
+        f"\nOf the weights {size_text(tower.weights)} are a vision tower, which only images need; "
+        f"{size_text(tower.reserved)} are left for what it makes (--encoder-budget, --encoder-cache-tokens)."
     )
 
 

@@ -16,6 +16,7 @@ from tokenmill.machine.sizes import size_text
 from tokenmill.machine.state_size import bytes_per_state
 from tokenmill.models.architecture import Architecture
 from tokenmill.platform.protocol import Platform
+from tokenmill.vision.start import tower_memory
 from tokenmill.weights.loader import ModelPlan
 
 # Of a parameter in the smallest form that weights are kept in: four bits, not counting their scales.
@@ -58,8 +59,9 @@ def check_fit(
     free = free_bytes(config, platform, architecture)
     # Its ranks load at the same time, each as much as the others.
     size = config.num_ranks_here
-    all_weights = size * plan.weight_bytes
-    fit = _Fit(config, architecture, free, size * plan.spare_bytes, size * page_bytes)
+    tower = tower_memory(config, folder, DTYPES[config.dtype].itemsize)
+    all_weights = size * plan.weight_bytes + tower.weights
+    fit = _Fit(config, architecture, free, size * plan.spare_bytes, size * page_bytes, tower.reserved)
     if fit.total(all_weights) <= free:
         return
     choices = forms(config, platform, folder, architecture, num_threads)
@@ -81,6 +83,7 @@ class _Fit:
         free: bytes that there are.
         spare: bytes that loading takes beside the weights, before there is a KV cache.
         page_bytes: of a page of the KV cache.
+        encodings: bytes for what a vision tower makes.
     """
 
     config: EngineConfig
@@ -88,6 +91,7 @@ class _Fit:
     free: int
     spare: int
     page_bytes: int
+    encodings: int
 
     @property
     def least_kv(self) -> int:
@@ -100,13 +104,13 @@ class _Fit:
 
     def total(self, weights: int) -> int:
         """The most that is taken at a time."""
-        return weights + max(self.spare, self.least_kv + self.states)
+        return weights + max(self.spare, self.least_kv + self.states + self.encodings)
 
     def smaller_kv(self, weights: int) -> str | None:
         """The flag that lets the KV cache fit beside these weights; empty: none is needed, None: none does it."""
         if self.total(weights) <= self.free:
             return ""
-        config, room = self.config, self.free - weights - self.states
+        config, room = self.config, self.free - weights - self.states - self.encodings
         assert config.gpu_memory_utilization is not None, "the config is not resolved"
         is_share = config.num_pages is None and config.kv_cache_memory_bytes is None
         pages = pages_in(int(room * config.gpu_memory_utilization) if is_share else room, self.page_bytes)

@@ -16,6 +16,7 @@ from tokenmill.machine.sizes import size_text
 from tokenmill.models.architecture import Architecture, MoeSpec
 from tokenmill.platform.protocol import Platform
 from tokenmill.quantization.packed import UNQUANTIZED
+from tokenmill.vision.start import TowerMemory, tower_memory
 from tokenmill.weights.loader import choose_formats, measure
 
 QUANTIZATIONS = ("none", "fp8", "int8", "int4")
@@ -31,6 +32,7 @@ class Form:
         name: `bfloat16`, `int8` ..., or `as stored`.
         flags: that make the difference to the config that was asked for; empty: none.
         page_bytes: of a page of the KV cache.
+        tower: the part of a vision tower, whose weights are among `weight_bytes`.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Form:
     config: EngineConfig
     weight_bytes: int
     page_bytes: int
+    tower: TowerMemory
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -50,7 +53,7 @@ class Form:
         Args:
             free: bytes for weights and KV.
         """
-        config, room = self.config, free - self.weight_bytes
+        config, room = self.config, free - self.weight_bytes - self.tower.reserved
         assert config.gpu_memory_utilization is not None, "the config is not resolved"
         if config.num_pages is not None or config.kv_cache_memory_bytes is not None:
             asked = config.num_pages or pages_in(config.kv_cache_memory_bytes or 0, self.page_bytes)
@@ -62,12 +65,12 @@ class Form:
         return max(0, self.num_pages(free)) / -(-context // self.config.page_size)
 
     def tokens_per_second(self, architecture: Architecture, context: int, bandwidth: float) -> float:
-        """Tokens per second of a single request, whose every step reads the weights and its KV once.
+        """Tokens per second of a single request, whose every step reads the decoder's weights and its KV once.
 
         Args:
             bandwidth: bytes per second.
         """
-        read = self.weight_bytes * active_share(architecture) + context * self.kv_bytes_per_token
+        read = (self.weight_bytes - self.tower.weights) * active_share(architecture) + context * self.kv_bytes_per_token
         return bandwidth / read
 
 
@@ -118,7 +121,8 @@ def _form(
     name = config.dtype if config.quantization == "none" else config.quantization
     if config.quantization == "none" and choose_formats(folder, None) != UNQUANTIZED:
         name = "as stored"
-    return Form(name, flags, config, weight_bytes, attention.bytes_per_page)
+    tower = tower_memory(config, folder, DTYPES[config.dtype].itemsize)
+    return Form(name, flags, config, weight_bytes + tower.weights, attention.bytes_per_page, tower)
 
 
 def _smaller_configs(config: EngineConfig) -> Iterator[tuple[EngineConfig, str]]:

@@ -141,7 +141,7 @@ class AdminRoutes:
             for engine in self._context.engines
             if engine.ready is not None
         ]
-        ready = self._context.ready
+        ready = self._context.engines.ready or self._context.ready
         info: dict[str, Any] = {
             "engine": self._described(ready),
             "engines": engines,

@@ -107,7 +107,7 @@ function makeDesk(state, redraw, model) {
       return answer(state.open, parent);
     },
     edit(message, text) {
-      const copy = add(state.open, message.parent, { ...message, content: text });
+      const copy = add(state.open, message.parent, { ...message, content: text, tokens: [] });
       save();
       redraw();
       return message.role === "user" ? answer(state.open, copy) : undefined;

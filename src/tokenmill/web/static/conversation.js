@@ -55,6 +55,8 @@ export function ancestors(conversation, message) {
 // What is shown and sent is an image, and no address that a browser would ask.
 const isImage = (url) => typeof url === "string" && /^data:image\/[a-z+.-]+;base64,/.test(url);
 
+const isList = (value) => value === undefined || Array.isArray(value);
+
 // Takes in a conversation from a file. Throws where it is none.
 export function imported(data) {
   const isText = (value) => typeof value === "string";
@@ -64,7 +66,8 @@ export function imported(data) {
   for (const message of data.messages) {
     const follows = message.parent === null || ids.has(message.parent);
     if (!Number.isInteger(message.id) || ids.has(message.id) || !follows || !roles.includes(message.role) ||
-      !isText(message.content) || !(message.images ?? []).every(isImage)) throw new Error("a message of this file is damaged");
+      !isText(message.content) || ![message.images, message.calls, message.tokens].every(isList) ||
+      !(message.images ?? []).every(isImage)) throw new Error("a message of this file is damaged");
     ids.add(message.id);
   }
   const { title, created, messages, chosen, settings } = data;

@@ -1,0 +1,103 @@
+"""Answers that are more than text: thinking folded, calls of tools shown and answered by hand; and the keys."""
+
+import json
+import re
+
+import pytest
+
+from tests.web.conftest import echo_server
+from tests.web.test_browser import answers, ask, until, wait_for_end
+
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>{"name": "look_up", "arguments": {"word": "mill"}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory):
+    """A server that repeats the prompt, and finds thinking and calls of tools in it."""
+    parsers = {"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes", "enable_auto_tool_choice": True}
+    with echo_server(tmp_path_factory, "thinking", {"step_seconds": 0.002}, **parsers) as server:
+        yield server
+
+
+def said(page):
+    """The answer, without what was thought before it."""
+    return answers(page).locator(":scope > .markdown").inner_text().strip()
+
+
+def test_thinking_is_folded(thinking, open_page):
+    page = open_page(thinking.url)
+    ask(page, "I wonder</think>Yes.")
+    wait_for_end(page)
+    thoughts = answers(page).locator("details.reasoning")
+    assert not thoughts.get_by_text("I wonder").is_visible()
+    assert said(page).startswith("Yes.")
+    thoughts.locator("summary").click()
+    assert thoughts.get_by_text("I wonder").is_visible()
+
+
+def test_calls_of_tools_are_shown_and_their_results_given(thinking, open_page):
+    page = open_page(thinking.url)
+    page.keyboard.press("Control+Shift+S")
+    page.get_by_label(re.compile("^Tools")).fill(json.dumps(TOOLS))
+    page.get_by_label("Most tokens of an answer").fill("100")
+    ask(page, f"</think>{CALL}")
+    wait_for_end(page)
+    call = answers(page).locator(".call")
+    assert "calls look_up" in call.inner_text()
+    assert json.loads(call.locator("pre").inner_text()) == {"word": "mill"}
+    page.get_by_label("Result of look_up").fill("grinds grain")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_role("button", name="Send").click()
+    asked, called, result = sent.value.post_data_json["messages"]
+    assert CALL in asked["content"]
+    assert (result["role"], result["content"]) == ("tool", "grinds grain")
+    assert [result["tool_call_id"]] == [one["id"] for one in called["tool_calls"]]
+    wait_for_end(page)
+    assert "grinds grain" in page.get_by_role("article", name="Result").inner_text()
+    assert answers(page).count() == 2
+
+
+def test_an_answer_may_have_to_match_a_schema(thinking, open_page):
+    page = open_page(thinking.url)
+    page.keyboard.press("Control+Shift+S")
+    schema = {"type": "object", "properties": {"word": {"type": "string"}}}
+    page.get_by_label(re.compile("schema", re.IGNORECASE)).fill(json.dumps(schema))
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page, "a word")
+    given = sent.value.post_data_json["response_format"]
+    assert (given["type"], given["json_schema"]["schema"]) == ("json_schema", schema)
+    wait_for_end(page)
+
+
+def test_an_edited_answer_shows_no_tokens_of_the_one_before(thinking, open_page):
+    page = open_page(thinking.url)
+    ask(page, "</think>first")
+    wait_for_end(page)
+    answers(page).get_by_role("button", name="Tokens").wait_for()
+    answers(page).get_by_role("button", name="Edit").click()
+    page.get_by_label("The message").fill("second")
+    page.keyboard.press("Control+Enter")
+    answers(page).get_by_text("2 of 2").wait_for()
+    assert said(page) == "second"
+    assert answers(page).get_by_role("button", name="Tokens").count() == 0
+    answers(page).get_by_role("button", name="Earlier version").click()
+    answers(page).get_by_role("button", name="Tokens").wait_for()
+
+
+def test_keys_send_stop_and_begin_anew(thinking, open_page):
+    page = open_page(thinking.url)
+    box = page.get_by_label("Your message")
+    box.fill("</think>one")
+    box.press("Shift+Enter")
+    box.press_sequentially("two")
+    assert box.input_value() == "</think>one\ntwo"
+    box.press("Enter")
+    page.get_by_role("button", name="Stop").wait_for()
+    page.keyboard.press("Escape")
+    wait_for_end(page)
+    assert "stopped" in answers(page).locator(".cost").inner_text()
+    thinking.wait_until_unused()
+    page.keyboard.press("Control+Shift+O")
+    until(page, lambda: answers(page).count() == 0)
+    page.get_by_role("heading", name=re.compile("^Ask ")).wait_for()
