@@ -20,6 +20,10 @@ class MeasuringKernels:
         self.name = kernels.name
         self.dtype = kernels.dtype
         self.sizes: list[int] = []
+        self.short_conv = self._kernels.short_conv
+        self.delta_rule = self._kernels.delta_rule
+        self.gated_rms_norm = self._kernels.gated_rms_norm
+        self.sigmoid_gate = self._kernels.sigmoid_gate
 
     @property
     def num_bytes(self) -> int:

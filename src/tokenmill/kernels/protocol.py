@@ -189,3 +189,6 @@ class Kernels(Protocol):
 
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `kernels.recurrence.gated_rms_norm`."""
+
+    def sigmoid_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """See `kernels.recurrence.sigmoid_gate`."""

@@ -1,8 +1,8 @@
-"""Layers that keep a state of each request instead of its keys and values, in plain torch: the reference of the kernels.
+"""Layers that keep a state of each request instead of its keys and values, in plain torch: the kernels' reference.
 
-A state is read and written where it lies, in a memory of states [slots, ...]; each request of a step names its slot. The
-tokens of a request are taken one after the other, whatever step they come in: however a prompt is cut, the numbers are
-the same.
+A state is read and written where it lies, in a memory of states [slots, ...]; each request of a step names its slot.
+The tokens of a request are taken one after the other, whatever step they come in: however a prompt is cut, the numbers
+are the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class StateRows:
     """Which states the T tokens of a step's B requests run through.
 
     Attributes:
-        slots: [B] int64, no two alike. On the device, as `starts`, [B + 1] int32: where the tokens of each request begin.
+        slots: [B] int64, no two alike, on the device.
+        starts: [B + 1] int32: where the tokens of each request begin; on the device.
         query_starts: the same as `starts` on the host.
     """
 
@@ -80,7 +81,8 @@ def delta_rule(
 
         S = exp(g) S;   S = S + k (v - S^T k)^T beta;   out = S^T q
 
-    with q and k of length 1, q divided by the root of its size, beta = sigmoid(b), g = -exp(a_log) softplus(a + dt_bias).
+    with q and k of length 1, q divided by the root of its size, beta = sigmoid(b) and
+    g = -exp(a_log) softplus(a + dt_bias).
 
     Args:
         mixed: [T, 2 * Hk * Dk + Hv * Dv], q and k of all key heads, v of all value heads; Hv / Hk value heads share a
@@ -120,9 +122,14 @@ def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, ep
 
     Normalized in float32 and rounded to x's dtype before the product with the weight, as transformers does.
     """
-    wide = x.view(len(x), -1, len(weight))
+    wide = x.view(len(x), x.shape[1] // len(weight), len(weight))
     normed = weight * functional.rms_norm(wide.float(), weight.shape, None, eps).to(x.dtype)
     return (normed * functional.silu(gate.float().view_as(wide))).to(x.dtype).view_as(x)
+
+
+def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """x [T, N] times sigmoid(gate) [T, N], which is rounded to x's dtype first: a new tensor."""
+    return x * torch.sigmoid(gate)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

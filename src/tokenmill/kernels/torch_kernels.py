@@ -235,3 +235,7 @@ class TorchKernels:
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels.gated_rms_norm`."""
         return recurrence.gated_rms_norm(x, gate, weight, eps)
+
+    def sigmoid_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """See `Kernels.sigmoid_gate`."""
+        return recurrence.sigmoid_gate(x, gate)
