@@ -45,7 +45,8 @@ def cut(rows: StateRows, rng: np.random.Generator) -> list[tuple[torch.Tensor, S
 def poison(state: torch.Tensor, rows: StateRows) -> torch.Tensor:
     """NaN in all slots but those of the step."""
     poisoned = torch.full_like(state, torch.nan)
-    poisoned[rows.slots] = state[rows.slots]
+    slots = rows.slots.to(state.device)
+    poisoned[slots] = state[slots]
     return poisoned
 
 
