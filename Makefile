@@ -21,7 +21,7 @@ INSTALL = $(PIP) install $$([ -t 2 ] || echo --quiet)
 # What there is to install, for "3 of 5": the tools of the tests come on top for all but these targets.
 STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
 
-.PHONY: help serve chat test exactness chaos clients ray nixl routers lint format lines bench gpu gpu-rehearsal docs clean
+.PHONY: help serve chat test browser exactness chaos clients ray nixl routers lint format lines bench gpu gpu-rehearsal docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -38,6 +38,9 @@ chat: $(NATIVE_STAMP) ## talk to a running server: make chat [PORT=8001] [ARGS="
 test: lint ## lint and all tests; ARGS are passed to pytest
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+browser: ## a headless browser for the tests of the page, where this is root's own Debian; CI asks for it
+	@sh tools/install_browser.sh
 
 exactness: $(NATIVE_STAMP) $(DEV_STAMP) ## a million tokens with speculation and without, compared bit for bit; ARGS are passed on
 	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.speculation.exactness $(ARGS)

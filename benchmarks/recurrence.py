@@ -41,8 +41,9 @@ def measure(work: Callable[[], object], rounds: int) -> tuple[float, float]:
 
 def rows_of(lengths: list[int]) -> StateRows:
     """Requests whose states lie in a row."""
-    starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    return StateRows(torch.arange(len(lengths)), torch.from_numpy(starts), starts)
+    stops = np.cumsum(lengths)
+    spans = np.stack((stops - lengths, stops), 1).astype(np.int32)
+    return StateRows.of(np.arange(len(lengths)), spans, "cpu")
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -55,15 +56,16 @@ def delta_rule(kernels: NativeRecurrence, heads: int, lengths: list[int]) -> tup
     tokens, rows = sum(lengths), rows_of(lengths)
     mixed, gates = drawn(tokens, (2 * KEY_HEADS + heads) * SIZE), drawn(tokens, 2 * heads)
     state, a_log, dt_bias = torch.randn(len(lengths), heads, SIZE, SIZE), drawn(heads), drawn(heads)
-    work = lambda: kernels.delta_rule(mixed, gates, a_log, dt_bias, state, rows)  # noqa: E731
+    out = drawn(tokens, heads * SIZE)
+    work = lambda: kernels.delta_rule(mixed, gates, a_log, dt_bias, state, rows, out)  # noqa: E731
     return work, 2 * state.nbytes, 3.0 * tokens * heads * SIZE * SIZE
 
 
 def short_conv(kernels: NativeRecurrence, channels: int, width: int, lengths: list[int]) -> Callable[[], object]:
     """The work."""
     x, weight, rows = drawn(sum(lengths), channels), drawn(channels, width), rows_of(lengths)
-    state = drawn(len(lengths), channels, width - 1)
-    return lambda: kernels.short_conv(x, weight, None, state, rows, width == 4)
+    state, out = drawn(len(lengths), channels, width - 1), drawn(sum(lengths), channels)
+    return lambda: kernels.short_conv(x, weight, None, state, rows, out, silu=width == 4)
 
 
 def gates(kernels: NativeRecurrence, tokens: int) -> dict[str, Callable[[], object]]:

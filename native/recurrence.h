@@ -5,12 +5,18 @@
 
 namespace tokenmill {
 
-// Whose tokens a step has: those of request i are [starts[i], starts[i + 1]), its state lies in slot slots[i]. No two
-// slots are alike.
+// Which tokens of a step run through which states: [starts[i], stops[i]) through that of slot slots[i]. No two slots are
+// alike, and the spans are in order; tokens between two of them are left alone.
 struct StateRows {
-  const int64_t* slots;   // [requests]
-  const int32_t* starts;  // [requests + 1]
+  const int64_t* slots;           // [requests]
+  const int32_t *starts, *stops;  // [requests]
   int64_t requests;
+
+  int64_t tokens() const {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < requests; ++i) sum += stops[i] - starts[i];
+    return sum;
+  }
 };
 
 // A causal convolution of bf16, channel by channel; see kernels/recurrence.py.

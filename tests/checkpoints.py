@@ -26,6 +26,9 @@ FAMILIES = (
     "gemma4",
     "phi3",
     "gpt_oss",
+    "lfm2",
+    "qwen3_5",
+    "qwen3_next",
 )
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 331
@@ -49,6 +52,9 @@ _CLASSES = {
     "gemma4": (transformers.Gemma4TextConfig, transformers.Gemma4ForCausalLM),
     "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
     "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
+    "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
+    "qwen3_5": (transformers.Qwen3_5TextConfig, transformers.Qwen3_5ForCausalLM),
+    "qwen3_next": (transformers.Qwen3NextConfig, transformers.Qwen3NextForCausalLM),
 }
 
 _SHAPE: dict[str, Any] = {
@@ -60,6 +66,17 @@ _SHAPE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,
+}
+
+_QWEN3_NEXT_SHAPE: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }
 
 _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
@@ -109,6 +126,20 @@ _FAMILY_SHAPE: dict[str, dict[str, Any]] = {
             "truncate": False,
             "original_max_position_embeddings": 64,
         },
+    },
+    "lfm2": {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "block_auto_adjust_ff_dim": False,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_5": _QWEN3_NEXT_SHAPE,
+    "qwen3_next": {
+        **_QWEN3_NEXT_SHAPE,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
     },
     "phi3": {
         "num_attention_heads": 2,
@@ -162,11 +193,9 @@ def make_checkpoint(
     return folder
 
 
-def load_oracle(folder: Path) -> transformers.PreTrainedModel:
-    """The checkpoint as a transformers model: float32, eager attention, eval mode."""
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+def load_oracle(folder: Path, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
+    """The checkpoint as a transformers model of `dtype`: eager attention, eval mode."""
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
 def greedy_continuation(oracle: transformers.PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend, AttentionLayer, AttentionSpec
 from tokenmill.attention.registry import AttentionConfig, choose_attention
 from tokenmill.kernels.heads import HeadNorms, RotaryTables
+from tokenmill.kernels.states import StateMemory, step_states
 from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.runner.model import Model
 
@@ -56,6 +58,7 @@ class PagedRequests:
         self.sequences = [torch.tensor(sequence, dtype=torch.int64) for sequence in sequences]
         self.computed = [0] * len(sequences)
         self.page_size = page_size
+        self.states: StateMemory | None = None
         held = [-(-len(sequence) // page_size) for sequence in sequences]
         self.num_pages = sum(held) + 4
         ids = 1 + rng.permutation(self.num_pages - 1)
@@ -94,9 +97,22 @@ class PagedRequests:
     def run(self, decoder: Model, attention: AttentionBackend, schedule: Sequence[Chunks]) -> list[torch.Tensor]:
         """Run the steps of a schedule; the logits of each request, [tokens it ran, vocab_size], if it ran any."""
         logits: list[list[torch.Tensor]] = [[] for _ in self.sequences]
+        architecture = getattr(decoder, "architecture", None)
+        if architecture is not None and architecture.recurrences:
+            # Slots in random order, and one that nobody owns and that holds poison.
+            self.states = decoder.state_memory(len(self.sequences) + 1)  # type: ignore[attr-defined]
+            self.slots = np.random.default_rng(0).permutation(len(self.sequences) + 1)
+            for tensors in self.states.layers:
+                for tensor in tensors:
+                    tensor[self.slots[-1]] = torch.nan
         for chunks in schedule:
             with torch.inference_mode():
-                step = decoder.logits(decoder.forward(self.batch(chunks), attention))
+                batch = self.batch(chunks)
+                if self.states is not None:
+                    slots = self.slots[[request for request, _ in chunks]]
+                    states = step_states(self.states, slots, batch.query_starts, None, "cpu")
+                    batch = dataclasses.replace(batch, states=states)
+                step = decoder.logits(decoder.forward(batch, attention))
             for (request, _), rows in zip(chunks, step.split([count for _, count in chunks]), strict=True):
                 logits[request].append(rows)
         return [torch.cat(rows) if rows else torch.empty(0) for rows in logits]

@@ -81,7 +81,7 @@ def main() -> int:
     """Print the table; 1 if a budget is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--core", type=int, default=4700, help="budget of a request's way: core, scheduler, engine ...")
-    parser.add_argument("--model", type=int, default=11750, help="budget of all that runs a model, the core included")
+    parser.add_argument("--model", type=int, default=11550, help="budget of all that runs a model, the core included")
     parser.add_argument("--user-side", type=int, default=10500, help="budget of the command line, HTTP and text")
     budgets = parser.parse_args()
     lines: Counter[str] = Counter()

@@ -206,7 +206,7 @@ void delta_rule(const DeltaRuleCall& call, const StateRows& rows, int threads) {
     const int64_t head = piece / parts % call.value_heads, request = piece / parts / call.value_heads;
     const char* ahead = next < heads * parts ? reinterpret_cast<const char*>(state_of(next)) : nullptr;
     const PrefetchCursor cursor{ahead, ahead ? ahead + size * 4 : nullptr};
-    run_request(call, state_of(piece), rows.starts[request], rows.starts[request + 1], head,
+    run_request(call, state_of(piece), rows.starts[request], rows.stops[request], head,
                 piece % parts * own * COLUMNS, own, cursor);
   });
 }

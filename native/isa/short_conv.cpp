@@ -105,7 +105,7 @@ void run_strip(const ShortConvCall& call, const StateRows& rows, int64_t first, 
     turn<WIDTH - 1>(state, channels, before);
     for (int at = 0; at < channels; at += VECTORS * LANES) {
       const Lanes lanes{first + at, first + channels};
-      run_tokens<WIDTH>(call, weights, before, at, lanes, rows.starts[request], rows.starts[request + 1]);
+      run_tokens<WIDTH>(call, weights, before, at, lanes, rows.starts[request], rows.stops[request]);
     }
     turn_back<WIDTH - 1>(before, channels, state);
   }
@@ -113,7 +113,7 @@ void run_strip(const ShortConvCall& call, const StateRows& rows, int64_t first, 
 
 template <int WIDTH>
 void convolve(const ShortConvCall& call, const StateRows& rows, int threads) {
-  if (rows.starts[rows.requests] * call.channels < MIN_PARALLEL) threads = 1;
+  if (rows.tokens() * call.channels < MIN_PARALLEL) threads = 1;
   const int64_t strips = ceil_div(call.channels, STRIP), parts = ceil_div(strips, STRIPS_OF_A_PIECE);
   // Weights are turned once for all requests of a piece.
   const int64_t groups = std::min(rows.requests, ceil_div(PIECES_A_THREAD * threads, parts));

@@ -138,9 +138,9 @@ class Packed:
     def place(self, data: Address) -> None: ...
 
 class StateRows:
-    """Slots [requests] int64 and where their tokens start, [requests + 1] int32; both stay where they are."""
+    """Slots [requests] int64, and where their tokens start and stop, [requests] int32 each; all stay where they are."""
 
-    def __init__(self, slots: Address, starts: Address, requests: int) -> None: ...
+    def __init__(self, slots: Address, starts: Address, stops: Address, requests: int) -> None: ...
 
 class PlannedStep:
     """How the attention of a step is divided into pieces of work."""

@@ -62,6 +62,11 @@ class EngineConfig(VisionConfig):
     page_size: int = flag(16, "token slots in a KV page", aliases=("--block-size",))
     num_pages: int | None = flag(None, "KV pages, instead of a share of memory", aliases=("--num-gpu-blocks-override",))
     kv_cache_memory_bytes: int | None = flag(None, "memory for KV, e.g. 4GiB, instead of a share", size=True)
+    state_memory: int | None = flag(
+        None,
+        "memory for recurrent states, of requests and of prefixes, e.g. 2GiB (auto: up to half of what KV may use)",
+        size=True,
+    )
     gpu_memory_utilization: float | None = flag(
         None,
         "share of the free memory that KV may use (auto: 0.92 of a GPU's; 0.4 of a machine's, which others use too)",

@@ -38,6 +38,7 @@ def check_engine(config: EngineConfig) -> None:
         "max_model_len",
         "num_pages",
         "kv_cache_memory_bytes",
+        "state_memory",
         "num_threads",
         "max_num_batched_tokens",
         "weight_cache_size",

@@ -68,7 +68,7 @@ def test_the_line_budget_is_counted_and_kept():
     totals = [line for line in make("lines").splitlines() if " of " in line]
     assert [line.split(maxsplit=1)[1] for line in totals] == [
         "of 4700 lines of Python code: the core",
-        "of 11750 lines of Python code: all that runs a model, with the core",
+        "of 11550 lines of Python code: all that runs a model, with the core",
         "of 10500 lines of Python code: user's side",
         "of 1960 lines of Python code: what both sides share",
         "of 1350 lines of Python code: the room adapters/",

@@ -87,8 +87,9 @@ TILES = {
     "DEPTH": 1024,
 }
 CHUNKS = {"CHUNK": triton_draw.CHUNK, "CHUNKS": 64}
-HEADS = {"TILE": heads.HEADS_TILE, "HAS_NORMS": True, "ARE_OFFSETS": False, "ROTATES": True, "NORMS_VALUES": False}
-OFFSETS = {**HEADS, "ARE_OFFSETS": True, "NORMS_VALUES": True}
+HEADS = {"TILE": heads.HEADS_TILE, "HAS_NORMS": True, "NORMS_VALUES": False, "ARE_OFFSETS": False, "ROTATES": True}
+OFFSETS = {**HEADS, "ARE_OFFSETS": True}
+VALUES = {**HEADS, "NORMS_VALUES": True}
 # Of prompts and of single tokens: half precision multiplies on matrix units, float32 by rows. Constants, warps.
 PROMPTS = {
     "bf16": [
@@ -121,6 +122,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     *((gate._gated, {"SIZE": 3072, "WIDTH": 1024, "GATE": kind}, 4) for kind in (0, 1, 2)),
     (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, **HEADS}, 1),
     (heads._place_heads, {"NUM_HEADS": 4, "NUM_KV_HEADS": 1, "HALF": 128, "WIDTH": 128, **OFFSETS}, 1),
+    (heads._place_heads, {"NUM_HEADS": 8, "NUM_KV_HEADS": 1, "HALF": 256, "WIDTH": 256, **VALUES}, 1),
     *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
     *((attention._attend, {**DECODES, **tile, "HAS_WINDOW": False, "IS_SPLIT": True}, 4) for tile in DRAFTED),
     *((attention._join, {**JOIN, "HAS_SINKS": has}, 4) for has in (False, True)),

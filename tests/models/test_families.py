@@ -7,19 +7,10 @@ from typing import Any
 import pytest
 
 from tokenmill.core.errors import InvalidCheckpoint
-from tokenmill.models.architecture import (
-    Architecture,
-    LinearScaling,
-    Llama3Scaling,
-    MlpSpec,
-    MoeSpec,
-    NormSpec,
-    RopeSpec,
-    SelfAttentionSpec,
-    YarnScaling,
-)
+from tokenmill.models.architecture import Architecture, MlpSpec, MoeSpec, NormSpec, SelfAttentionSpec
 from tokenmill.models.architecture_config import read_architecture
 from tokenmill.models.families import FAMILIES
+from tokenmill.models.rope_spec import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
 
 # As published with Qwen3-0.6B, Qwen2.5-0.5B, Llama 3.2 1B, Mistral 7B v0.1, Qwen3-30B-A3B, SmolLM3-3B and
 # Granite 3.1 2B, without unread fields.

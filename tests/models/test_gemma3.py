@@ -15,8 +15,8 @@ from tests.models.test_logits import assert_close, load
 from tests.paging import PagedRequests, make_attention
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import InvalidCheckpoint
-from tokenmill.models.architecture import LinearScaling, RopeSpec
 from tokenmill.models.architecture_config import read_architecture
+from tokenmill.models.rope_spec import LinearScaling, RopeSpec
 
 # As published with gemma-3-270m, -1b and -4b, without unread fields; the last one leaves out what is the default.
 SMALL = {

@@ -40,8 +40,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma4": {"head_dim": 32, "global_head_dim": 64},
     "phi3": {},
     "gpt_oss": {"head_dim": 32, "intermediate_size": 64, "num_local_experts": 3, "num_experts_per_tok": 3},
+    "lfm2": {},
+    "qwen3_5": {"head_dim": 32},
+    "qwen3_next": {"head_dim": 32, "num_experts": 3, "num_experts_per_tok": 3},
 }
-WITH_EXPERTS = ("qwen3_moe", "gpt_oss")
+WITH_EXPERTS = ("qwen3_moe", "gpt_oss", "qwen3_next")
+WITH_STATES = ("lfm2", "qwen3_5", "qwen3_next")
 FORMATS = {
     "bf16": UNQUANTIZED,
     "int8": QUANTIZATIONS["int8"],
@@ -75,24 +79,36 @@ def test_logits_stay_near_transformers(family: str, tmp_path: Path, rng: np.rand
     overrides = {"hidden_size": 64, "intermediate_size": 96, **FAMILIES[family]}
     seed = int(rng.integers(2**31))
     folder = make_checkpoint(tmp_path, family, seed=seed, tokenizer=False, dtype=torch.bfloat16, **overrides)
-    lengths = [1, 17, int(rng.integers(2, 90))]
+    # Rows enough for a median, whatever is drawn.
+    lengths = [1, 17, int(rng.integers(40, 90))]
     sequences = [rng.integers(0, 331, length).tolist() for length in lengths]
-    oracle = load_oracle(folder)
-    with torch.inference_mode():
-        want = torch.cat([oracle(torch.tensor([sequence])).logits[0] for sequence in sequences])
+    want, rounded = (oracle_logits(folder, dtype, sequences) for dtype in (torch.float32, torch.bfloat16))
     got = torch.cat(run(load(folder, UNQUANTIZED, 1), sequences, random_schedule(lengths, 24, rng), rng))
-    error = (got - want).norm(dim=-1) / want.norm(dim=-1)
-    # Activations of bfloat16 have 8 bits.
-    assert error.median() < 0.03
-    if family in ("gemma3", "gemma4"):
-        # Norms of what blocks add make small sums large: transformers' own bfloat16 is up to 0.26 off (12 seeds).
-        assert error.max() < 0.4
-    else:
-        assert error.max() < 0.1
+    ours, theirs = (relative_errors(logits, want) for logits in (got, rounded))
+    # What bfloat16 costs is the checkpoint's: norms of what blocks add make small sums large, and random weights of
+    # Gemma 4 lose 2% or 9% by seed, in transformers too. Ratios of the most of 41 seeds (Gemma 4: 201 seeds):
+    # 1.1 (1.4) for the median, 1.3 (1.6) for nine rows of ten, 1.4 (3.4) for the worst row.
+    assert ours.median() < 2 * theirs.median()
+    assert ours.quantile(0.9) < 3 * theirs.quantile(0.9)
+    assert ours.max() < (8 if family == "gemma4" else 3) * theirs.max()
+
+
+@torch.inference_mode()
+def oracle_logits(folder: Path, dtype: torch.dtype, sequences: list[list[int]]) -> torch.Tensor:
+    """Logits of transformers computed in `dtype`, float32 [tokens of all sequences, vocabulary]."""
+    oracle = load_oracle(folder, dtype)
+    return torch.cat([oracle(torch.tensor([sequence])).logits[0] for sequence in sequences]).float()
+
+
+def relative_errors(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """The distance of each row as a part of its length, [rows]."""
+    return (got - want).norm(dim=-1) / want.norm(dim=-1)
 
 
 @pytest.mark.parametrize("stored", FORMATS)
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "smollm3", "granite", "gemma3", "gemma4", "phi3", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "qwen3_moe", "smollm3", "granite", "gemma3", "gemma4", "phi3", "gpt_oss", *WITH_STATES]
+)
 def test_bits_depend_on_nothing_but_the_request(
     family: str, stored: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -127,7 +143,7 @@ def test_quantized_logits_stay_near(stored: str, most: float, tmp_path: Path, rn
 
 
 @pytest.mark.parametrize("stored", FORMATS)
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in WITH_EXPERTS])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in (*WITH_EXPERTS, *WITH_STATES)])
 def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path, rng: np.random.Generator) -> None:
     overrides = {"hidden_size": 64, "intermediate_size": 96, **FAMILIES[family]}
     folder = make_checkpoint(tmp_path, family, tokenizer=False, dtype=torch.bfloat16, **overrides)

@@ -17,8 +17,8 @@ from tests.paging import PagedRequests, make_attention
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.kernels.torch_kernels import TorchKernels
-from tokenmill.models.architecture import LongRopeScaling
 from tokenmill.models.architecture_config import read_architecture
+from tokenmill.models.rope_spec import LongRopeScaling
 from tokenmill.weights.checkpoint import read_architecture as read_folder
 from tokenmill.weights.loader import load_model
 

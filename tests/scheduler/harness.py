@@ -56,6 +56,7 @@ class Settings:
     encoder_budget: int = 0
     encoder_cache_tokens: int = 0
     whole_images: bool = False
+    state_slots: int = 0
     connect: Callable[[Harness], TransferDesk] | None = None
 
 
@@ -116,6 +117,7 @@ class Harness:
             encoder_budget=s.encoder_budget,
             encoder_cache_tokens=s.encoder_cache_tokens,
             disable_chunked_mm_input=s.whole_images,
+            state_slots=s.state_slots,
         )
         self.header = LogHeader(
             scheduler=config,
@@ -132,7 +134,7 @@ class Harness:
         drafter = HalfRightDrafter(s.drafts) if s.drafts else None
         self.scheduler = self.header.make_scheduler(drafter=drafter)
         self.kv = self.scheduler.kv
-        self.runner = PagedMemoryRunner(s.max_num_seqs, s.num_pages, s.page_size, s.max_model_len)
+        self.runner = PagedMemoryRunner(s.max_num_seqs, s.num_pages, s.page_size, s.max_model_len, bool(s.state_slots))
         limits = ModelLimits(s.max_model_len, VOCAB_SIZE, s.eos)
         observer = Observer(StepLog(s.log, self.header), Watchdog(s.watchdog))
         self.desk = None if s.connect is None else s.connect(self)

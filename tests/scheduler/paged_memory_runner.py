@@ -44,7 +44,7 @@ def result_of(plan: StepPlan, brought: list[list[int]], **more: Any) -> StepResu
 class PagedMemoryRunner:
     """Runs a plan at once on numpy arrays. A step whose number is in `failing_steps` raises."""
 
-    def __init__(self, num_rows: int, num_pages: int, page_size: int, max_len: int) -> None:
+    def __init__(self, num_rows: int, num_pages: int, page_size: int, max_len: int, has_states: bool = False) -> None:
         self.page_size = page_size
         self.memory = np.full((num_pages + 1, page_size), -1, dtype=np.int64)
         self.page_table = np.zeros((num_rows, -(-max_len // page_size)), dtype=np.int64)
@@ -56,6 +56,9 @@ class PagedMemoryRunner:
         self.owners: dict[int, AdmittedRequest] = {}
         self.num_late = 0
         self.encoded: set[str] = set()
+        self.has_states = has_states
+        self.states: dict[int, list[int]] = {}
+        self.state_slots: dict[int, int] = {}
 
     def launch(self, plan: StepPlan) -> StepOutcome:
         """Run the step. Behind a failed step all are refused until `recover`."""
@@ -84,6 +87,8 @@ class PagedMemoryRunner:
             self.token_table[new.row, : len(new.token_ids)] = new.token_ids
         self.page_table[plan.page_rows, plan.page_numbers] = plan.page_ids
         self.enter_drafts(plan)
+        if self.has_states:
+            self.run_states(plan)
         for row, start, count in zip(plan.rows, plan.num_computed, plan.num_scheduled, strict=True):
             for span in self.owners[row].media:
                 is_needed = span.offset < start + count and span.end > start
@@ -97,6 +102,26 @@ class PagedMemoryRunner:
         result = result_of(plan, brought, prompt_logprobs=logprobs, embeddings=vectors)
         self.starts.append(result.token_starts)
         return result
+
+    def run_states(self, plan: StepPlan) -> None:
+        """A "recurrent state" is the tokens that it has seen: exactly those before the step's."""
+        loads, saves = [], {}
+        if plan.states is not None:
+            loads = [*zip(plan.states.load_slots.tolist(), plan.states.load_sources.tolist(), strict=True)]
+            columns = (plan.states.save_rows, plan.states.save_ends, plan.states.save_slots)
+            saves = {row: (end, slot) for row, end, slot in zip(*(column.tolist() for column in columns), strict=True)}
+        self.states |= {slot: [] if source < 0 else list(self.states[source]) for slot, source in loads}
+        self.state_slots |= {new.row: new.state_slot for new in plan.new_rows}
+        for row, start, count in zip(plan.rows.tolist(), plan.num_computed, plan.num_scheduled, strict=True):
+            state, end = self.states[self.state_slots[row]], start + count
+            assert state == self.token_table[row, :start].tolist(), "a state that has seen other tokens"
+            state += self.token_table[row, start:end].tolist()
+            if row in saves:
+                kept, slot = saves.pop(row)
+                assert start < kept <= end, "a state is kept that the step does not pass"
+                assert kept % self.page_size == 0, "a state is kept inside a page"
+                self.states[slot] = state[:kept]
+        assert not saves, "a state of no request is kept"
 
     def enter_drafts(self, plan: StepPlan) -> None:
         """Draft tokens stand in the token table behind the last known token."""

@@ -18,7 +18,8 @@ class LateRunner(PagedMemoryRunner):
 
     def __init__(self, harness: Harness, rng: random.Random, share: float) -> None:
         settings = harness.settings
-        super().__init__(settings.max_num_seqs, settings.num_pages, settings.page_size, settings.max_model_len)
+        sizes = (settings.max_num_seqs, settings.num_pages, settings.page_size, settings.max_model_len)
+        super().__init__(*sizes, bool(settings.state_slots))
         self.rng = rng
         self.share = share
         self.failing_rows: set[str] = set()

@@ -35,6 +35,9 @@ class SchedulerTrace(RuleBasedStateMachine):
         lora_patience=st.integers(1, 6),
     )
     def start(self, num_pages: int, page_size: int, **overrides: object) -> None:
+        self.begin(num_pages, page_size, **overrides)
+
+    def begin(self, num_pages: int, page_size: int, **overrides: object) -> None:
         self.held: list[str] = []
         max_model_len = min(32, num_pages * page_size)
         settings = Settings(num_pages, page_size, max_model_len=max_model_len, **overrides)  # type: ignore[arg-type]

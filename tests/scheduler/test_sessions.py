@@ -7,7 +7,7 @@ import pytest
 from tests.scheduler.harness import Harness
 from tests.scheduler.paged_memory_runner import expected_output
 from tokenmill.core.request import FinishReason
-from tokenmill.scheduler.scheduler import MAX_QUEUED_INPUTS
+from tokenmill.scheduler.sessions import MAX_QUEUED_INPUTS
 
 
 def run_turn(harness: Harness) -> None:

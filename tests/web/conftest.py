@@ -15,7 +15,8 @@ from tests.server.running_server import start_server
 from tokenmill.config import EngineConfig
 from tokenmill.replicas.starter import ENGINE_MODULE
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 NUM_CLIENTS = 12
 KEY = "key-of-the-page"
 # Collected by the page itself, before any of its scripts.
@@ -33,7 +34,7 @@ def browser():
     """
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: requirements/dev.txt")
     if CHROMIUM is None:
-        pytest.skip("there is no chromium on this machine (Debian: apt-get install chromium)")
+        pytest.skip("there is no chromium on this machine (Debian: apt-get install chromium-headless-shell)")
     # A root has no sandbox; machines of tests often are one's.
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_api.sync_playwright() as playwright:

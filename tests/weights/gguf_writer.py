@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "gemma3": MODEL_ARCH.GEMMA3,
     "phi3": MODEL_ARCH.PHI3,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
+    "lfm2": MODEL_ARCH.LFM2,
 }
 
 
@@ -53,11 +54,11 @@ def write_gguf(folder: Path, family: str, kind: str | None = None) -> Path:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_head_count_kv(kv_heads(config))
     writer.add_key_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     writer.add_value_length(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base({"gemma3": 1e6, "gpt_oss": 150000.0}.get(family, 10000.0))
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
+    writer.add_rope_freq_base({"gemma3": 1e6, "gpt_oss": 150000.0, "lfm2": 1e6}.get(family, 10000.0))
     writer.add_vocab_size(config["vocab_size"])
     add_own(writer, family, config)
     names = get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
@@ -69,12 +70,14 @@ def write_gguf(folder: Path, family: str, kind: str | None = None) -> Path:
             values = interleaved(values, heads)
         if family == "gemma3" and name.endswith("norm.weight"):
             values = values + 1
+        if name.endswith("conv.conv.weight"):
+            values = values.squeeze(1)
         spelled = name.replace("sinks", "sinks.weight")
         module, suffix = re.sub(r"\.experts\.\d+", ".experts", spelled).rsplit(".", 1)
         stacked.setdefault(f"{names.get_name(module)}.{suffix}", []).append(values)
     for name, parts in stacked.items():
         values = np.stack(parts) if len(parts) > 1 else parts[0]
-        if kind is not None and values.ndim > 1 and not name.endswith(".bias"):
+        if kind is not None and values.ndim > 1 and not name.endswith((".bias", "shortconv.conv.weight")):
             block = GGMLQuantizationType[kind]
             writer.add_tensor(name, quants.quantize(values, block), raw_dtype=block)
         else:
@@ -85,6 +88,12 @@ def write_gguf(folder: Path, family: str, kind: str | None = None) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def kv_heads(config: dict[str, Any]) -> int | list[int]:
+    """Those of each layer, where some have no attention."""
+    count, kinds = config["num_key_value_heads"], config.get("layer_types") or []
+    return [0 if kind == "conv" else count for kind in kinds] if "conv" in kinds else count
 
 
 def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
@@ -100,6 +109,8 @@ def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
         writer.add_logit_scale(config["logits_scaling"])
     if family in ("gemma3", "gpt_oss"):
         writer.add_sliding_window(config["sliding_window"])
+    if family == "lfm2":
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
     if family == "phi3":
         add_phi3_rope(writer, config)
     if family == "gpt_oss":

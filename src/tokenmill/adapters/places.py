@@ -42,7 +42,8 @@ def check_adaptable(architecture: Architecture) -> None:
         InvalidConfig: it is one.
     """
     is_fused = len(set(architecture.weight_names.values())) < len(architecture.weight_names)
-    ropes = (layer.attention.rope for layer in architecture.layers)
+    ropes = (attention.rope for attention in architecture.attentions)
+    is_fused |= bool(architecture.recurrences)
     if is_fused or architecture.per_layer is not None or any(rope is not None and rope.share < 1.0 for rope in ropes):
         raise InvalidConfig(f"adapters of {architecture.name} are not supported: merge them into a checkpoint")
 
@@ -84,6 +85,7 @@ def largest_bytes(places: list[Place], max_rank: int) -> int:
 def _places(decoder: Decoder) -> Iterator[Place]:
     architecture, first = decoder.architecture, decoder.shard.layers(decoder.architecture).start
     for index, layer in enumerate(decoder.layers):
+        assert layer.attention is not None, "an adaptable model has attention in every layer"
         linears: list[Linear] = [layer.attention.qkv, layer.attention.output]
         if isinstance(layer.mlp, MLP):
             linears += [layer.mlp.gate_up, layer.mlp.down]

@@ -10,6 +10,7 @@ import torch
 
 from tokenmill.kernels.adapters import AdapterRows
 from tokenmill.kernels.heads import RotaryTables, StepAngles
+from tokenmill.kernels.states import StepStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class ForwardBatch:
         media: positions and embeddings where a request has images; None: all are text.
         turned: [T] int64, the positions by which tokens are rotated, of decodes some of which have images behind them;
             None: `positions`.
+        states: of a model that keeps states; None: it keeps none.
         lens: the lengths on the device, where they were sent along with the rest; None: not yet.
     """
 
@@ -81,6 +83,7 @@ class ForwardBatch:
     adapters: AdapterRows | None = None
     media: MediaTokens | None = None
     turned: torch.Tensor | None = None
+    states: StepStates | None = None
 
 
 def angles_of(batch: ForwardBatch) -> StepAngles:

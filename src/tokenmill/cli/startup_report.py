@@ -28,6 +28,7 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         ("attention", f"{ready.attention_backend} ({ready.attention_reason})"),
         ("KV cache", f"{capacity:,} tokens in {ready.num_pages:,} pages, {bytes_text(ready.kv_bytes)}"),
         ("", f"room for {_amount(full_requests)} of the full {ready.max_model_len:,} tokens"),
+        *([("states", _states(ready))] if ready.num_states else []),
         ("a step", f"up to {ready.max_num_seqs:,} requests and {ready.max_num_batched_tokens:,} tokens"),
         *([("speculation", ready.speculation)] if ready.speculation else []),
         *([("adapters", _adapters(ready))] if ready.max_loras else []),
@@ -41,6 +42,11 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         lines.append(("metrics", f"{url}/metrics {how}"))
     warning = open_to_all(server)
     return lines if warning is None else [*lines, ("open to all", warning)]
+
+
+def _states(ready: EngineReady) -> str:
+    size = bytes_text(ready.state_bytes / ready.num_states)
+    return f"{ready.num_states:,} of {size}, of requests and of prefixes, {bytes_text(ready.state_bytes)}"
 
 
 def _adapters(ready: EngineReady) -> str:

@@ -26,6 +26,7 @@ class EngineReady(EngineMessage, kw_only=True):
 
     `fingerprint`: of the model whose KV it is; see `CacheKey`. `takes_transfer_params`: clients may speak to sources.
     `adapters`: those that it was started with; `max_loras`: how many may be in use at a time, 0: none.
+    `num_states`: recurrent states that there is room for, in `state_bytes`; 0: the model has none.
     """
 
     model: str
@@ -55,6 +56,8 @@ class EngineReady(EngineMessage, kw_only=True):
     takes_images: bool = False
     adapters: list[AdapterRef] = msgspec.field(default_factory=list)
     max_loras: int = 0
+    num_states: int = 0
+    state_bytes: int = 0
 
 
 class EngineStats(EngineMessage, kw_only=True):
@@ -72,6 +75,8 @@ class EngineStats(EngineMessage, kw_only=True):
         running_adapters, waiting_adapters: names of those that requests run with and wait with.
         encoder_tokens: image tokens that were encoded. encoder_queries, encoder_hits: images that steps needed, and
             those that were encoded already.
+        num_states_kept, num_state_hits, num_states_given_up: recurrent states that were kept of prefixes, those that
+            requests began with, and those that had to yield.
         num_loaded_tokens, num_stored_tokens: whose KV came from elsewhere, and was stored there.
     """
 
@@ -104,6 +109,9 @@ class EngineStats(EngineMessage, kw_only=True):
     encoder_tokens: int = 0
     encoder_queries: int = 0
     encoder_hits: int = 0
+    num_states_kept: int = 0
+    num_state_hits: int = 0
+    num_states_given_up: int = 0
 
 
 class Done(EngineMessage):

@@ -35,6 +35,7 @@ class AdmittedRequest:
         pooling: "mean" or "last": a vector is wanted for its prompt; "": none.
         media: the images of its prompt.
         adapter: digest of its adapter; "": none. adapter_slot: where that is to stand, from 0.
+        state_slot: where its recurrent state is, of a model that has such.
     """
 
     row: int
@@ -48,6 +49,24 @@ class AdmittedRequest:
     adapter: str = ""
     adapter_slot: int = 0
     media: tuple[MediaSpan, ...] = ()
+    state_slot: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStates:
+    """What a step does with the recurrent states of requests, besides running them on; all [N] or [M] int32.
+
+    Attributes:
+        load_slots, load_sources: before the step a slot becomes what another is; source -1: the state of no tokens.
+        save_rows, save_ends, save_slots: the state behind a row's first `end` tokens, of which the step runs the last
+            one, is kept in a slot; a row has one at most.
+    """
+
+    load_slots: IntArray
+    load_sources: IntArray
+    save_rows: IntArray
+    save_ends: IntArray
+    save_slots: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +87,7 @@ class StepPlan:
         draft_ids: [D] int32, the draft tokens of all requests in batch order, `num_samples - 1` of each that samples;
             None: there are none.
         forget, encode: digests of images whose outputs are let go of, and then of those that the step needs first.
+        states: what is loaded and kept of recurrent states; None: nothing.
         transfers: pages to be loaded and saved beside the step, which may have no requests then; None: there are none.
     """
 
@@ -85,6 +105,7 @@ class StepPlan:
     transfers: PlanTransfers | None = None
     encode: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
+    states: PlanStates | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -340,6 +340,9 @@ class Engine:
             encoder_tokens=self.scheduler.encoder.counts.num_tokens,
             encoder_queries=self.scheduler.encoder.counts.num_queries,
             encoder_hits=self.scheduler.encoder.counts.num_hits,
+            num_states_kept=self.scheduler.state_counts.num_kept,
+            num_state_hits=self.scheduler.state_counts.num_hits,
+            num_states_given_up=self.scheduler.state_counts.num_given_up,
             num_loaded_tokens=0 if transfers is None else transfers.num_loaded_tokens,
             num_stored_tokens=0 if transfers is None else transfers.num_stored_tokens,
         )

@@ -18,6 +18,7 @@ from tokenmill.kernels.protocol import Kernels
 from tokenmill.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
 from tokenmill.machine.fit import check_fit, check_parameters
 from tokenmill.machine.kv_size import KVSize, decide_kv_size, wanted_context
+from tokenmill.machine.state_size import check_recurrences
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
 from tokenmill.parallel.collective import ALONE
@@ -100,6 +101,7 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
         folder = fetch(config.model, config.revision, config.download_dir, progress)
         architecture = read_architecture(folder)
     check_vision(config, architecture, platform)
+    check_recurrences(config, architecture)
     architecture = architecture.for_context(wanted_context(config, architecture.max_position))
     dtype = DTYPES[config.dtype]
     check_parameters(config, platform, architecture)
@@ -157,7 +159,8 @@ def size_kv(
     """
     page_bytes = model.attention.bytes_per_page
     if available is None:
-        available = max(0, platform.available_bytes() - model.weights.file_bytes)
+        states = config.state_memory or 0 if model.architecture.recurrences else 0
+        available = max(0, platform.available_bytes() - model.weights.file_bytes - states)
     available = max(0, available - reserved)
     if model.draft is not None:
         page_bytes, available = page_bytes + model.draft.page_bytes, max(0, available - model.draft.scratch_bytes)

@@ -11,8 +11,9 @@ import torch
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
+from tokenmill.kernels.states import StateMemory
 from tokenmill.machine.kv_size import KVSize
-from tokenmill.models.architecture import Architecture
+from tokenmill.models.decoder import Decoder
 from tokenmill.platform.prefault import prefault
 from tokenmill.platform.protocol import Platform
 from tokenmill.runner.row_tables import RowTables
@@ -29,6 +30,7 @@ class StepMemory:
 
     Attributes:
         draft: the attention of a draft model, over pages with the same ids and scratch pages behind them.
+        states: of layers with recurrences; None: there are none.
     """
 
     size: KVSize
@@ -36,6 +38,7 @@ class StepMemory:
     sampling: SamplingState
     attention: AttentionBackend
     draft: AttentionBackend | None = None
+    states: StateMemory | None = None
 
     @property
     def kv_tensors(self) -> tuple[torch.Tensor, ...]:
@@ -51,7 +54,7 @@ class StepMemory:
 def allocate(
     config: EngineConfig,
     platform: Platform,
-    architecture: Architecture,
+    decoder: Decoder,
     attention: AttentionChoice,
     size: KVSize,
     draft: LoadedDraft | None = None,
@@ -61,9 +64,10 @@ def allocate(
     # An accelerator has a row more: one that belongs to nobody, for padding.
     num_rows = config.max_num_seqs + platform.is_accelerator
     tables = RowTables(num_rows, size.max_model_len, config.page_size, device)
-    sampling = SamplingState(config.max_num_seqs, architecture.vocab_size)
+    sampling = SamplingState(config.max_num_seqs, decoder.architecture.vocab_size)
     behind = None if draft is None else draft.attention.make(size.num_allocated + draft.num_scratch_pages)
-    return StepMemory(size, tables, sampling, attention.make(size.num_allocated), behind)
+    states = decoder.state_memory(size.num_states) if size.num_states else None
+    return StepMemory(size, tables, sampling, attention.make(size.num_allocated), behind, states)
 
 
 def connect_sources(

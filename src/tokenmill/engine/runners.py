@@ -19,6 +19,7 @@ from tokenmill.engine.drafting import speculation_of
 from tokenmill.engine.loading import LoadedModel, StartupTimer
 from tokenmill.engine.memory import StepMemory, allocate
 from tokenmill.machine.kv_size import MIB, KVSize
+from tokenmill.machine.state_size import num_states
 from tokenmill.models.architecture import MoeSpec
 from tokenmill.models.native_decoder import in_one_call
 from tokenmill.parallel.devices.collective import DeviceModel
@@ -27,6 +28,7 @@ from tokenmill.parallel.model import RankedModel
 from tokenmill.platform.protocol import Platform, Stream
 from tokenmill.runner.model import Model
 from tokenmill.runner.model_runner import ModelRunner, PipelinedRunner
+from tokenmill.runner.row_recurrences import RowRecurrences
 from tokenmill.runner.row_state import RowState
 from tokenmill.runner.staging import Staging
 from tokenmill.runner.step_sampler import DeviceSampler, HostSampler
@@ -63,7 +65,11 @@ def make_runner(
     """What a step is on the platform."""
     of_rows = None if adapters is None else _row_adapters(config, platform, adapters)
     encoder = None if vision is None else vision.encoder
-    rows, attention = RowState(memory.tables, memory.sampling, masks, of_rows, encoder), memory.attention
+    recurrences = None
+    if memory.states is not None:
+        recurrences = RowRecurrences(memory.states, len(memory.tables.tokens), torch.device(platform.device))
+    rows = RowState(memory.tables, memory.sampling, masks, of_rows, encoder, recurrences)
+    attention = memory.attention
     if platform.is_accelerator:
         return _device_runner(config, platform, model, attention, rows)
     own = in_one_call(model.decoder, attention)
@@ -129,7 +135,7 @@ def _graphs(
     # One expert after the other: how many tokens each has, the host has to know.
     layers = loaded.architecture.layers
     has_loops = loaded.kernels.name == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in layers)
-    if config.enforce_eager or has_loops:
+    if config.enforce_eager or has_loops or loaded.architecture.recurrences:
         return None
     speculation = speculation_of(config, platform)
     num_drafts = 0 if speculation is None else speculation.most_tokens
@@ -169,8 +175,9 @@ def room_for_kv(
         OutOfMemory: they do not fit.
     """
     platform.available_bytes()  # from here on it is seen what is taken
-    size = KVSize(-(-config.step_budget // config.page_size) + 2 * config.max_num_seqs, max_model_len)
-    memory = allocate(config, platform, model.architecture, model.attention, size)
+    num_pages = -(-config.step_budget // config.page_size) + 2 * config.max_num_seqs
+    size = KVSize(num_pages, max_model_len, num_states(config, model.architecture))
+    memory = allocate(config, platform, model.decoder, model.attention, size)
     runner = make_runner(config, platform, model, memory, masks, adapters, vision)
     try:
         if runner.graphs is not None:

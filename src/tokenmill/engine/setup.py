@@ -25,6 +25,7 @@ from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.engine.warm_up import warm_up
 from tokenmill.kv.events import KVEventLog
 from tokenmill.machine.kv_size import KVSize, wanted_context
+from tokenmill.machine.state_size import num_states, with_states
 from tokenmill.model_files import eos_token_ids
 from tokenmill.models.native_decoder import native_pass_obstacle
 from tokenmill.parallel.group import Group, config_of_rank, start_group
@@ -110,13 +111,15 @@ def _build(
     named = first_adapters(config, adapters)
     with timer.phase("loading the vision tower") if model.architecture.takes_images else nullcontext():
         vision = load_vision(config, model)
+    config = with_states(config, model.architecture, platform.available_bytes())
     available = None
     if platform.is_accelerator and config.num_pages is None and config.kv_cache_memory_bytes is None:
         with timer.phase("measuring a step"):
             available = _room_for_kv(config, platform, model, limits, grammars, adapters, vision)
     with timer.phase("allocating KV"):
         size = size_kv(config, platform, model, available, 0 if vision is None else vision.reserved_bytes)
-        memory = allocate(config, platform, model.architecture, model.attention, size, model.draft)
+        size = dataclasses.replace(size, num_states=num_states(config, model.architecture))
+        memory = allocate(config, platform, model.decoder, model.attention, size, model.draft)
     limits = dataclasses.replace(limits, max_model_len=size.max_model_len)
     masks = masks_of(config, platform, model, grammars)
     runner = make_runner(config, platform, model, memory, masks, adapters, vision)
@@ -214,6 +217,8 @@ def describe(
         threads_reason=_ranks_reason(config) + model.threads_reason,
         seconds=seconds,
         weights_source=model.weights.source,
+        num_states=size.num_states,
+        state_bytes=0 if memory.states is None else memory.states.num_bytes,
     )
 
 
@@ -237,7 +242,8 @@ def log_header(config: EngineConfig, size: KVSize, limits: ModelLimits) -> LogHe
     Raises:
         InvalidConfig: see `scheduler_config_of`.
     """
-    return LogHeader.of(config, size.num_pages, size.max_model_len, limits.vocab_size, sorted(limits.eos_token_ids))
+    eos = sorted(limits.eos_token_ids)
+    return LogHeader.of(config, size.num_pages, size.max_model_len, limits.vocab_size, eos, size.num_states)
 
 
 def grammar_cache(config: EngineConfig, folder: Path, limits: ModelLimits) -> GrammarCache:

@@ -109,7 +109,13 @@ class LogHeader(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(
-        cls, config: EngineConfig, num_pages: int, max_model_len: int, vocab_size: int, eos_token_ids: list[int]
+        cls,
+        config: EngineConfig,
+        num_pages: int,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: list[int],
+        state_slots: int = 0,
     ) -> Self:
         """What a config says, with what is known of the model and its memory.
 
@@ -117,7 +123,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
             InvalidConfig: see `scheduler_config_of`.
         """
         return cls(
-            scheduler=scheduler_config_of(config, max_model_len),
+            scheduler=scheduler_config_of(config, max_model_len, state_slots),
             num_pages=num_pages,
             page_size=config.page_size,
             enable_prefix_caching=config.enable_prefix_caching,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tokenmill.kernels.protocol import Experts, Gate, Kernels, LinearWeight, WeightRole
@@ -20,10 +22,6 @@ class MeasuringKernels:
         self.name = kernels.name
         self.dtype = kernels.dtype
         self.sizes: list[int] = []
-        self.short_conv = self._kernels.short_conv
-        self.delta_rule = self._kernels.delta_rule
-        self.gated_rms_norm = self._kernels.gated_rms_norm
-        self.sigmoid_gate = self._kernels.sigmoid_gate
 
     @property
     def num_bytes(self) -> int:
@@ -58,22 +56,6 @@ class MeasuringKernels:
         self.sizes.append(vector.nbytes)
         return vector
 
-    def gelu(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Kernels.gelu`."""
-        return self._kernels.gelu(x)
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
-        """See `Kernels.rms_norm`."""
-        return self._kernels.rms_norm(x, weight, eps, is_offset)
-
-    def add_rms_norm(
-        self,
-        x: torch.Tensor,
-        delta: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        scale: float = 1.0,
-        is_offset: bool = False,
-    ) -> torch.Tensor:
-        """See `Kernels.add_rms_norm`."""
-        return self._kernels.add_rms_norm(x, delta, weight, eps, scale, is_offset)
+    def __getattr__(self, name: str) -> Any:
+        """What computes is that of the other kernels."""
+        return getattr(self._kernels, name)

@@ -36,8 +36,9 @@ class NativeRecurrence(TorchKernels):
         bias: torch.Tensor | None,
         state: torch.Tensor,
         rows: StateRows,
+        out: torch.Tensor,
         silu: bool = False,
-    ) -> torch.Tensor:
+    ) -> None:
         """See `Kernels.short_conv`.
 
         Raises:
@@ -46,11 +47,11 @@ class NativeRecurrence(TorchKernels):
         channels, width = weight.shape
         assert x.shape[1] == channels and state.shape[1:] == (channels, width - 1), "a state fits its weights"
         _check_rows(x)
-        _check_pieces(torch.bfloat16, weight, state[0], *([] if bias is None else [bias]))
-        out, added = x.new_empty(x.shape), 0 if bias is None else bias.data_ptr()
+        assert out.shape == x.shape, "a number for each"
+        _check_pieces(torch.bfloat16, weight, state[0], out, *([] if bias is None else [bias]))
+        added = 0 if bias is None else bias.data_ptr()
         inputs, memory = (x.data_ptr(), x.stride(0), weight.data_ptr(), added), (state.data_ptr(), state.stride(0))
         self.native.short_conv(_bind(rows, len(x)), *inputs, *memory, out.data_ptr(), channels, width, silu)
-        return out
 
     def delta_rule(
         self,
@@ -60,7 +61,8 @@ class NativeRecurrence(TorchKernels):
         dt_bias: torch.Tensor,
         state: torch.Tensor,
         rows: StateRows,
-    ) -> torch.Tensor:
+        out: torch.Tensor,
+    ) -> None:
         """See `Kernels.delta_rule`.
 
         Raises:
@@ -71,14 +73,13 @@ class NativeRecurrence(TorchKernels):
         assert mixed.shape[1] == 2 * num_keys * key_size + num_heads * value_size, "q, k and v of whole heads"
         assert gates.shape == (len(mixed), 2 * num_heads) and len(a_log) == len(dt_bias) == num_heads, "gates of heads"
         _check_rows(mixed, gates)
-        _check_pieces(torch.bfloat16, a_log, dt_bias)
+        assert out.shape == (len(mixed), num_heads * value_size), "values of heads"
+        _check_pieces(torch.bfloat16, a_log, dt_bias, out)
         _check_pieces(torch.float32, state[0])
-        out = mixed.new_empty(len(mixed), num_heads * value_size)
         inputs = mixed.data_ptr(), mixed.stride(0), gates.data_ptr(), gates.stride(0)
         memory, sizes = (state.data_ptr(), state.stride(0)), (num_keys, num_heads, key_size, value_size)
         vectors = a_log.data_ptr(), dt_bias.data_ptr()
         self.native.delta_rule(_bind(rows, len(mixed)), *inputs, *vectors, *memory, out.data_ptr(), *sizes)
-        return out
 
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels.gated_rms_norm`."""
@@ -100,10 +101,11 @@ class NativeRecurrence(TorchKernels):
 
 
 def _bind(rows: StateRows, num_tokens: int) -> _native.StateRows:
-    assert len(rows.starts) == len(rows.slots) + 1 and rows.query_starts[-1] == num_tokens, "each token has a request"
+    assert len(rows.slots) == len(rows.starts) == len(rows.stops) == len(rows.spans), "a slot for each span"
+    assert rows.spans[-1, 1] <= num_tokens, "spans of tokens that are there"
     _check_pieces(torch.int64, rows.slots)
-    _check_pieces(torch.int32, rows.starts)
-    addresses = rows.slots.data_ptr(), rows.starts.data_ptr()
+    _check_pieces(torch.int32, rows.starts, rows.stops)
+    addresses = rows.slots.data_ptr(), rows.starts.data_ptr(), rows.stops.data_ptr()
     bound: _native.StateRows = importlib.import_module(MODULE).StateRows(*addresses, len(rows.slots))
     return bound
 

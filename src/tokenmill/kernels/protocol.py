@@ -172,8 +172,9 @@ class Kernels(Protocol):
         bias: torch.Tensor | None,
         state: torch.Tensor,
         rows: StateRows,
+        out: torch.Tensor,
         silu: bool = False,
-    ) -> torch.Tensor:
+    ) -> None:
         """See `kernels.recurrence.short_conv`."""
 
     def delta_rule(
@@ -184,7 +185,8 @@ class Kernels(Protocol):
         dt_bias: torch.Tensor,
         state: torch.Tensor,
         rows: StateRows,
-    ) -> torch.Tensor:
+        out: torch.Tensor,
+    ) -> None:
         """See `kernels.recurrence.delta_rule`."""
 
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

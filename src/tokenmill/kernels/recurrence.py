@@ -20,22 +20,26 @@ L2_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """Which states the T tokens of a step's B requests run through.
+    """Which tokens of a step run through which states.
+
+    |<- not here ->|<- starts[0] .. stops[0]: slots[0] ->|<- not here ->|<- starts[1] .. stops[1]: slots[1] ->| ...
 
     Attributes:
-        slots: [B] int64, no two alike, on the device.
-        starts: [B + 1] int32: where the tokens of each request begin; on the device.
-        query_starts: the same as `starts` on the host.
+        slots: [B] int64, no two alike.
+        starts, stops: [B] int32, increasing; each span has a token or more.
+        spans: [B, 2] int32, the same two on the host.
     """
 
     slots: torch.Tensor
     starts: torch.Tensor
-    query_starts: npt.NDArray[np.int32]
+    stops: torch.Tensor
+    spans: npt.NDArray[np.int32]
 
-    @property
-    def is_decode(self) -> bool:
-        """Each request has one token."""
-        return len(self.slots) == int(self.query_starts[-1])
+    @classmethod
+    def of(cls, slots: npt.NDArray[np.int64], spans: npt.NDArray[np.int32], device: torch.device | str) -> StateRows:
+        """Of what the host knows: slots [B], spans [B, 2]."""
+        starts, stops = torch.from_numpy(np.ascontiguousarray(spans.T)).to(device)
+        return cls(torch.from_numpy(slots).to(device), starts, stops, spans)
 
 
 def short_conv(
@@ -44,21 +48,19 @@ def short_conv(
     bias: torch.Tensor | None,
     state: torch.Tensor,
     rows: StateRows,
+    out: torch.Tensor,
     silu: bool = False,
-) -> torch.Tensor:
+) -> None:
     """A causal convolution over the tokens of each request, channel by channel.
 
     Args:
         x: [T, C]. weight: [C, K], the last of which meets a token itself. bias: [C].
         state: [slots, C, K - 1], the inputs before the step, the oldest first; left with those before the next one.
+        out: [T, C] in x's dtype, for the tokens of `rows`; the others are left as they are.
         silu: apply it to what comes out.
-
-    Returns:
-        [T, C] in x's dtype.
     """
-    out = torch.empty_like(x)
     before = state[rows.slots]
-    for number, (start, end) in enumerate(zip(rows.query_starts[:-1], rows.query_starts[1:], strict=True)):
+    for number, (start, end) in enumerate(rows.spans.tolist()):
         inputs = torch.cat((before[number], x[start:end].T), -1)
         windows = inputs.float().unfold(-1, weight.shape[1], 1)
         mixed = torch.einsum("ctk,ck->tc", windows, weight.float())
@@ -66,7 +68,6 @@ def short_conv(
         out[start:end] = functional.silu(mixed) if silu else mixed
         before[number] = inputs[:, inputs.shape[1] - state.shape[2] :]
     state[rows.slots] = before
-    return out
 
 
 def delta_rule(
@@ -76,13 +77,13 @@ def delta_rule(
     dt_bias: torch.Tensor,
     state: torch.Tensor,
     rows: StateRows,
-) -> torch.Tensor:
+    out: torch.Tensor,
+) -> None:
     """The gated delta rule (Yang et al. 2024), one token after the other, in float32.
 
         S = exp(g) S;   S = S + k (v - S^T k)^T beta;   out = S^T q
 
-    with q and k of length 1, q divided by the root of its size, beta = sigmoid(b) and
-    g = -exp(a_log) softplus(a + dt_bias).
+    with q and k of length 1, q over the root of its size, beta = sigmoid(b), g = -exp(a_log) softplus(a + dt_bias).
 
     Args:
         mixed: [T, 2 * Hk * Dk + Hv * Dv], q and k of all key heads, v of all value heads; Hv / Hk value heads share a
@@ -90,9 +91,7 @@ def delta_rule(
         gates: [T, 2 * Hv], b and then a of all value heads.
         a_log, dt_bias: [Hv].
         state: [slots, Hv, Dk, Dv] float32.
-
-    Returns:
-        [T, Hv * Dv] in the dtype of `mixed`.
+        out: [T, Hv * Dv] in the dtype of `mixed`, for the tokens of `rows`; the others are left as they are.
     """
     _, num_heads, key_size, value_size = state.shape
     keys_width = (mixed.shape[1] - num_heads * value_size) // 2
@@ -103,18 +102,21 @@ def delta_rule(
     v = v.reshape(len(mixed), num_heads, value_size)
     b, a = gates.float().chunk(2, -1)
     beta, decay = b.sigmoid(), torch.exp(-a_log.float().exp() * functional.softplus(a + dt_bias.float()))
-    out, lengths = torch.empty_like(v), np.diff(rows.query_starts)
-    states = state[rows.slots]
+    heads, lengths, states = out.view_as(v), rows.spans[:, 1] - rows.spans[:, 0], state[rows.slots]
     for step in range(int(lengths.max())):
         active = torch.from_numpy(np.flatnonzero(lengths > step)).to(mixed.device)
         at = rows.starts[active].long() + step
         now = states[active] * decay[at][..., None, None]
         wrong = (v[at] - (now * k[at].unsqueeze(-1)).sum(-2)) * beta[at].unsqueeze(-1)
         now += k[at].unsqueeze(-1) * wrong.unsqueeze(-2)
-        out[at] = (now * q[at].unsqueeze(-1)).sum(-2)
+        heads[at] = (now * q[at].unsqueeze(-1)).sum(-2).to(out.dtype)
         states[active] = now
     state[rows.slots] = states
-    return out.flatten(1).to(mixed.dtype)
+
+
+def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(gate), both [T, N] of one dtype; x may be overwritten."""
+    return x.mul_(torch.sigmoid(gate))
 
 
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -122,14 +124,9 @@ def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, ep
 
     Normalized in float32 and rounded to x's dtype before the product with the weight, as transformers does.
     """
-    wide = x.view(len(x), x.shape[1] // len(weight), len(weight))
+    wide = x.view(len(x), -1, len(weight))
     normed = weight * functional.rms_norm(wide.float(), weight.shape, None, eps).to(x.dtype)
     return (normed * functional.silu(gate.float().view_as(wide))).to(x.dtype).view_as(x)
-
-
-def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """x [T, N] times sigmoid(gate) [T, N], which is rounded to x's dtype first: a new tensor."""
-    return x * torch.sigmoid(gate)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ Does not know why a request wants or loses pages; that is the scheduler's busine
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
@@ -53,6 +54,8 @@ class KVManager:
 
     Attributes:
         on_cached: told of pages of a request that the prefix cache has taken over.
+        on_evicted: told of pages that it has given up.
+        depth: of a path of pages, how many a request can begin behind; None: behind any.
     """
 
     def __init__(self, pool: PagePool, cache: PrefixCache, page_size: int) -> None:
@@ -62,6 +65,8 @@ class KVManager:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.on_cached: Callable[[Request, PageArray], None] | None = None
+        self.on_evicted: Callable[[list[int]], None] | None = None
+        self.depth: Callable[[list[int]], int] | None = None
         self._held: dict[str, RequestPages] = {}
         self._writers: dict[Hashable, Request] = {}
 
@@ -86,7 +91,12 @@ class KVManager:
 
     def match(self, request: Request, step: int) -> PrefixMatch:
         """The cached prefix of a waiting request. Never the whole of it: the last token is always run."""
-        return self.cache.match(request.cache_key, self.matchable(request), step)
+        tokens = self.matchable(request)
+        match = self.cache.match(request.cache_key, tokens, step)
+        if self.depth is None or (depth := self.depth(match.pages.tolist())) == len(match.pages):
+            return match
+        shorter = self.cache.match(request.cache_key, tokens[: depth * self.page_size], step)
+        return dataclasses.replace(shorter, longer=match)
 
     def matchable(self, request: Request) -> TokenArray:
         """The tokens of a waiting request that need not be run: whole pages, without its last token."""
@@ -95,10 +105,18 @@ class KVManager:
 
     def missing_page(self, request: Request, match: PrefixMatch) -> PageKey | None:
         """The page that would lengthen a match; None if it could not be matched anyway."""
+        match = match.longer or match
         end = match.num_tokens + self.page_size
         if request.needs_whole_prompt or not self.shares_prefixes or end >= request.num_tokens:
             return None
         return match.node, request.token_ids[match.num_tokens : end].tobytes()
+
+    def num_common_tokens(self, request: Request, other: Request) -> int:
+        """Of the tokens of a waiting request that need not be run, how many another one begins with, in whole pages."""
+        tokens = self.matchable(request)
+        length = min(len(tokens), other.num_tokens)
+        differs = np.flatnonzero(tokens[:length] != other.token_ids[:length])
+        return (int(differs[0]) if len(differs) else length) // self.page_size * self.page_size
 
     def writer_of(self, page: Hashable) -> Request | None:
         """The request that is about to compute or load that page and to offer it to the cache."""
@@ -180,6 +198,13 @@ class KVManager:
         """The page table of a request; the caller must not change it."""
         return self._held[request.id].pages
 
+    def cached_page(self, request: Request, num_tokens: int) -> int | None:
+        """The page that the prefix cache has for the last of a request's first `num_tokens` tokens; None: none."""
+        held, number = self._held[request.id], num_tokens // self.page_size
+        if held.is_private or not self.shares_prefixes or not 0 < number <= held.num_tree_pages:
+            return None
+        return int(held.node.path_pages()[number - 1])
+
     def node(self, request: Request) -> RadixNode:
         """The deepest node of the tree that a request has locked."""
         return self._held[request.id].node
@@ -224,7 +249,7 @@ class KVManager:
         """Forget every cached prefix. Refused (False) while requests hold pages, or somebody outside reads some."""
         if self._held or self.cache.num_pinned:
             return False
-        self.pool.free(self.cache.evict(self.cache.num_evictable))
+        self._evict(self.cache.num_evictable)
         if self.cache.events is not None:
             self.cache.events.cleared()
         return True
@@ -232,15 +257,25 @@ class KVManager:
     def _take(self, count: int, spare: int) -> list[int] | None:
         if count + spare > self.num_available:
             return None
-        self.pool.free(self.cache.evict(max(0, count - self.pool.num_free)))
+        self._evict(max(0, count - self.pool.num_free))
         return self.pool.allocate(count)
+
+    def _evict(self, count: int) -> None:
+        evicted = self.cache.evict(count)
+        if self.on_evicted is not None:
+            self.on_evicted(evicted)
+        self.pool.free(evicted)
+
+    def cached_pages(self) -> list[int]:
+        """All pages that the prefix cache has."""
+        return [page for node in self.cache.nodes() for page in node.pages.tolist()]
 
     def check_invariants(self) -> None:
         """No page has two owners and none is lost; every held's locked path covers its tree pages."""
         self.pool.check_invariants()
         self.cache.check_invariants()
         own = [p for h in self._held.values() for p in h.pages[h.num_tree_pages :] + h.duplicates]
-        in_tree = [p for node in self.cache.nodes() for p in node.pages.tolist()]
+        in_tree = self.cached_pages()
         assert len(set(own)) == len(own), "a page belongs to two requests"
         assert len(set(in_tree)) == len(in_tree), "a page is in the tree twice"
         assert not set(own) & set(in_tree), "a page belongs to a request and to the tree"

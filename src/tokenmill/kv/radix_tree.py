@@ -23,11 +23,16 @@ _NOTHING = np.empty(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The longest cached prefix of a token sequence. `node` is its deepest node, to be locked before anything else."""
+    """The longest cached prefix of a token sequence. `node` is its deepest node, to be locked before anything else.
+
+    Attributes:
+        longer: what the cache has of the same tokens without a recurrent state at its end; None: nothing.
+    """
 
     node: RadixNode
     pages: PageArray
     num_tokens: int
+    longer: PrefixMatch | None = None
 
 
 class RadixTree:

@@ -18,6 +18,7 @@ from tokenmill.machine.forms import forms, free_bytes, table
 from tokenmill.machine.hub_headers import read_headers
 from tokenmill.machine.kv_size import wanted_context
 from tokenmill.machine.sizes import size_text
+from tokenmill.machine.state_size import states_text
 from tokenmill.models.architecture import Architecture
 from tokenmill.platform.select import select_platform
 from tokenmill.weights.checkpoint import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, open_checkpoint, read_architecture
@@ -67,7 +68,7 @@ def estimate(config: EngineConfig, target: Target) -> str:
             "",
             table(choices, architecture, free, bandwidth),
             "",
-            _notes(config),
+            _notes(config) + states_text(config, architecture),
         ]
     )
 

@@ -13,6 +13,7 @@ from tokenmill.machine.device import DTYPES
 from tokenmill.machine.forms import Form, forms, free_bytes, held_bytes, table
 from tokenmill.machine.kv_size import SMALLEST_CONTEXT, bytes_of, least_kv_bytes, pages_in
 from tokenmill.machine.sizes import size_text
+from tokenmill.machine.state_size import bytes_per_state
 from tokenmill.models.architecture import Architecture
 from tokenmill.platform.protocol import Platform
 from tokenmill.weights.loader import ModelPlan
@@ -92,15 +93,20 @@ class _Fit:
     def least_kv(self) -> int:
         return least_kv_bytes(self.config, self.architecture.max_position, self.page_bytes)
 
+    @property
+    def states(self) -> int:
+        """Memory of recurrent states: what was asked for, or one."""
+        return self.config.state_memory or bytes_per_state(self.config, self.architecture)
+
     def total(self, weights: int) -> int:
         """The most that is taken at a time."""
-        return weights + max(self.spare, self.least_kv)
+        return weights + max(self.spare, self.least_kv + self.states)
 
     def smaller_kv(self, weights: int) -> str | None:
         """The flag that lets the KV cache fit beside these weights; empty: none is needed, None: none does it."""
         if self.total(weights) <= self.free:
             return ""
-        config, room = self.config, self.free - weights
+        config, room = self.config, self.free - weights - self.states
         assert config.gpu_memory_utilization is not None, "the config is not resolved"
         is_share = config.num_pages is None and config.kv_cache_memory_bytes is None
         pages = pages_in(int(room * config.gpu_memory_utilization) if is_share else room, self.page_bytes)

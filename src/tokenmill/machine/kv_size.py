@@ -34,10 +34,11 @@ def bytes_of(num_pages: int, bytes_per_page: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KVSize:
-    """The decision: pages, and the context length they support."""
+    """The decision: pages, the context length they support, and recurrent states (0: the model has none)."""
 
     num_pages: int
     max_model_len: int
+    num_states: int = 0
 
     @property
     def num_allocated(self) -> int:
@@ -120,11 +121,10 @@ def workspace_bytes(config: EngineConfig, architecture: Architecture, dtype: tor
     Activations of the widest layer and logits in the type that the sampler reads, twice over; and what the splits of
     the longest contexts leave to be joined, in the largest graph.
     """
-    layers = architecture.layers
-    widest = max(2 * (one.attention.q_size + one.attention.kv_size) + 3 * one.mlp.active_size for one in layers)
+    widest = max(one.mixer.widest + 3 * one.mlp.active_size for one in architecture.layers)
     per_token = 4 * architecture.hidden_size + widest
     logits = config.max_num_seqs * architecture.vocab_size * dtype.itemsize
     longest = wanted_context(config, architecture.max_position)
-    part = max(4 * one.attention.num_heads * (one.attention.head_dim + PART_EXTRA) for one in layers)
+    part = max(4 * one.num_heads * (one.head_dim + PART_EXTRA) for one in architecture.attentions)
     parts = config.max_num_seqs * (int(np.searchsorted(SPLIT_ENDS, longest)) + 1) * part
     return 2 * (config.step_budget * per_token * dtype.itemsize + logits) + parts

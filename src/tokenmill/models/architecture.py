@@ -7,95 +7,11 @@ nowhere else: the parts of `Layer`, the attention and the native pass are made o
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class LinearScaling:
-    """Rotary frequencies divided by `factor` (position interpolation)."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """The scaling of Llama 3.1: long wavelengths are divided by `factor`, short ones kept, a ramp between them.
-
-    Attributes:
-        original_max_position: context of the pretraining, in tokens; wavelengths are judged against it.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position: int
-
-
-@dataclass(frozen=True, slots=True)
-class YarnScaling:
-    """YaRN (Peng et al. 2023): a ramp between interpolated and kept frequencies, and a factor on cos and sin.
-
-    Attributes:
-        beta_fast, beta_slow: rotations over the original context where the ramp begins and ends.
-        attention_factor: multiplies cos and sin.
-        truncate: the ends of the ramp are rounded to whole dimensions.
-    """
-
-    factor: float
-    original_max_position: int
-    beta_fast: float
-    beta_slow: float
-    attention_factor: float
-    truncate: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LongRopeScaling:
-    """LongRoPE (Ding et al. 2024): each frequency divided by a factor of its own, and a factor on cos and sin.
-
-    Attributes:
-        short, long: the factors for contexts up to that of the pretraining, and for longer ones.
-        original_max_position: context of the pretraining, in tokens.
-        is_long: which of the two are taken. All requests have the same, so that their KV can be shared.
-    """
-
-    short: tuple[float, ...]
-    long: tuple[float, ...]
-    original_max_position: int
-    attention_factor: float
-    is_long: bool
-
-    @property
-    def factors(self) -> tuple[float, ...]:
-        """Those that are taken."""
-        return self.long if self.is_long else self.short
-
-
-@dataclass(frozen=True, slots=True)
-class ProportionalScaling:
-    """The first `share` of a head's pairs turn, as fast as if all did, over `factor`; the others stay (Gemma 4)."""
-
-    share: float
-    factor: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary position embedding.
-
-    Attributes:
-        scaling: None: the plain form.
-        share: of each head that turns, its first numbers.
-    """
-
-    theta: float
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | ProportionalScaling | None = None
-    share: float = 1.0
-
-    def num_rotated(self, head_dim: int) -> int:
-        """How many numbers of a head turn."""
-        return int(head_dim * self.share)
+from tokenmill.models.rope_spec import LongRopeScaling, RopeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +35,8 @@ class SelfAttentionSpec:
         has_sinks: each head has a sink; see `AttentionLayer.sinks`.
         norms_values: each head of v is normed, too, by a norm without a weight.
         kv_from: the layer whose keys and values it attends to, having none of its own; None: it has its own.
+        has_gate: what it gives is multiplied by the sigmoid of another projection, whose rows stand behind those of q,
+            head by head.
     """
 
     num_heads: int
@@ -133,6 +51,7 @@ class SelfAttentionSpec:
     has_sinks: bool = False
     norms_values: bool = False
     kv_from: int | None = None
+    has_gate: bool = False
 
     @property
     def q_size(self) -> int:
@@ -144,12 +63,107 @@ class SelfAttentionSpec:
         """Width of the keys, or of the values, of one token; 0 where these are another layer's."""
         return 0 if self.kv_from is not None else self.num_kv_heads * self.head_dim
 
+    @property
+    def widest(self) -> int:
+        """Numbers of a token between its projections."""
+        return 2 * (self.q_size + self.kv_size) + self.q_size * self.has_gate
+
     def num_parameters(self, hidden_size: int) -> int:
         """Parameters of the block."""
         qkv = self.q_size + 2 * self.kv_size
         num_norms = 0 if self.head_norm is None else 2 if self.kv_from is None else 1
         rest = num_norms * self.head_dim + self.num_heads * self.has_sinks
+        qkv += self.q_size * self.has_gate
         return hidden_size * (qkv + self.q_size) + qkv * self.qkv_bias + hidden_size * self.output_bias + rest
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """A tensor of what a layer keeps of a request. `is_wide`: float32 whatever the model's dtype is."""
+
+    shape: tuple[int, ...]
+    is_wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvSpec:
+    """A gated convolution over the last tokens instead of attention (LFM2); see `models.short_conv`.
+
+    Attributes:
+        kernel: tokens that it sees, the last one among them.
+    """
+
+    size: int
+    kernel: int
+    bias: bool = False
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token between its projections."""
+        return 4 * self.size
+
+    @property
+    def state(self) -> tuple[StatePart, ...]:
+        """What is kept of a request."""
+        return (StatePart((self.size, self.kernel - 1)),)
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Parameters of the block."""
+        return 4 * self.size * hidden_size + self.size * self.kernel + (4 * self.size + hidden_size) * self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetSpec:
+    """The gated delta rule instead of attention (Yang et al. 2024, as Qwen3-Next has it); see `models.delta_net`.
+
+    Attributes:
+        num_key_heads, num_value_heads: each key head serves as many value heads as the next.
+        kernel: tokens that the convolution before it sees, the last one among them.
+        norm: of the heads of what it gives.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_size: int
+    value_size: int
+    kernel: int
+    norm: NormSpec
+
+    @property
+    def keys_width(self) -> int:
+        """Width of the queries, or of the keys, of one token."""
+        return self.num_key_heads * self.key_size
+
+    @property
+    def values_width(self) -> int:
+        """Width of the values of one token."""
+        return self.num_value_heads * self.value_size
+
+    @property
+    def mixed_width(self) -> int:
+        """Width of all three."""
+        return 2 * self.keys_width + self.values_width
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token between its projections."""
+        return 2 * self.mixed_width + 2 * self.values_width
+
+    @property
+    def state(self) -> tuple[StatePart, ...]:
+        """What is kept of a request."""
+        matrices = (self.num_value_heads, self.key_size, self.value_size)
+        return StatePart((self.mixed_width, self.kernel - 1)), StatePart(matrices, is_wide=True)
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Parameters of the block."""
+        inputs = self.mixed_width + self.values_width + 2 * self.num_value_heads
+        vectors = self.mixed_width * self.kernel + 2 * self.num_value_heads + self.value_size
+        return hidden_size * (inputs + self.values_width) + vectors
+
+
+RecurrenceSpec = ShortConvSpec | DeltaNetSpec
+"""What a layer may have instead of attention: a state of each request, of one size however long the request is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +198,8 @@ class MoeSpec:
         norm_topk_prob: the weights of a token's experts are made to sum to 1.
         activation: as `MlpSpec.activation`, or `clamped`: see `kernels.protocol.Gate`.
         has_biases: router and experts have them.
+        shared_size: as `size`, of an expert that every token is sent to, as far as a gate of its own lets it; 0: there
+            is none.
     """
 
     num_experts: int
@@ -192,16 +208,18 @@ class MoeSpec:
     norm_topk_prob: bool
     activation: str = "silu"
     has_biases: bool = False
+    shared_size: int = 0
 
     @property
     def active_size(self) -> int:
         """Width of what one token is projected to, by all its experts."""
-        return self.size * self.experts_per_token
+        return self.size * self.experts_per_token + self.shared_size
 
     def num_parameters(self, hidden_size: int) -> int:
         """Parameters of the block, router and all experts."""
         biases = self.num_experts * (1 + 2 * self.size + hidden_size) * self.has_biases
-        return self.num_experts * hidden_size * (3 * self.size + 1) + biases
+        shared = hidden_size * (3 * self.shared_size + 1) if self.shared_size else 0
+        return self.num_experts * hidden_size * (3 * self.size + 1) + biases + shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +240,7 @@ class LayerSpec:
     """One layer: attention, then a feed-forward block, each after a norm and added to its input.
 
     Attributes:
+        attention: None: `recurrence` stands in its place.
         norm: before each block.
         has_out_norms: what a block adds goes through such a norm, too.
         residual_multiplier: of what a block adds.
@@ -229,19 +248,27 @@ class LayerSpec:
         has_scalar: the layer's output is multiplied by a number that is a weight.
     """
 
-    attention: SelfAttentionSpec
+    attention: SelfAttentionSpec | None
     mlp: MlpSpec | MoeSpec
     norm: NormSpec
     residual_multiplier: float = 1.0
     has_out_norms: bool = False
     per_layer_size: int = 0
     has_scalar: bool = False
+    recurrence: RecurrenceSpec | None = None
+
+    @property
+    def mixer(self) -> SelfAttentionSpec | RecurrenceSpec:
+        """What lets tokens of a request know of each other."""
+        mixer = self.attention or self.recurrence
+        assert mixer is not None, "a layer has attention, or what stands in its place"
+        return mixer
 
     def num_parameters(self, hidden_size: int) -> int:
         """Parameters of the layer; its scalar, which is not trained, is none."""
         norms = (4 if self.has_out_norms else 2) * hidden_size
         third = (2 * self.per_layer_size + 1) * hidden_size if self.per_layer_size else 0
-        return self.attention.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + norms + third
+        return self.mixer.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + norms + third
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,15 +317,30 @@ class Architecture:
         return dataclasses.replace(self, layers=tuple(_for_context(layer, num_tokens) for layer in self.layers))
 
     @property
+    def attentions(self) -> tuple[SelfAttentionSpec, ...]:
+        """Those of the layers that have attention."""
+        return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def recurrences(self) -> tuple[RecurrenceSpec, ...]:
+        """What stands in its place in the others, in the order in which their states lie in memory."""
+        return tuple(layer.recurrence for layer in self.layers if layer.recurrence is not None)
+
+    def state_bytes(self, bytes_per_value: int) -> int:
+        """Bytes of what layers keep of one request, besides KV."""
+        parts = [part for recurrence in self.recurrences for part in recurrence.state]
+        return sum(math.prod(part.shape) * (4 if part.is_wide else bytes_per_value) for part in parts)
+
+    @property
     def context_form(self) -> str:
         """What `for_context` has chosen, where there is a choice: KV of one form is none of another."""
-        ropes = (layer.attention.rope for layer in self.layers)
+        ropes = (attention.rope for attention in self.attentions)
         forms = {rope.scaling.is_long for rope in ropes if rope and isinstance(rope.scaling, LongRopeScaling)}
         return ("short", "long")[forms.pop()] if forms else ""
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Bytes of KV that one token takes, over all layers."""
-        return sum(2 * layer.attention.kv_size * bytes_per_value for layer in self.layers)
+        return sum(2 * attention.kv_size * bytes_per_value for attention in self.attentions)
 
     def num_parameters(self) -> int:
         """Parameters of the model, tied embeddings counted once."""
@@ -315,8 +357,8 @@ class Architecture:
 
 
 def _for_context(layer: LayerSpec, num_tokens: int) -> LayerSpec:
-    rope = layer.attention.rope
-    if rope is None or not isinstance(rope.scaling, LongRopeScaling):
+    rope = None if layer.attention is None else layer.attention.rope
+    if layer.attention is None or rope is None or not isinstance(rope.scaling, LongRopeScaling):
         return layer
     scaling = dataclasses.replace(rope.scaling, is_long=num_tokens > rope.scaling.original_max_position)
     attention = dataclasses.replace(layer.attention, rope=dataclasses.replace(rope, scaling=scaling))

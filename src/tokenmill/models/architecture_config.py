@@ -7,21 +7,15 @@ has `rope_theta` with `rope_scaling` and `torch_dtype`. Opens no file.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from tokenmill.models.architecture import (
-    Architecture,
-    LayerSpec,
-    LongRopeScaling,
-    MlpSpec,
-    MoeSpec,
-    NormSpec,
-    RopeSpec,
-    SelfAttentionSpec,
-)
+from tokenmill.models.architecture import Architecture, LayerSpec, MlpSpec, MoeSpec, NormSpec, SelfAttentionSpec
 from tokenmill.models.config_reader import ConfigReader
 from tokenmill.models.families import FAMILIES, Family
+from tokenmill.models.heads_config import check_rope, read_head_dim, read_heads
 from tokenmill.models.rope_config import read_local_rope, read_rope
+from tokenmill.models.rope_spec import RopeSpec
 
 # Several times what any model has; laying out one with millions would take minutes.
 MOST_LAYERS = 1024
@@ -53,11 +47,12 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
     has_local_rope = family.local_theta is not None
     max_position = config.integer("max_position_embeddings", 32768)
     layer_type = "full_attention" if has_local_rope else None
-    if family.layers is None:
-        rope, max_position = read_rope(config, max_position, layer_type, family.may_rotate_partly)
-        layers = _read_layers(config, family, rope)
+    num_layers = config.integer("num_hidden_layers", high=MOST_LAYERS)
+    if family.reads_ropes is not None:
+        layers = family.reads_ropes(config, num_layers)
     else:
-        layers = family.layers(config, config.integer("num_hidden_layers", high=MOST_LAYERS))
+        rope, max_position = read_rope(config, max_position, layer_type, family.may_rotate_partly)
+        layers = (family.layers or partial(_read_layers, family=family))(config, num_layers, rope)
     has_cap = family.caps_logits and config.raw("final_logit_softcapping") is not None
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
     scale = hidden_size**0.5 if family.scales_embeddings else _multiplier(config, family, "embedding_multiplier")
@@ -69,7 +64,7 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         vocab_size=vocab_size,
         norm=_norm(config, family),
         max_position=max_position,
-        tie_embeddings=config.boolean("tie_word_embeddings", False),
+        tie_embeddings=config.boolean("tie_embedding", config.boolean("tie_word_embeddings", False)),
         embedding_multiplier=scale,
         rounds_multiplier=family.scales_embeddings,
         logits_scaling=_multiplier(config, family, "logits_scaling"),
@@ -107,11 +102,10 @@ def _architecture_name(fields: Mapping[str, Any], source: str) -> str:
     return names[0]
 
 
-def _read_layers(config: ConfigReader, family: Family, rope: RopeSpec) -> tuple[LayerSpec, ...]:
-    num_layers = config.integer("num_hidden_layers", high=MOST_LAYERS)
-    num_heads, num_kv_heads = _heads(config)
-    head_dim = _head_dim(config, family, num_heads)
-    _check_rope(config, rope, head_dim)
+def _read_layers(config: ConfigReader, num_layers: int, rope: RopeSpec, family: Family) -> tuple[LayerSpec, ...]:
+    num_heads, num_kv_heads = read_heads(config)
+    head_dim = read_head_dim(config, num_heads, family.head_dim)
+    check_rope(config, rope, head_dim)
     norm = _norm(config, family)
     local_rope = rope if family.local_theta is None else read_local_rope(config, family.local_theta)
     residual_multiplier = _multiplier(config, family, "residual_multiplier")
@@ -139,42 +133,10 @@ def _read_layers(config: ConfigReader, family: Family, rope: RopeSpec) -> tuple[
     )
 
 
-def _check_rope(config: ConfigReader, rope: RopeSpec, head_dim: int) -> None:
-    rotated = rope.num_rotated(head_dim)
-    if rotated % 2 or not rotated:
-        raise config.error(f"partial_rotary_factor {rope.share:g} of heads of {head_dim} must leave an even number")
-    if isinstance(rope.scaling, LongRopeScaling):
-        for name, factors in {"short_factor": rope.scaling.short, "long_factor": rope.scaling.long}.items():
-            if 2 * len(factors) != rotated:
-                raise config.error(
-                    f"{name} must have {rotated // 2} numbers, one for each frequency; got {len(factors)}"
-                )
-
-
 def _attention_scale(config: ConfigReader, family: Family, head_dim: int) -> float:
     if family.has_multipliers:
         return _multiplier(config, family, "attention_multiplier")
     return (head_dim if family.query_scalar is None else config.number(family.query_scalar)) ** -0.5
-
-
-def _heads(config: ConfigReader) -> tuple[int, int]:
-    num_heads = config.integer("num_attention_heads")
-    num_kv_heads = config.integer("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise config.error(
-            f"num_attention_heads ({num_heads}) must be a multiple of num_key_value_heads ({num_kv_heads})"
-        )
-    return num_heads, num_kv_heads
-
-
-def _head_dim(config: ConfigReader, family: Family, num_heads: int) -> int:
-    hidden_size = config.integer("hidden_size")
-    if config.raw("head_dim") is None and family.head_dim is None and hidden_size % num_heads:
-        raise config.error(f"hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({num_heads})")
-    head_dim = config.integer("head_dim", family.head_dim or hidden_size // num_heads)
-    if head_dim % 2:
-        raise config.error(f"head_dim must be even, got {head_dim}")
-    return head_dim
 
 
 def _read_mlps(config: ConfigReader, family: Family, num_layers: int) -> list[MlpSpec | MoeSpec]:
@@ -221,7 +183,7 @@ def _multiplier(config: ConfigReader, family: Family, name: str) -> float:
 
 
 def _norm(config: ConfigReader, family: Family) -> NormSpec:
-    return NormSpec(config.number("rms_norm_eps", 1e-6), family.norms_are_offsets)
+    return NormSpec(config.number(family.norm_eps, 1e-6), family.norms_are_offsets)
 
 
 def _dtype_name(config: ConfigReader) -> str | None:

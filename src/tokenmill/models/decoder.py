@@ -7,6 +7,7 @@ nothing to train, and a step on a CPU is short enough to feel a module's bookkee
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend, AttentionSpec
 from tokenmill.kernels.adapters import AdaptedLayer, AdapterRows
 from tokenmill.kernels.protocol import Kernels, LinearWeight, WeightRole
+from tokenmill.kernels.states import StateMemory
 from tokenmill.kernels.torch_kernels import argmax, best
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.kv_places import KVPlace, kv_groups, kv_places
@@ -68,26 +70,35 @@ class Decoder:
         self.rotary = all_rotary_tables(architecture, self.final_norm.weight)
         own = self.shard.layers(architecture)
         places = kv_places([architecture.layers[index].attention for index in own])
-        self.layers = [self._layer(index, place, kernels) for index, place in zip(own, places, strict=True)]
+        numbers = itertools.count()  # of the layers with states
+        self.layers = [
+            self._layer(index, next(numbers) if place is None else place, kernels)
+            for index, place in zip(own, places, strict=True)
+        ]
         spec = architecture.per_layer
         self.per_layer = None if spec is None else PerLayerInputs(architecture, spec, kernels)
         self.head = self.embedding
         if self.shard.is_first_stage and not architecture.tie_embeddings:
             self.head = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.HEAD)
 
-    def _layer(self, index: int, place: KVPlace | None, kernels: Kernels) -> Layer:
+    def _layer(self, index: int, place: KVPlace | int, kernels: Kernels) -> Layer:
         """The model's layer `index`."""
         architecture = self.architecture
-        assert place is not None, "every layer has attention"
         return Layer(architecture.layers[index], place, architecture.hidden_size, self.rotary, kernels, self.collective)
 
     @property
     def attention_spec(self) -> AttentionSpec:
         """What an attention backend must know of this model, as far as it is this rank's."""
-        layers = [layer.attention.spec for layer in self.layers]
+        layers = [layer.attention.spec for layer in self.layers if layer.attention is not None]
         has_sinks = any(layer.has_sinks for layer in layers)
         first, *others = (AttentionSpec(count, *shape, has_sinks) for shape, count in kv_groups(layers).items())
         return dataclasses.replace(first, others=tuple(others))
+
+    def state_memory(self, num_slots: int) -> StateMemory:
+        """Memory for the states of its layers, in `num_slots` slots."""
+        vector, dtypes = self.final_norm.weight, (self._kernels.dtype, torch.float32)
+        layers = [[(part.shape, dtypes[part.is_wide]) for part in one.state] for one in self.architecture.recurrences]
+        return StateMemory(layers, num_slots, vector.device)
 
     def forward(
         self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
@@ -113,11 +124,12 @@ class Decoder:
         if batch.adapters is not None:
             adapted = batch.adapters.layers(len(self.layers))
         for index, (layer, own) in enumerate(zip(self.layers[:-1], adapted, strict=False), 1):
-            layer.forward(stream, attention, plan, None, own)
+            layer.forward(stream, attention, plan, None, own, batch.states)
             if batch.media is not None and media is not None and index < media.shape[1]:
                 stream.hidden.index_add_(0, batch.media.indices, media[:, index].to(stream.hidden.dtype))
         every = not self.shard.is_last_stage or len(batch.output_indices) == len(batch.token_ids)
-        self.layers[-1].forward(stream, attention, plan, None if every else batch.output_indices, adapted[-1])
+        only = None if every else batch.output_indices
+        self.layers[-1].forward(stream, attention, plan, only, adapted[-1], batch.states)
         normed = stream.normed(self.final_norm)
         return normed if self.shard.is_last_stage else stream.hidden
 

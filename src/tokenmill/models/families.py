@@ -11,17 +11,22 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.models import gemma4_config, layer_kinds
+from tokenmill.models import gemma4_config, layer_kinds, lfm2_config, qwen3_next_config
 from tokenmill.models.architecture import LayerSpec, PerLayerSpec
 from tokenmill.models.config_reader import ConfigReader
+from tokenmill.models.rope_spec import RopeSpec
 from tokenmill.models.weight_names import (
     GEMMA3_NAMES,
     GEMMA3_VL_NAMES,
     GEMMA4_NAMES,
     GEMMA4_VL_NAMES,
     GPT_OSS_NAMES,
+    LFM2_NAMES,
     LLAMA_NAMES,
     PHI3_NAMES,
+    QWEN3_5_NAMES,
+    QWEN3_5_VL_NAMES,
+    QWEN3_NEXT_NAMES,
     QWEN3_VL_NAMES,
 )
 
@@ -32,6 +37,8 @@ class Family:
 
     Attributes:
         layers: reads all layers, where they differ in more than the facts below say; None: these say it.
+        reads_ropes: the same of layers whose ropes the config says in a way of its own.
+        norm_eps: config field of the norms' epsilon.
         per_layer: reads the embeddings that layers have for themselves.
         caps_logits: `final_logit_softcapping` may do that.
         windows: reads the sliding windows, one per layer.
@@ -61,7 +68,9 @@ class Family:
         gguf_interleaves_heads: llama.cpp's converter puts the rows of q and k that rotate together side by side.
     """
 
-    layers: Callable[[ConfigReader, int], tuple[LayerSpec, ...]] | None = None
+    layers: Callable[[ConfigReader, int, RopeSpec], tuple[LayerSpec, ...]] | None = None
+    reads_ropes: Callable[[ConfigReader, int], tuple[LayerSpec, ...]] | None = None
+    norm_eps: str = "rms_norm_eps"
     per_layer: Callable[[ConfigReader], PerLayerSpec | None] | None = None
     caps_logits: bool = False
     windows: Callable[[ConfigReader, int], layer_kinds.Windows] = layer_kinds.no_windows
@@ -126,7 +135,7 @@ _GEMMA3 = Family(
 )
 
 _GEMMA4 = Family(
-    layers=gemma4_config.read_layers,
+    reads_ropes=gemma4_config.read_layers,
     per_layer=gemma4_config.read_per_layer,
     caps_logits=True,
     scales_embeddings=True,
@@ -149,6 +158,24 @@ _GEMMA4 = Family(
         "eos_token_id": 1,
     },
     weight_names=GEMMA4_NAMES,
+)
+
+_QWEN3_5 = Family(
+    layers=qwen3_next_config.read_layers,
+    norms_are_offsets=True,
+    may_rotate_partly=True,
+    other_weights=("mtp.", "model.visual."),
+    defaults={
+        "vocab_size": 248320,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+    },
+    weight_names=QWEN3_5_NAMES,
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -212,6 +239,26 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             gguf="granite",
             gguf_interleaves_heads=True,
         ),
+        "Lfm2ForCausalLM": Family(
+            layers=lfm2_config.read_layers,
+            norm_eps="norm_eps",
+            defaults={
+                "vocab_size": 65536,
+                "hidden_size": 2560,
+                "intermediate_size": 12288,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "max_position_embeddings": 128000,
+                "norm_eps": 1e-5,
+                "rope_theta": 1000000.0,
+                "tie_word_embeddings": True,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            },
+            weight_names=LFM2_NAMES,
+            gguf="lfm2",
+        ),
         "LlamaForCausalLM": Family(
             qkv_bias="attention_bias",
             output_bias="attention_bias",
@@ -260,6 +307,24 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             head_norms=True,
             has_experts=True,
             gguf="qwen3moe",
+        ),
+        "Qwen3NextForCausalLM": dataclasses.replace(
+            _QWEN3_5,
+            other_weights=("mtp.",),
+            defaults={
+                **_QWEN3_5.defaults,
+                "vocab_size": 151936,
+                "hidden_size": 2048,
+                "intermediate_size": 5632,
+                "num_hidden_layers": 48,
+                "num_key_value_heads": 2,
+                "num_experts": 512,
+            },
+            weight_names=QWEN3_NEXT_NAMES,
+        ),
+        "Qwen3_5ForCausalLM": _QWEN3_5,
+        "Qwen3_5ForConditionalGeneration": dataclasses.replace(
+            _QWEN3_5, text_config=True, weight_names=QWEN3_5_VL_NAMES
         ),
         "Qwen3VLForConditionalGeneration": Family(
             qkv_bias="attention_bias",

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from tokenmill.models.architecture import (
-    LayerSpec,
-    MlpSpec,
-    NormSpec,
-    PerLayerSpec,
-    ProportionalScaling,
-    RopeSpec,
-    SelfAttentionSpec,
-)
+from tokenmill.models.architecture import LayerSpec, MlpSpec, NormSpec, PerLayerSpec, SelfAttentionSpec
 from tokenmill.models.config_reader import ConfigReader
 from tokenmill.models.layer_kinds import windows_but_every_sixth
 from tokenmill.models.rope_config import rope_part
+from tokenmill.models.rope_spec import ProportionalScaling, RopeSpec
 
 
 def read_layers(config: ConfigReader, num_layers: int) -> tuple[LayerSpec, ...]:

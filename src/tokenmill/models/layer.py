@@ -1,4 +1,4 @@
-"""One layer of a decoder: attention, then a feed-forward block, each after a norm and added to its input.
+"""One layer of a decoder: attention or a recurrence, then a feed-forward block, each behind a norm, added to its input.
 
 What a block adds may go through a norm of its own (Gemma's "sandwich").
 """
@@ -14,13 +14,17 @@ from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.heads import RotaryTables
 from tokenmill.kernels.protocol import Kernels
-from tokenmill.models.architecture import LayerSpec, MoeSpec, RopeSpec
+from tokenmill.kernels.states import StepStates
+from tokenmill.models.architecture import DeltaNetSpec, LayerSpec, MoeSpec, ShortConvSpec
+from tokenmill.models.delta_net import DeltaNet
 from tokenmill.models.kv_places import KVPlace
 from tokenmill.models.mlp import MLP
 from tokenmill.models.moe import MoE
 from tokenmill.models.norm import RMSNorm
 from tokenmill.models.per_layer import PerLayerBlock
+from tokenmill.models.rope_spec import RopeSpec
 from tokenmill.models.self_attention import SelfAttention
+from tokenmill.models.short_conv import ShortConv
 from tokenmill.models.targets import Target, TargetScope
 from tokenmill.parallel.collective import Collective
 
@@ -56,8 +60,11 @@ class Layer:
     """The layer that a specification describes.
 
     Args:
-        place: of its KV.
+        place: of its KV; of one with a recurrence, the number of its states.
         rotary: the tables of every kind of rope in the model.
+
+    Attributes:
+        attention: None: `recurrence` stands in its place.
     """
 
     __slots__ = (
@@ -68,6 +75,7 @@ class Layer:
         "mlp_norm",
         "mlp_out_norm",
         "per_layer",
+        "recurrence",
         "scalar",
         "spec",
     )
@@ -75,7 +83,7 @@ class Layer:
     def __init__(
         self,
         spec: LayerSpec,
-        place: KVPlace,
+        place: KVPlace | int,
         hidden_size: int,
         rotary: Mapping[RopeSpec, RotaryTables],
         kernels: Kernels,
@@ -83,7 +91,15 @@ class Layer:
     ) -> None:
         self.spec = spec
         self.attention_norm = RMSNorm(hidden_size, spec.norm, kernels)
-        self.attention = SelfAttention(spec.attention, place, hidden_size, rotary, kernels, collective)
+        self.attention: SelfAttention | None = None
+        self.recurrence: ShortConv | DeltaNet | None = None
+        if isinstance(place, KVPlace):
+            assert spec.attention is not None, "a layer with KV has attention"
+            self.attention = SelfAttention(spec.attention, place, hidden_size, rotary, kernels, collective)
+        elif isinstance(spec.recurrence, ShortConvSpec):
+            self.recurrence = ShortConv(spec.recurrence, place, hidden_size, kernels)
+        elif isinstance(spec.recurrence, DeltaNetSpec):
+            self.recurrence = DeltaNet(spec.recurrence, place, hidden_size, kernels)
         self.attention_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
         self.mlp_norm = RMSNorm(hidden_size, spec.norm, kernels)
         if isinstance(spec.mlp, MoeSpec):
@@ -94,6 +110,7 @@ class Layer:
         self.scalar = kernels.vector(1) if spec.has_scalar else None
         self.per_layer: PerLayerBlock | None = None
         if spec.per_layer_size:
+            assert isinstance(place, KVPlace), "layers with embeddings of their own have attention"
             self.per_layer = PerLayerBlock(place.layer, spec.per_layer_size, hidden_size, spec.norm, kernels)
 
     def forward(
@@ -103,6 +120,7 @@ class Layer:
         plan: Any,
         only: torch.Tensor | None = None,
         adapted: AdaptedLayer | None = None,
+        states: StepStates | None = None,
     ) -> None:
         """Pass the stream through this layer's two blocks.
 
@@ -110,17 +128,30 @@ class Layer:
             only: [S] int64, the tokens that are wanted afterwards: the stream then holds just these, and once they
                 have been attended to, nothing is computed for the others. None: all.
             adapted: which of the tokens have adapters; None: none has.
+            states: of a model with recurrences.
         """
-        attended = self.attention.attend(stream.normed(self.attention_norm), attention, plan, adapted)
+        normed = stream.normed(self.attention_norm)
+        if self.attention is not None:
+            mixed = self.attention.attend(normed, attention, plan, adapted)
+        else:
+            assert self.recurrence is not None and states is not None, "a recurrence has states"
+            mixed = self.recurrence.mix(normed, states)
         if only is not None:
-            attended = attended.index_select(0, only)
+            mixed = mixed.index_select(0, only)
             stream.keep(only)
             adapted = None if adapted is None else adapted.keep(only)
         stream.scale = self.spec.residual_multiplier
-        stream.delta = _through(self.attention_out_norm, self.attention.output.forward(attended, adapted))
+        stream.delta = _through(self.attention_out_norm, self.mixer.output.forward(mixed, adapted))
         stream.delta = _through(self.mlp_out_norm, self.mlp.forward(stream.normed(self.mlp_norm), adapted))
         if self.scalar is not None:
             self._end(stream, self.scalar)
+
+    @property
+    def mixer(self) -> SelfAttention | ShortConv | DeltaNet:
+        """What lets tokens of a request know of each other."""
+        mixer = self.attention or self.recurrence
+        assert mixer is not None, "a layer has one"
+        return mixer
 
     def _end(self, stream: ResidualStream, scalar: torch.Tensor) -> None:
         """What Gemma 4 does behind the two blocks: a third one, and everything multiplied."""
@@ -134,7 +165,7 @@ class Layer:
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this layer."""
         yield from _norm_targets(scope, "attention_norm", self.attention_norm)
-        yield from self.attention.targets(scope)
+        yield from self.mixer.targets(scope)
         yield from _norm_targets(scope, "attention_out_norm", self.attention_out_norm)
         yield from _norm_targets(scope, "mlp_norm", self.mlp_norm)
         yield from self.mlp.targets(scope)

@@ -48,14 +48,24 @@ def layered_windows(config: ConfigReader, num_layers: int) -> Windows:
     return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
 
 
-def _sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:
+def read_kinds(config: ConfigReader, num_layers: int, known: tuple[str, ...]) -> list[str]:
+    """What `layer_types` says of each layer.
+
+    Raises:
+        InvalidCheckpoint: it is no list of a name per layer, or has one that is not among the known ones.
+    """
     layer_types = config.raw("layer_types")
     if not isinstance(layer_types, list) or len(layer_types) != num_layers:
         raise config.error(f"layer_types must be a list of {num_layers} names, one per layer")
     for kind in layer_types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise config.error(f"layer_types has {kind!r}; supported: full_attention, sliding_attention")
-    return [kind == "sliding_attention" for kind in layer_types]
+        if kind not in known:
+            raise config.error(f"layer_types has {kind!r}; supported: {', '.join(known)}")
+    return layer_types
+
+
+def _sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:
+    kinds = read_kinds(config, num_layers, ("full_attention", "sliding_attention"))
+    return [kind == "sliding_attention" for kind in kinds]
 
 
 def rope_flags(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:

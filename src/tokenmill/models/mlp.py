@@ -15,15 +15,21 @@ from tokenmill.parallel.collective import Collective
 
 
 class MLP:
-    """gate and up in one product, then down."""
+    """gate and up in one product, then down.
+
+    Args:
+        prefix: of the roles of its weights.
+    """
 
     __slots__ = ("down", "gate", "gate_up")
 
-    def __init__(self, spec: MlpSpec, hidden_size: int, kernels: Kernels, collective: Collective) -> None:
+    def __init__(
+        self, spec: MlpSpec, hidden_size: int, kernels: Kernels, collective: Collective, prefix: str = ""
+    ) -> None:
         inner, self.gate = collective.shard.part(spec.size), Gate[spec.activation.upper()]
-        pair = {"gate": inner, "up": inner}
+        pair = {f"{prefix}gate": inner, f"{prefix}up": inner}
         self.gate_up = Linear(hidden_size, pair, spec.bias, kernels, WeightRole.GATE_UP, collective)
-        self.down = second_linear("down", inner, hidden_size, spec.bias, kernels, collective)
+        self.down = second_linear(f"{prefix}down", inner, hidden_size, spec.bias, kernels, collective)
 
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]."""

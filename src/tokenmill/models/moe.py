@@ -9,8 +9,9 @@ import torch
 
 from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.protocol import Gate, Kernels, WeightRole
-from tokenmill.models.architecture import MoeSpec
+from tokenmill.models.architecture import MlpSpec, MoeSpec
 from tokenmill.models.linear import Linear
+from tokenmill.models.mlp import MLP
 from tokenmill.models.targets import Target, TargetScope
 from tokenmill.parallel.collective import ALONE, Collective
 from tokenmill.parallel.experts import SharedExperts
@@ -23,10 +24,11 @@ class MoE:
     Every rank routes for itself. Of the experts it has some; or, where ranks sum, a part of each.
 
     Attributes:
+        shared: an expert that every token is sent to, by as much as `shared_gate` lets through; None: there is none.
         part: which of the experts are this rank's. inner: which of the numbers between the projections of each are.
     """
 
-    __slots__ = ("_collective", "_mix", "experts", "inner", "part", "router", "spec")
+    __slots__ = ("_collective", "_mix", "experts", "inner", "part", "router", "shared", "shared_gate", "spec")
 
     def __init__(self, spec: MoeSpec, hidden_size: int, kernels: Kernels, collective: Collective = ALONE) -> None:
         shard, every, self._collective = collective.shard, Part.whole(spec.num_experts), collective
@@ -37,16 +39,26 @@ class MoE:
         gate, has_biases = Gate[spec.activation.upper()], spec.has_biases
         self.experts = kernels.experts(self.part.count, hidden_size, self.inner.count, gate, has_biases)
         is_shared = not self.part.is_whole
+        self.shared: MLP | None = None
+        if spec.shared_size:
+            self.shared = MLP(MlpSpec(spec.shared_size), hidden_size, kernels, collective, "shared_")
+            self.shared_gate = Linear(hidden_size, {"shared_switch": Part.whole(1)}, False, kernels, WeightRole.ROUTER)
         self._mix = SharedExperts(self.experts, self.part, collective).mix if is_shared else self.experts.mix
 
     def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
         """[T, hidden] -> [T, hidden]; a token's result does not depend on the others."""
         mixed = self._mix(x, *self._route(x))
-        return mixed if self.inner.is_whole else self._collective.behind(mixed, Part.whole(mixed.shape[1]))
+        mixed = mixed if self.inner.is_whole else self._collective.behind(mixed, Part.whole(mixed.shape[1]))
+        if self.shared is None:
+            return mixed
+        return mixed.add_(self.shared.forward(x).mul_(torch.sigmoid(self.shared_gate.forward(x))))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this block."""
         yield from self.router.targets(scope)
+        if self.shared is not None:
+            yield from self.shared.targets(scope)
+            yield from self.shared_gate.targets(scope)
         size, (_, hidden_size) = self.spec.size, self.router.weight.shape
         for expert in range(self.spec.num_experts):
             number, own = expert - self.part.start, dataclasses.replace(scope, expert=expert)

@@ -50,8 +50,9 @@ class NativeDecoder:
         self._native = _bind(decoder, groups)
         self._room = decoder.collective.native
         if self._room is not None:
-            first_head = decoder.layers[0].attention.heads.start
-            self._native.gather(self._room.ranks, self._room.address, decoder.tokens.start, first_head)
+            first = decoder.layers[0].attention
+            assert first is not None, "ranks share no recurrences"
+            self._native.gather(self._room.ranks, self._room.address, decoder.tokens.start, first.heads.start)
         self.logits = decoder.logits
         self.argmax = decoder.argmax
         self.best = decoder.best
@@ -111,7 +112,7 @@ def _adapted(rows: AdapterRows | None) -> tuple[int, list[_native.Adapter]]:
 
 def native_pass_obstacle(decoder: Decoder, attention: str) -> str | None:
     """Why the native pass cannot run this decoder with the attention of this name; None: it can."""
-    if not isinstance(decoder.layers[0].attention.qkv.weight, PackedWeight):
+    if not isinstance(decoder.layers[0].mixer.output.weight, PackedWeight):
         return "the weights are not packed for native kernels"
     if attention != NATIVE_ATTENTION:
         return "the attention is not native"
@@ -134,6 +135,8 @@ def native_groups(attention: AttentionBackend) -> list[NativeAttention] | None:
 
 def _unsupported(layer: LayerSpec) -> str | None:
     """What native/decoder.cpp does not have of a layer."""
+    if layer.attention is None or layer.attention.has_gate:
+        return "recurrences and gates of attention are called one by one"
     return None if isinstance(layer.mlp, MlpSpec) else "experts are chosen in Python"
 
 
@@ -155,7 +158,7 @@ def _bind(decoder: Decoder, groups: list[NativeAttention]) -> _native.Decoder:
 
 def _bind_layer(native: Any, layer: Layer, groups: list[NativeAttention]) -> _native.DecoderLayer:
     own, mlp = layer.attention, layer.mlp
-    assert isinstance(mlp, MLP), "its layers are dense"
+    assert own is not None and isinstance(mlp, MLP), "its layers are dense and have attention"
     norms = (layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm)
     bound: _native.DecoderLayer = native.DecoderLayer(
         norms=native.LayerNorms(*(0 if norm is None else norm.weight.data_ptr() for norm in norms)),

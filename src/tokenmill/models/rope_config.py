@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from tokenmill.models.architecture import LinearScaling, Llama3Scaling, LongRopeScaling, RopeSpec, YarnScaling
 from tokenmill.models.config_reader import ConfigReader
+from tokenmill.models.rope_spec import LinearScaling, Llama3Scaling, LongRopeScaling, RopeSpec, YarnScaling
 
 DEFAULT_THETA = 10000.0
 KINDS = ("default", "linear", "llama3", "yarn", "longrope")

@@ -7,8 +7,8 @@ import math
 import torch
 
 from tokenmill.kernels.heads import RotaryTables
-from tokenmill.models.architecture import (
-    Architecture,
+from tokenmill.models.architecture import Architecture
+from tokenmill.models.rope_spec import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
@@ -20,7 +20,7 @@ from tokenmill.models.architecture import (
 
 def all_rotary_tables(architecture: Architecture, like: torch.Tensor) -> dict[RopeSpec, RotaryTables]:
     """The tables of every kind of rope that a layer has, each made once; see `rotary_tables`."""
-    ropes = {layer.attention.rope: layer.attention.head_dim for layer in architecture.layers}
+    ropes = {attention.rope: attention.head_dim for attention in architecture.attentions}
     return {
         rope: rotary_tables(rope, head_dim, architecture.max_position, like)
         for rope, head_dim in ropes.items()

@@ -11,12 +11,14 @@ from tokenmill.attention.protocol import AttentionBackend, AttentionLayer
 from tokenmill.kernels.adapters import AdaptedLayer
 from tokenmill.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.kernels.protocol import Kernels
-from tokenmill.models.architecture import RopeSpec, SelfAttentionSpec
+from tokenmill.models.architecture import SelfAttentionSpec
 from tokenmill.models.kv_places import KVPlace
 from tokenmill.models.linear import Linear, second_linear
+from tokenmill.models.rope_spec import RopeSpec
 from tokenmill.models.rotary import rotated_order
-from tokenmill.models.targets import Target, TargetScope
+from tokenmill.models.targets import Order, Target, TargetScope
 from tokenmill.parallel.collective import Collective
+from tokenmill.parallel.shard import Part
 
 
 class SelfAttention:
@@ -29,9 +31,10 @@ class SelfAttention:
     Attributes:
         spec: of the heads that are this rank's. heads: which of all query heads these are.
         layer: what the backend is told of this layer.
+        gate: the projection whose sigmoid multiplies what attention gives; None: there is none.
     """
 
-    __slots__ = ("_collective", "heads", "layer", "output", "qkv", "spec")
+    __slots__ = ("_collective", "_kernels", "gate", "heads", "layer", "output", "qkv", "spec")
 
     def __init__(
         self,
@@ -42,12 +45,13 @@ class SelfAttention:
         kernels: Kernels,
         collective: Collective,
     ) -> None:
-        shard, self._collective = collective.shard, collective
+        shard, self._collective, self._kernels = collective.shard, collective, kernels
         self.spec = shard.attention(spec)
         self.heads, kv_heads = shard.heads(spec)
         q, kv = self.heads.times(spec.head_dim), kv_heads.times(spec.head_dim)
         parts = {"q": q} if place.reads_only else {"q": q, "k": kv, "v": kv}
         self.qkv = Linear(hidden_size, parts, spec.qkv_bias, kernels)
+        self.gate = Linear(hidden_size, {"attention_gate": q}, spec.qkv_bias, kernels) if spec.has_gate else None
         self.output = second_linear("output", q, hidden_size, spec.output_bias, kernels, collective)
         norms = None
         if spec.head_norm is not None:
@@ -65,12 +69,17 @@ class SelfAttention:
     ) -> torch.Tensor:
         """[T, hidden] -> [T, q_size], as the output projection takes it; writes the tokens' k and v into the cache."""
         own = attention.forward(self.qkv.forward(x, adapted), self.layer, plan)
+        if self.gate is not None:
+            own = self._kernels.sigmoid_gate(own, self.gate.forward(x))
         return self._collective.between(own, self.heads.times(self.spec.head_dim))
 
     def targets(self, scope: TargetScope) -> Iterator[Target]:
         """The checkpoint tensors that fill this block."""
         order = () if self.spec.rope is None else rotated_order(self.spec.rope, self.spec.head_dim)
-        yield from self.qkv.targets(scope, {"q": order, "k": order})
+        if self.gate is None:
+            yield from self.qkv.targets(scope, {"q": order, "k": order})
+        else:
+            yield from self._gated_targets(scope, self.gate, order)
         yield from self.output.targets(scope)
         if self.layer.sinks is not None:
             yield scope.vector("attention", self.layer.sinks, "sinks", self.heads)
@@ -78,3 +87,15 @@ class SelfAttention:
             yield scope.vector("q_norm", self.layer.norms.q, order=order)
             if not self.layer.reads_only:
                 yield scope.vector("k_norm", self.layer.norms.k, order=order)
+
+    def _gated_targets(self, scope: TargetScope, gate: Linear, order: Order) -> Iterator[Target]:
+        """Where each head of q has its gate behind it: |q of head 0|gate of head 0|q of head 1| ..."""
+        size, heads, kv = self.spec.head_dim, self.spec.num_heads, self.spec.kv_size
+        total = 2 * heads * size
+        places = [2 * size * head for head in range(heads)]
+        of_q = [place + row for place in places for row in (order or range(size))]
+        of_gate = [place + size + row for place in places for row in range(size)]
+        yield scope.picked("q", self.qkv.weight, 0, of_q, total)
+        yield scope.matrix("k", self.qkv.weight, heads * size, Part.whole(kv), order=order)
+        yield scope.matrix("v", self.qkv.weight, heads * size + kv, Part.whole(kv))
+        yield scope.picked("attention_gate", gate.weight, 0, of_gate, total)

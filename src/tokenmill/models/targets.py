@@ -101,6 +101,22 @@ class TargetScope:
         target = self._target(role, "weight", (columns.total,), part, fill)
         return target if columns.is_whole else dataclasses.replace(target, columns=columns)
 
+    def picked(self, role: str, matrix: LinearWeight, start: int, picks: Sequence[int], total: int) -> Target:
+        """The rows of a matrix from `start` on: of `total` stored ones those of these numbers, in this order."""
+
+        def fill(rows: Rows) -> None:
+            matrix.load_rows(start, pick_rows(rows, list(picks)))
+
+        return self._target(role, "weight", matrix.shape[1:], Part.whole(total), fill)
+
+    def filters(self, role: str, weight: torch.Tensor) -> Target:
+        """The weight [C, K] of a convolution of each channel for itself, which is stored as [C, 1, K]."""
+
+        def fill(values: torch.Tensor) -> object:
+            return weight.copy_(values.view_as(weight))
+
+        return self._target(role, "weight", (1, weight.shape[1]), Part.whole(len(weight)), fill)
+
     def mapped(self, role: str, shape: tuple[int, int], fill: Callable[[torch.Tensor], None]) -> Target:
         """A table that is not loaded: `fill` is given it where its file is mapped."""
         return dataclasses.replace(self._target(role, "weight", shape[1:], Part.whole(shape[0]), fill), is_mapped=True)

@@ -79,6 +79,58 @@ GEMMA4_NAMES: Mapping[str, str] = MappingProxyType(
 )
 """Of layers that also have embeddings of their own."""
 
+LFM2_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **LLAMA_NAMES,
+        "attention_norm": "model.layers.{layer}.operator_norm",
+        "output": "model.layers.{layer}.self_attn.out_proj",
+        "q_norm": "model.layers.{layer}.self_attn.q_layernorm",
+        "k_norm": "model.layers.{layer}.self_attn.k_layernorm",
+        "conv_inputs": "model.layers.{layer}.conv.in_proj",
+        "conv": "model.layers.{layer}.conv.conv",
+        "conv_output": "model.layers.{layer}.conv.out_proj",
+        "mlp_norm": "model.layers.{layer}.ffn_norm",
+        "gate": "model.layers.{layer}.feed_forward.w1",
+        "up": "model.layers.{layer}.feed_forward.w3",
+        "down": "model.layers.{layer}.feed_forward.w2",
+        "final_norm": "model.embedding_norm",
+    }
+)
+"""Of layers some of which have a short convolution instead of attention."""
+
+QWEN3_5_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **LLAMA_NAMES,
+        "attention_gate": "model.layers.{layer}.self_attn.q_proj",
+        **dict.fromkeys(("delta_q", "delta_k", "delta_v"), "model.layers.{layer}.linear_attn.in_proj_qkv"),
+        "delta_z": "model.layers.{layer}.linear_attn.in_proj_z",
+        "delta_b": "model.layers.{layer}.linear_attn.in_proj_b",
+        "delta_a": "model.layers.{layer}.linear_attn.in_proj_a",
+        "delta_filters": "model.layers.{layer}.linear_attn.conv1d",
+        "delta": "model.layers.{layer}.linear_attn",
+        "delta_norm": "model.layers.{layer}.linear_attn.norm",
+        "delta_output": "model.layers.{layer}.linear_attn.out_proj",
+    }
+)
+"""Of layers some of which have the delta rule instead of attention."""
+
+QWEN3_NEXT_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        **QWEN3_5_NAMES,
+        **dict.fromkeys(("delta_q", "delta_k", "delta_v", "delta_z"), "model.layers.{layer}.linear_attn.in_proj_qkvz"),
+        **dict.fromkeys(("delta_b", "delta_a"), "model.layers.{layer}.linear_attn.in_proj_ba"),
+        "shared_gate": "model.layers.{layer}.mlp.shared_expert.gate_proj",
+        "shared_up": "model.layers.{layer}.mlp.shared_expert.up_proj",
+        "shared_down": "model.layers.{layer}.mlp.shared_expert.down_proj",
+        "shared_switch": "model.layers.{layer}.mlp.shared_expert_gate",
+    }
+)
+"""Where projections of the same input are stored key head by key head, and one expert is every token's."""
+
+QWEN3_5_VL_NAMES: Mapping[str, str] = MappingProxyType(
+    {role: name.replace("model.", "model.language_model.", 1) for role, name in QWEN3_5_NAMES.items()}
+)
+
 GEMMA4_VL_NAMES: Mapping[str, str] = MappingProxyType(
     {role: name.replace("model.", "model.language_model.", 1) for role, name in GEMMA4_NAMES.items()}
 )
@@ -93,8 +145,8 @@ class WeightKey:
     """A weight of a decoder, whatever checkpoints call it.
 
     Attributes:
-        role: a key of `GEMMA4_NAMES`, which has all.
-        kind: `weight`, `bias`, `sinks` or `layer_scalar`.
+        role: a key of the tables above.
+        kind: `weight`, `bias`, or what follows the name otherwise, such as `sinks` or `A_log`.
     """
 
     role: str

@@ -101,6 +101,9 @@ def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "mm_encoder_tokens", "Image tokens encoded", stats.encoder_tokens
     yield "mm_cache_queries", "Images that steps needed", stats.encoder_queries
     yield "mm_cache_hits", "Images whose encoder output was there", stats.encoder_hits
+    yield "state_saves", "Recurrent states kept of prefixes", stats.num_states_kept
+    yield "state_hits", "Requests that began with one of them", stats.num_state_hits
+    yield "state_evictions", "Those of them that were given up", stats.num_states_given_up
     yield "spec_decode_num_drafts", "Drafts that speculation made", stats.num_drafts
     yield "spec_decode_num_draft_tokens", "Tokens of these drafts", stats.num_draft_tokens
     yield "spec_decode_num_accepted_tokens", "Those of them that were kept", stats.num_accepted_tokens

@@ -70,6 +70,7 @@ class Layout:
 def _width(layer: LayerSpec, hidden_size: int) -> int:
     """The most numbers of a token that ranks put together at a time."""
     outputs = hidden_size * (layer.mlp.experts_per_token if isinstance(layer.mlp, MoeSpec) else 1)
+    assert layer.attention is not None, "ranks share no recurrences"
     return max(layer.attention.q_size, layer.mlp.size, outputs)
 
 

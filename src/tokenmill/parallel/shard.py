@@ -154,6 +154,8 @@ def check_size(architecture: Architecture, size: int, num_stages: int = 1, sums:
         raise InvalidConfig(
             "a model with per-layer embeddings runs in one process: ranks and stages have no part of them"
         )
+    if architecture.recurrences and (size > 1 or num_stages > 1):
+        raise InvalidConfig("a model with recurrent states runs in one process: ranks and stages have no part of them")
     if num_stages > len(architecture.layers):
         raise InvalidConfig(
             f"--pipeline-parallel-size {num_stages}: each stage needs a layer, and the model has "
@@ -172,6 +174,8 @@ def _obstacle(architecture: Architecture, size: int, sums: bool) -> str | None:
     if architecture.hidden_size % size and not sums:
         return f"the model's {architecture.hidden_size} hidden numbers cannot be shared evenly"
     for layer in architecture.layers:
+        if layer.attention is None:
+            continue
         heads, kv_heads = layer.attention.num_heads, layer.attention.num_kv_heads
         if heads % size or (kv_heads % size and size % kv_heads):
             return f"its {heads} query heads and {kv_heads} KV heads cannot be shared evenly"

@@ -124,6 +124,9 @@ class ModelRunner:
         if self._rows.encoder is not None:
             positions, first = step.arrays["positions"], step.num_captured
             batch = replace(batch, media=self._rows.encoder.add_to(batch, step.plan, positions, first))
+        if self._rows.recurrences is not None:
+            states = self._rows.recurrences.of_step(step.plan, step.samples.query_starts)
+            batch = replace(batch, states=states)
         return batch
 
     def _sample(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tokenmill.adapters.rows import RowAdapters
 from tokenmill.core.plan import StepPlan
 from tokenmill.runner.prompt_reports import PromptReports
+from tokenmill.runner.row_recurrences import RowRecurrences
 from tokenmill.runner.row_tables import RowTables, table_arrays
 from tokenmill.runner.samples import Samples
 from tokenmill.runner.transport import Arrays, Sent
@@ -22,6 +23,7 @@ class RowState:
         prompts: what is wanted of its prompt.
         adapters: which adapter it has; None: the engine has none.
         encoder: which images it has; None: the model takes text only.
+        recurrences: where its recurrent state is; None: the model has none.
     """
 
     def __init__(
@@ -31,12 +33,14 @@ class RowState:
         grammars: GrammarRows,
         adapters: RowAdapters | None = None,
         encoder: Encoder | None = None,
+        recurrences: RowRecurrences | None = None,
     ) -> None:
         self.tables = tables
         self.sampling = sampling
         self.grammars = grammars
         self.adapters = adapters
         self.encoder = encoder
+        self.recurrences = recurrences
         self.prompts = PromptReports(len(tables.tokens), sampling.vocab_size)
 
     def enter(self, plan: StepPlan, samples: Samples) -> Arrays:
@@ -45,6 +49,8 @@ class RowState:
             self.sampling.set(new_row)
             self.prompts.set(new_row)
         self.grammars.set(plan.new_rows)
+        if self.recurrences is not None:
+            self.recurrences.enter(plan)
         arrays = table_arrays(plan, samples)
         if self.adapters is not None:
             arrays |= self.adapters.set(plan)
@@ -59,6 +65,8 @@ class RowState:
             self.adapters.apply(sent)
         if self.encoder is not None:
             self.encoder.apply(plan, sent)
+        if self.recurrences is not None:
+            self.recurrences.apply(plan)
 
     def close(self) -> None:
         """End the threads of grammars."""

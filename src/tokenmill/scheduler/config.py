@@ -32,6 +32,7 @@ class SchedulerConfig:
             slot before one is freed for it.
         encoder_budget: tokens of images that a step encodes. encoder_cache_tokens: of those whose outputs are kept.
         disable_chunked_mm_input: a step does not end within an image.
+        state_slots: for recurrent states, of requests that run and of prefixes; 0: the model has none.
     """
 
     max_num_seqs: int
@@ -48,6 +49,7 @@ class SchedulerConfig:
     encoder_budget: int = 0
     encoder_cache_tokens: int = 0
     disable_chunked_mm_input: bool = False
+    state_slots: int = 0
 
     @property
     def largest_chunk(self) -> int:
@@ -78,8 +80,11 @@ def find_policies(queue: str, batch: str, admission: str) -> Policies:
     )
 
 
-def scheduler_config_of(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
+def scheduler_config_of(config: EngineConfig, max_model_len: int, state_slots: int = 0) -> SchedulerConfig:
     """The scheduler's part of a config that has been resolved for its device.
+
+    Args:
+        state_slots: see `SchedulerConfig`.
 
     Raises:
         InvalidConfig: without chunked prefill a step must hold the longest prompt.
@@ -102,4 +107,5 @@ def scheduler_config_of(config: EngineConfig, max_model_len: int) -> SchedulerCo
         encoder_budget=config.encoder_budget,
         encoder_cache_tokens=config.encoder_cache_tokens,
         disable_chunked_mm_input=config.disable_chunked_mm_input,
+        state_slots=state_slots,
     )

@@ -7,7 +7,7 @@ from hashlib import blake2b
 import numpy as np
 
 from tokenmill.core.media import with_placeholders
-from tokenmill.core.plan import AdmittedRequest, StepPlan
+from tokenmill.core.plan import AdmittedRequest, PlanStates, StepPlan
 from tokenmill.core.request import Request, TokenArray
 from tokenmill.core.transfers import PlanTransfers
 
@@ -28,7 +28,7 @@ class PlanBuilder:
         self._page_numbers: list[int] = []
         self._page_ids: list[int] = []
 
-    def add_row(self, request: Request, seed: int, adapter_slot: int = 0) -> None:
+    def add_row(self, request: Request, seed: int, adapter_slot: int = 0, state_slot: int = 0) -> None:
         """The request takes a row in this step: the runner gets it in full."""
         assert request.row is not None, "a request without a row cannot be scheduled"
         self._new_rows.append(
@@ -44,6 +44,7 @@ class PlanBuilder:
                 adapter=request.cache_key.adapter,
                 adapter_slot=adapter_slot,
                 media=request.media,
+                state_slot=state_slot,
             )
         )
 
@@ -96,6 +97,7 @@ class PlanBuilder:
         transfers: PlanTransfers | None = None,
         encode: tuple[str, ...] = (),
         forget: tuple[str, ...] = (),
+        states: PlanStates | None = None,
     ) -> StepPlan:
         """Freeze. All arrays are int32; see `StepPlan` for their shapes."""
         return StepPlan(
@@ -113,6 +115,7 @@ class PlanBuilder:
             transfers=transfers,
             encode=encode,
             forget=forget,
+            states=states,
         )
 
 

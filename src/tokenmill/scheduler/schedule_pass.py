@@ -5,11 +5,12 @@ There is no prefill and no decode here: a request's computed tokens catch up wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from tokenmill.core.request import Request, TokenArray
+from tokenmill.core.request import Request
 from tokenmill.kv.radix_tree import PrefixMatch
 from tokenmill.scheduler.config import Policies, SchedulerConfig
+from tokenmill.scheduler.draft_pass import add_drafts
 from tokenmill.scheduler.drafter import Drafter
 from tokenmill.scheduler.fairness import Need, find_yielding
 from tokenmill.scheduler.plan_builder import PlanBuilder, request_seed
@@ -129,9 +130,10 @@ class SchedulePass:
             if remaining == 1 and num_decoding == most_decoding:
                 request.wait_reason = "goes with the next step: each stage has a share of the requests"
                 continue
-            num_tokens = 1 if remaining == 1 else self._chunk(remaining)
+            start = request.num_computed_tokens
+            num_tokens = 1 if remaining == 1 else self._chunk(start, remaining, self._points(request))
             if request.media:
-                num_tokens, reason = self._state.encoder.limit(request, request.num_computed_tokens, num_tokens)
+                num_tokens, reason = self._state.encoder.limit(request, start, num_tokens)
                 if not num_tokens:
                     request.wait_reason = reason
                     continue
@@ -217,35 +219,9 @@ class SchedulePass:
         return not state.running and (state.preempt_idle(but=request) or state.preempt_idle())
 
     def add_drafts(self) -> None:
-        """Let decodes run draft tokens with what the step has left, now that every request has got its own token.
-
-        Nobody is preempted for a draft: drafts that no page has room for are dropped. A request that a launched step
-        still samples for gets none, since what follows is not known yet.
-        """
-        if self._drafter is None or self.builder.budget == 0:
-            return
-        decodes = [
-            (index, request, min(self.builder.budget, request.max_tokens_total - request.num_tokens - 1))
-            for index, request in enumerate(self.builder.requests)
-            if request.num_inflight_steps == 1 and request.num_computed_tokens == request.num_tokens
-        ]
-        decodes = [decode for decode in decodes if decode[2] > 0]
-        if not decodes:
-            return
-        _, requests, limits = zip(*decodes, strict=True)
-        proposed = self._drafter.propose(requests, limits, self.builder.num_tokens)
-        for (index, request, limit), draft_ids in zip(decodes, proposed, strict=True):
-            self._add_drafts_of(index, request, draft_ids[: min(limit, self.builder.budget)])
-
-    def _add_drafts_of(self, index: int, request: Request, draft_ids: TokenArray) -> None:
-        if not len(draft_ids):
-            return
-        first_page = len(self._kv.pages(request))
-        new_pages = self._kv.allocate(request, request.num_tokens + len(draft_ids), self._num_reserved)
-        if new_pages is None:
-            draft_ids = draft_ids[: first_page * self._kv.page_size - request.num_tokens]
-        if len(draft_ids):
-            self.builder.add_drafts(index, draft_ids, first_page, new_pages or [])
+        """Let decodes run draft tokens with what the step has left, now that every request has got its own token."""
+        if self._drafter is not None and self.builder.budget:
+            add_drafts(self._drafter, self.builder, self._kv, self._num_reserved)
 
     def _drop_draft_pages(self) -> bool:
         """Take back the pages that rejected drafts have left to running requests. False if there are none."""
@@ -290,6 +266,8 @@ class SchedulePass:
     def _schedule(self, request: Request, num_tokens: int, first_page: int, new_pages: list[int]) -> None:
         if request.media:
             self._state.encoder.take(request, request.num_computed_tokens, num_tokens, self.builder.step)
+        if self._state.states is not None:
+            self._state.states.take(request, request.num_computed_tokens, num_tokens, self.builder.step)
         self.builder.schedule(request, num_tokens, first_page, new_pages)
 
     def _choose_victim(self) -> Request:
@@ -313,30 +291,32 @@ class SchedulePass:
     def _awaits_page(self, request: Request, match: PrefixMatch) -> bool:
         """See whether a running request is about to compute the page that follows a match; it is passed over then."""
         page = self._kv.missing_page(request, match)
-        if page is None or self._kv.writer_of(page) is None:
+        writer = None if page is None else self._kv.writer_of(page)
+        if writer is None or not self._leaves_state(writer, request, match):
             return False
         request.awaited_page, request.wait_reason = page, _SAME_PROMPT
         return True
 
+    def _leaves_state(self, writer: Request, request: Request, match: PrefixMatch) -> bool:
+        """Whether one that computes a longer prefix of a request will leave it a state to begin with."""
+        states = self._state.states
+        return states is None or states.wish(writer, self._kv.num_common_tokens(request, writer), match.num_tokens)
+
     def _admit(self, request: Request) -> str:
         """Give a waiting request a row, pages and its first chunk. Returns why it must wait, or ""."""
-        rows = self._state.rows
-        if not rows.num_free:
-            return f"needs a row, all {rows.num_rows} are in use"
+        if not self._state.num_free_rows:
+            return f"needs a row, all {self._state.rows.num_rows} are in use"
         if reason := self._admission.reason_to_wait(request, self._state):
             return reason
         match = self._kv.match(request, self.builder.step)
         if reason := self._reason_to_wait(request, match):
             return reason
-        num_tokens, reason = self._first_chunk(request, match.num_tokens)
+        points = self._points(request, match)
+        num_tokens, reason = self._first_chunk(request, match.num_tokens, points)
         if reason:
             return reason
-        hold = self._num_tokens_to_hold(request, match.num_tokens + num_tokens)
-        while not self._kv.acquire(request, match, hold, self.builder.step, self._num_reserved):
-            if self._drop_draft_pages():
-                continue
-            needed = self._kv.num_pages_for(hold) - len(match.pages)
-            return short_of(pages_text(needed), self._kv.num_available)
+        if reason := self._acquire(request, match, match.num_tokens + num_tokens, points):
+            return reason
         self._state.start(request)
         self._kv.count_match(request, match)
         request.num_computed_tokens = match.num_tokens
@@ -346,6 +326,18 @@ class SchedulePass:
             request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
         self._launch_row(request, num_tokens, 0, self._kv.pages(request))
         return ""
+
+    def _acquire(self, request: Request, match: PrefixMatch, end: int, points: Sequence[int]) -> str:
+        """Give it pages up to `end`, and a recurrent state. Returns why it must wait, or ""."""
+        hold = self._num_tokens_to_hold(request, end)
+        while not self._kv.acquire(request, match, hold, self.builder.step, self._num_reserved):
+            if not self._drop_draft_pages():
+                needed = self._kv.num_pages_for(hold) - len(match.pages)
+                return short_of(pages_text(needed), self._kv.num_available)
+        if self._state.states is None or self._state.states.begin(request, match, points):
+            return ""
+        self._kv.release(request, self.builder.step)
+        return "needs a recurrent state, launched steps have all that are left"
 
     def _reason_to_wait(self, request: Request, match: PrefixMatch) -> str:
         """Why a request whose turn has come should not compute yet what was not matched; or ""."""
@@ -360,7 +352,7 @@ class SchedulePass:
         """Let one that kept its row go on: a session with new input, or one that a launched step still pins."""
         if request.num_inflight_steps:
             return "waits for a launched step that still uses its row"
-        num_tokens, reason = self._first_chunk(request, request.num_computed_tokens)
+        num_tokens, reason = self._first_chunk(request, request.num_computed_tokens, self._points(request))
         if reason:
             return reason
         hold = self._num_tokens_to_hold(request, request.num_computed_tokens + num_tokens)
@@ -374,10 +366,10 @@ class SchedulePass:
         self._launch_row(request, num_tokens, first_page, new_pages)
         return ""
 
-    def _first_chunk(self, request: Request, start: int) -> tuple[int, str]:
+    def _first_chunk(self, request: Request, start: int, points: Sequence[int]) -> tuple[int, str]:
         """How many tokens one that is not in the step yet runs from `start` on, or why it must wait."""
         remaining = request.num_tokens + request.num_pending_tokens - start
-        num_tokens = self._chunk(remaining)
+        num_tokens = self._chunk(start, remaining, points)
         if request.media:
             num_tokens, reason = self._state.encoder.limit(request, start, num_tokens)
             if not num_tokens:
@@ -391,10 +383,18 @@ class SchedulePass:
 
     def _launch_row(self, request: Request, num_tokens: int, first_page: int, new_pages: list[int]) -> None:
         slot = self._state.adapters.number(request) if request.cache_key.adapter else 0
-        self.builder.add_row(request, request_seed(request, self._config.seed), slot)
+        state = 0 if self._state.states is None else self._state.states.slot_of(request)
+        self.builder.add_row(request, request_seed(request, self._config.seed), slot, state)
         self._schedule(request, num_tokens, first_page, new_pages)
 
-    def _chunk(self, remaining: int) -> int:
-        """Tokens of one request in this step."""
-        largest = self._config.largest_chunk if self._config.enable_chunked_prefill else remaining
-        return min(remaining, largest, self.builder.budget)
+    def _points(self, request: Request, match: PrefixMatch | None = None) -> Sequence[int]:
+        """Behind how many of its tokens a recurrent state is wanted; see `StateSlots.points`."""
+        return () if self._state.states is None else self._state.states.points(request, match)
+
+    def _chunk(self, start: int, remaining: int, points: Sequence[int]) -> int:
+        """Tokens of one request in this step, from `start` on; at most one of the points is among them."""
+        if not self._config.enable_chunked_prefill:
+            return min(remaining, self.builder.budget)
+        num_tokens = min(remaining, self._config.largest_chunk, self.builder.budget)
+        inside = [point for point in points if start < point <= start + num_tokens]
+        return inside[0] - start if len(inside) > 1 else num_tokens

@@ -23,12 +23,11 @@ from tokenmill.scheduler.drafter import DraftCounts, Drafter
 from tokenmill.scheduler.queue import RequestQueue
 from tokenmill.scheduler.reports import add_extras, count_reasons, prompt_report, wait_reason
 from tokenmill.scheduler.schedule_pass import SchedulePass
+from tokenmill.scheduler.sessions import Sessions
 from tokenmill.scheduler.state import InFlightStep, SchedulerState, is_ready
 from tokenmill.scheduler.transfers import Transfers
+from tokenmill.states.slots import StateCounts, StateSlots
 from tokenmill.vision.encoder_cache import EncoderCache
-
-# Inputs of a session that may wait for the end of its turn.
-MAX_QUEUED_INPUTS = 16
 
 
 class Scheduler:
@@ -62,10 +61,17 @@ class Scheduler:
             config.encoder_budget, config.encoder_cache_tokens, not config.disable_chunked_mm_input
         )
         self._state = SchedulerState(
-            config.max_num_seqs, self._policies.queue, kv, self.adapters, self.encoder, drafter, transfers
+            config.max_num_seqs,
+            self._policies.queue,
+            kv,
+            self.adapters,
+            self.encoder,
+            drafter,
+            transfers,
+            StateSlots.over(kv, config.state_slots) if config.state_slots else None,
         )
         self.transfers = transfers
-        self._due: list[Request] = []  # sessions that may be paused and have further input
+        self._sessions = Sessions(self._state, self._check_size)
 
     @property
     def step(self) -> int:
@@ -90,6 +96,11 @@ class Scheduler:
     def take_preempted(self) -> list[str]:
         """Ids of requests that were preempted since the last call, in order."""
         return self._state.take_preempted()
+
+    @property
+    def state_counts(self) -> StateCounts:
+        """What has become of recurrent states."""
+        return StateCounts() if self._state.states is None else self._state.states.counts
 
     @property
     def num_corrupted(self) -> int:
@@ -130,7 +141,7 @@ class Scheduler:
         """True while a request waits or runs, or a launched step is not committed. Paused sessions are no work."""
         state = self._state
         has_orders = self.transfers is not None and self.transfers.has_orders
-        return has_orders or bool(state.waiting or state.running or state.in_flight or self._due)
+        return has_orders or bool(state.waiting or state.running or state.in_flight or self._sessions.due)
 
     @property
     def first_wait_reason(self) -> str:
@@ -188,31 +199,12 @@ class Scheduler:
             self.transfers.apply(news, self._state.step)
 
     def extend(self, request_id: str, turn: TurnInput) -> None:
-        """Continue a session with further input: at once if it is paused, else when its turn ends.
-
-        Raises:
-            InvalidRequest: no such session, too many inputs wait already, or the context has no room for this one.
-        """
-        request = self._state.requests.get(request_id)
-        if request is None or request.is_finished or not request.is_resumable:
-            raise InvalidRequest("the session has ended, or its last turn runs")
-        if any(queued.is_last for queued in request.inputs):
-            raise InvalidRequest("the session ends with an input that it has already")
-        if len(request.inputs) == MAX_QUEUED_INPUTS:
-            raise InvalidRequest(f"{MAX_QUEUED_INPUTS} inputs of this session wait for the end of its turn already")
-        self._check_size(request.max_tokens_with(turn))
-        request.inputs.append(turn)
-        if request.is_paused:
-            self._due.append(request)
+        """Continue a session with further input; see `Sessions.extend`."""
+        self._sessions.extend(request_id, turn)
 
     def begin_turns(self) -> list[TokenOutput]:
-        """Let paused sessions that have further input go on; called before `schedule`.
-
-        Returns:
-            The terminal outputs of those whose context has no room for it.
-        """
-        due, self._due = self._due, []
-        return [output for request in due if request.is_paused for output in self._begin_turn(request)]
+        """Let paused sessions that have further input go on; called before `schedule`. See `Sessions.begin_turns`."""
+        return self._sessions.begin_turns()
 
     def abort(self, ids: Iterable[str]) -> list[TokenOutput]:
         """End requests wherever they are. Unknown and finished ones are ignored: they may have just ended.
@@ -234,7 +226,8 @@ class Scheduler:
         orders = None if self.transfers is None else self.transfers.take_orders()
         if step.is_empty and orders is None:
             return None
-        plan = step.builder.build(orders, *self.encoder.take_orders())
+        states = None if self._state.states is None else self._state.states.take_orders()
+        plan = step.builder.build(orders, *self.encoder.take_orders(), states)
         self._state.launch(plan, tuple(step.builder.requests))
         return plan
 
@@ -275,6 +268,7 @@ class Scheduler:
                 fills = has_full_page and index not in result.failures
                 if fills:
                     self.kv.cache_full_pages(request, min(end, request.num_tokens), plan.step)
+                    self._state.keep_state(request, plan.step)
                 if has_extras and index in result.prompt_logprobs:
                     report = result.prompt_logprobs[index]
                     outputs.append(prompt_report(request, int(plan.num_computed[index]), report))
@@ -291,10 +285,12 @@ class Scheduler:
                     outputs.append(self._fail(request, result.failures[index]))
                 elif num_samples:
                     request.resample()
+                    self._state.go_back(request)
             if request.mask_missed:
                 request.mask_missed = request.num_inflight_steps > 0
             if not request.is_running:
-                self._state.retire(request)
+                self._state.settle(request)
+        self._state.end_step(plan.step)
         return outputs
 
     def fail_in_flight(self, error: str) -> list[TokenOutput]:
@@ -308,7 +304,9 @@ class Scheduler:
         """
         outputs = []
         while self._state.in_flight:
-            for request in self._state.in_flight.popleft().requests:
+            step = self._state.in_flight.popleft()
+            self._state.end_step(step.plan.step)
+            for request in step.requests:
                 request.num_inflight_steps -= 1
                 if request.awaits_step:
                     self._state.end(request, FinishReason.ERROR)
@@ -347,17 +345,6 @@ class Scheduler:
         """See `SchedulerState.check_invariants`."""
         self._state.check_invariants()
 
-    def _begin_turn(self, request: Request) -> list[TokenOutput]:
-        turn = request.inputs.popleft()
-        try:
-            self._check_size(request.max_tokens_with(turn))
-            request.extend(turn)
-        except InvalidRequest as error:
-            self._state.end(request, FinishReason.ERROR)
-            return [TokenOutput(request.id, [], FinishReason.ERROR, error=str(error))]
-        self._state.waiting.add(request)
-        return []
-
     def _check_size(self, num_tokens: int) -> None:
         """Raise InvalidRequest for one that could never run to `num_tokens` tokens."""
         needed, usable = self.kv.num_pages_for(num_tokens), self.kv.pool.num_usable
@@ -394,6 +381,5 @@ class Scheduler:
         token_ids = request.append_outputs(token_ids, num_rejected)
         if request.finish_reason is not None:
             queue.remove(request)
-            if request.inputs:
-                self._due.append(request)
+            self._sessions.end_turn(request)
         return TokenOutput(request.id, token_ids, request.finish_reason, request.stop_reason, request.num_cached_tokens)

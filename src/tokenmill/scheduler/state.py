@@ -21,6 +21,7 @@ from tokenmill.scheduler.fairness import Rounds
 from tokenmill.scheduler.policies import QueuePolicy
 from tokenmill.scheduler.queue import RequestQueue
 from tokenmill.scheduler.transfers import Transfers
+from tokenmill.states.slots import StateSlots
 from tokenmill.vision.encoder_cache import EncoderCache
 
 _READY = frozenset({RequestStatus.WAITING, RequestStatus.PREEMPTED})
@@ -75,6 +76,7 @@ class SchedulerState:
         num_changes: how often the queues, or the order in them, have changed.
         preempted: ids of requests that were, since somebody took note of them.
         adapters: the slots of adapters. encoder: the outputs of images.
+        states: the slots of recurrent states; None: the model has none.
         full_at: `num_changes` when all rows or pages were in use, and nobody would yield any to those who wait.
     """
 
@@ -87,6 +89,7 @@ class SchedulerState:
         encoder: EncoderCache,
         drafter: Drafter | None = None,
         transfers: Transfers | None = None,
+        states: StateSlots | None = None,
     ) -> None:
         """
         Args:
@@ -96,6 +99,7 @@ class SchedulerState:
         self.transfers = transfers
         self.adapters = adapters
         self.encoder = encoder
+        self.states = states
         self._drafter = drafter
         self._policy = policy
         self._rounds = Rounds() if policy.by_tenant else None
@@ -110,6 +114,7 @@ class SchedulerState:
         self.num_corrupted = 0
         self.num_changes = 0
         self.full_at = -1
+        self._ahead: set[str] = set()  # sessions whose recurrent state has run on behind the end of their turn
 
     @property
     def num_free_rows(self) -> int:
@@ -242,6 +247,37 @@ class SchedulerState:
             if self._drafter is not None:
                 self._drafter.forget(request)
 
+    def keep_state(self, request: Request, step: int) -> None:
+        """Pages of a request are in the prefix cache: the state that a step has kept of it belongs to the last one."""
+        if self.states is None or not (end := self.states.saved_at(request, step)):
+            return
+        page = self.kv.cached_page(request, end)
+        if page is not None:
+            self.states.keep(request, step, page)
+
+    def end_step(self, step: int) -> None:
+        """A step is committed, or has failed."""
+        if self.states is not None:
+            self.states.end_step(step)
+
+    def go_back(self, request: Request) -> None:
+        """Less is computed of a request than launched steps have run.
+
+        A recurrent state does not go back: it begins anew, from the last one that was kept of its tokens.
+        """
+        if self.states is None:
+            return
+        if request.is_running:
+            self.preempt(request)
+        elif request.is_paused and request.num_inflight_steps:
+            self._ahead.add(request.id)
+
+    def settle(self, request: Request) -> None:
+        """A launched step of a request that does not run is committed."""
+        if request.num_inflight_steps == 0 and request.id in self._ahead and request.status not in _LEAVING:
+            self.take_back(request)
+        self.retire(request)
+
     def num_returning_rows(self) -> int:
         """Rows of ended and preempted requests that return once the launched steps are committed."""
         return len(self._leaving())
@@ -274,7 +310,10 @@ class SchedulerState:
             self.rows.give_back(request.row)
             self.adapters.leave(request, self.step)
             self.encoder.leave(request)
+            if self.states is not None:
+                self.states.leave(request)
             self.kv.release(request, self.step)
+            self._ahead.discard(request.id)
             request.row = None
         request.num_computed_tokens = 0
         request.num_pending_tokens = 0
@@ -291,6 +330,8 @@ class SchedulerState:
         assert len(set(rows)) == len(rows) and None not in rows, "two requests own one row, or one owns none"
         self.adapters.check_invariants(owners.values())
         self.encoder.check_invariants(owners.values())
+        if self.states is not None:
+            self.states.check_invariants(owners.values(), self.kv.cached_pages())
         assert len(rows) + self.rows.num_free == self.rows.num_rows, "a row is lost"
         for request in owners.values():
             assert request.num_inflight_steps == sum(r is request for r in launched), "in-flight steps are off"

@@ -13,6 +13,7 @@ from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.engine.step_log import LogHeader
 from tokenmill.kv.page_pool import RESERVED_PAGES
+from tokenmill.machine.state_size import BYTES_OF, num_states, with_states
 from tokenmill.model_files import read_json
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.architecture_config import read_architecture
@@ -33,7 +34,6 @@ NOT_SIMULATED = {
     "kv_source": "--kv-source",
     "kv_transfer_config": "--kv-transfer-config",
 }
-BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,11 @@ def header_of(config: EngineConfig) -> LogHeader:
         raise InvalidConfig(
             f"the KV cache holds {max_model_len} tokens, --max-model-len {config.max_model_len} does not fit"
         )
-    return LogHeader.of(config, num_pages, max_model_len, architecture.vocab_size, [])
+    if architecture.recurrences and config.state_memory is None:
+        raise InvalidConfig("a simulation has no memory of its own: say --state-memory, for recurrent states")
+    config = with_states(config, architecture, 0)
+    slots = num_states(config, architecture)
+    return LogHeader.of(config, num_pages, max_model_len, architecture.vocab_size, [], slots)
 
 
 def each_policy(names: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
@@ -163,8 +167,7 @@ def _num_pages(config: EngineConfig, architecture: Architecture) -> int:
         raise InvalidConfig("a simulation has no memory of its own: say --num-pages or --kv-cache-memory-bytes")
     if config.kv_cache_dtype != "auto" or config.dtype not in BYTES_OF:
         raise InvalidConfig("a simulation does not know the size of such pages: say --num-pages")
-    per_token = sum(2 * layer.attention.kv_size for layer in architecture.layers)
-    per_page = per_token * BYTES_OF[config.dtype] * config.page_size
+    per_page = architecture.kv_bytes_per_token(BYTES_OF[config.dtype]) * config.page_size
     num_pages = config.kv_cache_memory_bytes // per_page - RESERVED_PAGES
     if num_pages < 1:
         raise InvalidConfig(f"--kv-cache-memory-bytes must hold a page, which takes {per_page:,} bytes, and one more")

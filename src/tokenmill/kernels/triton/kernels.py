@@ -114,10 +114,11 @@ class TritonKernels(TorchKernels):
         bias: torch.Tensor | None,
         state: torch.Tensor,
         rows: StateRows,
+        out: torch.Tensor,
         silu: bool = False,
-    ) -> torch.Tensor:
+    ) -> None:
         """See `Kernels.short_conv`."""
-        return recurrence.short_conv(x, weight, bias, state, rows, silu)
+        recurrence.short_conv(x, weight, bias, state, rows, out, silu)
 
     def delta_rule(
         self,
@@ -127,9 +128,10 @@ class TritonKernels(TorchKernels):
         dt_bias: torch.Tensor,
         state: torch.Tensor,
         rows: StateRows,
-    ) -> torch.Tensor:
+        out: torch.Tensor,
+    ) -> None:
         """See `Kernels.delta_rule`."""
-        return recurrence.delta_rule(mixed, gates, a_log, dt_bias, state, rows)
+        recurrence.delta_rule(mixed, gates, a_log, dt_bias, state, rows, out)
 
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels.gated_rms_norm`."""

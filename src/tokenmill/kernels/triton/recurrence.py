@@ -36,7 +36,7 @@ def _tap(x, before, at, first, channel, inside, x_stride, TAPS: tl.constexpr):
     return tl.where(is_new, new, old)
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots", "starts"])
+@triton.jit(do_not_specialize_on_alignment=["slots", "starts", "stops"])
 def _short_conv(
     x,
     weight,
@@ -44,6 +44,7 @@ def _short_conv(
     before,
     slots,
     starts,
+    stops,
     output,
     num_requests,
     x_stride,
@@ -64,7 +65,7 @@ def _short_conv(
     request = find_group(starts, tl.program_id(0), num_requests, TILE)
     row = first_row(starts, tl.program_id(0), request, TILE)
     first = tl.load(starts + request)
-    end = tl.load(starts + request + 1)
+    end = tl.load(stops + request)
     if first + row >= end:
         return
     before += tl.load(slots + request) * state_stride
@@ -98,25 +99,25 @@ def short_conv(
     bias: torch.Tensor | None,
     state: torch.Tensor,
     rows: StateRows,
+    out: torch.Tensor,
     silu: bool = False,
-) -> torch.Tensor:
-    """See `Kernels.short_conv`; rows and states in one piece each. K is at most 17."""
+) -> None:
+    """See `Kernels.short_conv`; rows and states in one piece each, and what comes out. K is at most 17."""
     (channels, taps), num_requests = weight.shape, len(rows.slots)
     assert taps <= CONV_TOKENS + 1, "a state is read by one program"
-    output = x.new_empty(x.shape)
-    if len(x):
-        tile = 1 if rows.is_decode else CONV_TOKENS
-        block = CONV_CHANNELS if tile > 1 else 2 * CONV_CHANNELS
-        _short_conv[(len(x) // tile + num_requests, triton.cdiv(channels, block))](
-            *(x, weight, weight if bias is None else bias, state, rows.slots, rows.starts, output),
-            *(num_requests, x.stride(0), state.stride(0)),
-            *(channels, taps, tile, block, bias is not None, silu),
-            **dependent(x),
-        )
-    return output
+    assert out.is_contiguous(), "its rows follow one another"
+    tile = 1 if (rows.spans[:, 1] - rows.spans[:, 0] == 1).all() else CONV_TOKENS
+    block = CONV_CHANNELS if tile > 1 else 2 * CONV_CHANNELS
+    reach = int(rows.spans[-1, 1] - rows.spans[0, 0])
+    _short_conv[(reach // tile + num_requests, triton.cdiv(channels, block))](
+        *(x, weight, weight if bias is None else bias, state, rows.slots, rows.starts, rows.stops, out),
+        *(num_requests, x.stride(0), state.stride(0)),
+        *(channels, taps, tile, block, bias is not None, silu),
+        **dependent(x),
+    )
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots", "starts"])
+@triton.jit(do_not_specialize_on_alignment=["slots", "starts", "stops"])
 def _delta_rule(
     mixed,
     gates,
@@ -125,6 +126,7 @@ def _delta_rule(
     memory,
     slots,
     starts,
+    stops,
     output,
     mixed_stride,
     gates_stride,
@@ -152,7 +154,7 @@ def _delta_rule(
     is_row = row < KEY_SIZE
     is_column = column < VALUE_SIZE
     token = tl.load(starts + request).to(tl.int64)
-    end = tl.load(starts + request + 1)
+    end = tl.load(stops + request)
     inside = is_row[:, None] & is_column[None, :]
     own = memory + tl.load(slots + request) * state_stride + head * (KEY_SIZE * VALUE_SIZE)
     own += row[:, None] * VALUE_SIZE + column[None, :]
@@ -199,20 +201,19 @@ def delta_rule(
     dt_bias: torch.Tensor,
     state: torch.Tensor,
     rows: StateRows,
-) -> torch.Tensor:
-    """See `Kernels.delta_rule`; rows and states in one piece each."""
+    out: torch.Tensor,
+) -> None:
+    """See `Kernels.delta_rule`; rows and states in one piece each, and what comes out."""
     num_heads, key_size, value_size = state.shape[1:]
     key_heads = (mixed.shape[1] - num_heads * value_size) // (2 * key_size)
-    output = mixed.new_empty(len(mixed), num_heads * value_size)
-    if len(mixed):
-        _delta_rule[(len(rows.slots) * num_heads, triton.cdiv(value_size, COLUMNS))](
-            *(mixed, gates, a_log, dt_bias, state, rows.slots, rows.starts, output),
-            *(mixed.stride(0), gates.stride(0), state.stride(0), key_size**-0.5, L2_EPS),
-            *(key_heads, num_heads, key_size, value_size, triton.next_power_of_2(key_size), COLUMNS),
-            num_warps=1,
-            **dependent(mixed),
-        )
-    return output
+    assert out.is_contiguous(), "its rows follow one another"
+    _delta_rule[(len(rows.slots) * num_heads, triton.cdiv(value_size, COLUMNS))](
+        *(mixed, gates, a_log, dt_bias, state, rows.slots, rows.starts, rows.stops, out),
+        *(mixed.stride(0), gates.stride(0), state.stride(0), key_size**-0.5, L2_EPS),
+        *(key_heads, num_heads, key_size, value_size, triton.next_power_of_2(key_size), COLUMNS),
+        num_warps=1,
+        **dependent(mixed),
+    )
 
 
 @triton.jit

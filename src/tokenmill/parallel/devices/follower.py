@@ -88,7 +88,7 @@ def build_device_follower(
 
         available = room_for_kv(config, platform, model, longest, grammars, drive)
     size = size_kv(config, platform, model, available)
-    memory = allocate(config, platform, model.architecture, model.attention, size)
+    memory = allocate(config, platform, model.decoder, model.attention, size)
     runner = make_runner(config, platform, model, memory, grammars)
     capture(platform, runner, timer)
     return DeviceFollower(runner, group.memory)

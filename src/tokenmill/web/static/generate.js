@@ -4,10 +4,13 @@ import { checked, events } from "./api.js";
 
 // What a message may keep of its tokens: a long answer must not fill the browser's store.
 const MOST_TOKENS = 4096;
+// Parts within a millisecond were read together, by a page or a line that was busy. With fewer moments than these, the
+// time between the first and the last says how fast the page reads.
+const FEWEST_MOMENTS = 8;
 
 export async function generate(message, body, signal, changed) {
   const started = performance.now();
-  const marks = { first: 0, last: 0 };
+  const marks = { first: 0, last: 0, moments: 0 };
   Object.assign(message, { content: "", reasoning: "", calls: [], tokens: [], error: "", finish: "", usage: null });
   try {
     const reply = await checked("v1/chat/completions", { method: "POST", body, signal });
@@ -27,13 +30,16 @@ export async function generate(message, body, signal, changed) {
   message.seconds = {
     first: marks.first ? (marks.first - started) / 1000 : 0,
     all: ((marks.last || performance.now()) - started) / 1000,
+    moments: marks.moments,
   };
   changed();
 }
 
 function take(message, { delta, logprobs, finish_reason: finish }, marks) {
-  marks.first ||= performance.now();
-  marks.last = performance.now();
+  const now = performance.now();
+  marks.first ||= now;
+  if (now - marks.last > 1) marks.moments += 1;
+  marks.last = now;
   message.content += delta.content ?? "";
   message.reasoning += delta.reasoning ?? "";
   for (const { index, id, function: part } of delta.tool_calls ?? []) {
@@ -53,7 +59,11 @@ function shortened({ token, logprob, top_logprobs: top }) {
   return [token, logprob, (top ?? []).map((one) => [one.token, one.logprob])];
 }
 
+// Tokens a second from the first to the last; from the question on, where they came in few pieces for their number.
 export function speed({ usage, seconds }) {
-  const decoding = seconds ? seconds.all - seconds.first : 0;
-  return usage && decoding > 0 ? (usage.completion_tokens - 1) / decoding : 0;
+  if (!usage || !seconds) return 0;
+  const { completion_tokens: count } = usage;
+  if (seconds.moments < Math.min(FEWEST_MOMENTS, count)) return seconds.all > 0 ? count / seconds.all : 0;
+  const decoding = seconds.all - seconds.first;
+  return decoding > 0 ? (count - 1) / decoding : 0;
 }

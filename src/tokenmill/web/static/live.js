@@ -142,10 +142,15 @@ function Queue({ view, pick }) {
   return html`<h3>Queue <small>${reasons.map(([reason, count]) => `${count} for ${reason}`).join(", ") || "nobody waits"}</small></h3>
     ${waiting.length > 0 && html`<div class="wide" tabindex="0" role="region" aria-label="Queue"><table><thead><tr><th>Request</th>
       <th>Prompt</th><th>Waited</th><th>Why</th></tr></thead><tbody>${waiting.slice(0, MOST_ROWS).map((request) => html`<tr key=${request.id}>
-      <td><button type="button" class="quiet" onClick=${() => pick(request)}><code>${request.id.slice(0, 8)}</code></button></td>
-      <td>${request.prompt}</td><td>${waited(view, request)}</td><td>${request.status === "preempted" ? "preempted; " : ""}${request.reason}</td></tr>`)}
+      <td><button type="button" class="quiet" onClick=${() => pick(request)}><code class="id">${request.id.slice(0, 8)}</code></button></td>
+      <td>${request.prompt}</td><td>${waited(view, request)}</td><td>${why(request)}</td></tr>`)}
     </tbody></table></div>`}
     ${waiting.length > MOST_ROWS && html`<p class="hint">and ${view.numRequests - view.open.size - MOST_ROWS} more</p>`}`;
+}
+
+// The reason of one that was preempted says so only until it is looked at again.
+function why({ status, reason }) {
+  return status === "preempted" && !reason.startsWith("was preempted") ? `preempted; ${reason}` : reason;
 }
 
 function waited(view, { id }) {

@@ -2,7 +2,7 @@
 
 import { speed } from "./generate.js";
 import { Markdown } from "./markdown.js";
-import { Copy, html, number, useState } from "./ui.js";
+import { Copy, html, number, useEffect, useRef, useState } from "./ui.js";
 
 const NAMES = { user: "You", assistant: "Model", tool: "Result" };
 
@@ -91,7 +91,9 @@ function Tokens({ tokens }) {
 
 function Alternatives({ token: [text, logprob, top] }) {
   const rows = top.some(([other]) => other === text) ? top : [[text, logprob], ...top];
-  return html`<table class="alternatives" aria-label="Alternatives"><tbody>${rows.map(([other, value]) => html`
+  const table = useRef();
+  useEffect(() => table.current.scrollIntoView({ block: "nearest" }), [text, logprob]);
+  return html`<table ref=${table} class="alternatives" aria-label="Alternatives"><tbody>${rows.map(([other, value]) => html`
     <tr class=${other === text ? "chosen" : ""}><td><code>${visible(other)}</code></td>
     <td>${(100 * Math.exp(value)).toFixed(2)} %</td><td><meter min="0" max="1" value=${Math.exp(value)}
       aria-label="probability"></meter></td></tr>`)}</tbody></table>`;

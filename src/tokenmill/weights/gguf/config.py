@@ -87,6 +87,18 @@ def _gpt_oss_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]
     return {**found, **({"rope_scaling": {**scaling, "truncate": False}} if scaling else {})}
 
 
+def _lfm2_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Which layers have attention is told by their KV heads; the width is the one that was adjusted."""
+    heads = list(fields.get("num_key_value_heads", []))
+    return {
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "num_key_value_heads": int(max(heads, default=0)),
+        "conv_L_cache": file.metadata.get("lfm2.shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": fields.get("rms_norm_eps"),
+    }
+
+
 def _phi3_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
     """LongRoPE's factors are tensors, and how much of a head turns is a number of its own."""
     found: dict[str, Any] = {}
@@ -108,7 +120,12 @@ def _floats(tensor: GgufTensor) -> list[float]:
     return [float(one) for one in np.frombuffer(tensor.data().tobytes(), np.float32)]
 
 
-_OWN_FIELDS = {"gemma3": _gemma3_fields, "gpt-oss": _gpt_oss_fields, "phi3": _phi3_fields}
+_OWN_FIELDS = {
+    "gemma3": _gemma3_fields,
+    "gpt-oss": _gpt_oss_fields,
+    "lfm2": _lfm2_fields,
+    "phi3": _phi3_fields,
+}
 
 
 def _rope_scaling(file: GgufFile, kind: str) -> dict[str, Any]:

@@ -51,6 +51,12 @@ _OTHER_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             **dict.fromkeys(("q", "k", "v"), "blk.{layer}.attn_qkv"),
             **dict.fromkeys(("gate", "up"), "blk.{layer}.ffn_up"),
         },
+        "lfm2": {
+            "conv_inputs": "blk.{layer}.shortconv.in_proj",
+            "conv": "blk.{layer}.shortconv.conv",
+            "conv_output": "blk.{layer}.shortconv.out_proj",
+            "final_norm": "token_embd_norm",
+        },
         "gpt-oss": {"mlp_norm": "blk.{layer}.post_attention_norm"},
     }
 )
@@ -123,7 +129,8 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
     if tensor is None:
         raise InvalidCheckpoint(f"{file.path} has no tensor {name}, which the architecture calls for")
     shape = tensor.shape if expert is None else tensor.shape[1:]
-    if shape != target.shape:
+    # Of a convolution the input channels, one for each output, are left out.
+    if shape != (target.shape[:1] + target.shape[2:] if len(target.shape) == 3 else target.shape):
         raise InvalidCheckpoint(f"{file.path}: tensor {name} has shape {list(shape)}, expected {list(target.shape)}")
     is_interleaved = family.gguf_interleaves_heads and target.key.role in ("q", "k")
     part = target.part
@@ -147,7 +154,9 @@ def _name(key: WeightKey, kind: str | None) -> str:
 
 def _head_dim(architecture: Architecture, key: WeightKey) -> int:
     assert key.layer is not None, "heads are those of a layer"
-    return architecture.layers[key.layer].attention.head_dim
+    attention = architecture.layers[key.layer].attention
+    assert attention is not None, "and the layer has some"
+    return attention.head_dim
 
 
 def _halves_apart(num_rows: int, head_dim: int) -> list[int]:
