@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 NUM_PROMPTS = 5
 
 # GQA ratios 1, 2, 4, 8; tied and untied embeddings; odd vocabulary sizes; scaled rotary positions and none; a
-# short window; multipliers; windows in some layers; sinks.
+# short window; multipliers; windows in some layers; sinks; recurrent states.
 SHAPES: dict[str, dict[str, object]] = {
     "qwen3": {"num_attention_heads": 8, "num_key_value_heads": 1, "tie_word_embeddings": True},
     "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 277},
@@ -43,6 +43,9 @@ SHAPES: dict[str, dict[str, object]] = {
     "gemma4": {"sliding_window": 24, "final_logit_softcapping": 30.0},
     "phi3": {},
     "gpt_oss": {"sliding_window": 24},
+    "lfm2": {},
+    "qwen3_5": {"tie_word_embeddings": True},
+    "qwen3_next": {},
 }
 
 

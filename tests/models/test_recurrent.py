@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -192,8 +193,6 @@ def test_greedy_tokens_are_those_of_transformers_however_steps_are_cut(
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    import json
-
     return json.loads((folder / "config.json").read_text())
 
 
@@ -207,7 +206,7 @@ def test_a_session_goes_on_from_its_state(family: str, tmp_path: Path, rng: np.r
         session, seen = llm.session(), []
         for turn in turns:
             seen += turn
-            told = list(session.send({"prompt_token_ids": turn}, params).outputs[0].token_ids)
+            told = list(session.send(turn, params).token_ids)
             expected = greedy_continuation(oracle, seen, 7)
             if smallest_margin(oracle, seen, expected) > 1e-4:
                 assert told == expected
