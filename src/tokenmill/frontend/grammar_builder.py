@@ -95,10 +95,11 @@ class GrammarBuilder:
         """The rule for a JSON value; what the schema has that is not supported is left out."""
         return self._schema(schema, is_lenient=True)
 
-    def text_before(self, end: str) -> str:
-        """The rule for free text up to where this first comes, and that."""
-        most = f"{{0,{self._max_string_length}}}" if self._max_string_length else "*"
-        return self.lark(f"start: text\ntext[suffix={literal(end)}]: /(?s:.{most})/")
+    def text_before(self, end: str, least: int = 0, most: int = 0) -> str:
+        """The rule for free text up to where this first comes, and that; `most` 0: as long as any other string."""
+        most = most or self._max_string_length
+        upper = str(max(most, least)) if most else ""
+        return self.lark(f"start: text\ntext[suffix={literal(end)}]: /(?s:.{{{least},{upper}}})/")
 
     def lark(self, text: str, notation: str = "part") -> str:
         """The rule for a grammar with a rule `start`."""

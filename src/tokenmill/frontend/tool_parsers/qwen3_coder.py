@@ -26,6 +26,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+_MAX_LENGTH = 1024
 _DEFINITIONS = ("$defs", "definitions")
 # As Python writes them: the template of Qwen3.5 does so too.
 _PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
@@ -41,7 +42,7 @@ class Qwen3CoderNotation:
         return Qwen3CoderParser(tools)
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
-        """See `Notation`. Of a text's schema only the alternatives of `enum` and `const` are enforced."""
+        """See `Notation`. Of a text's schema `enum`, `const` and lengths are enforced."""
         calls = " | ".join(_call_rule(builder, tool) for tool in tools)
         call = f'{builder.marker(BEGIN)} "\\n" ({calls}) {literal(_FUNCTION_END)} "\\n" {builder.marker(END)}'
         return f'({call}) ("\\n" {call})*' if is_parallel else f"({call})"
@@ -70,7 +71,13 @@ def _value_rule(builder: GrammarBuilder, schema: Any, definitions: dict[str, Any
     choices = own.get("enum") or ([own["const"]] if "const" in own else [])
     if choices and all(isinstance(choice, str) for choice in choices):
         return f"({' | '.join(map(literal, choices))}) {literal(end)}"
-    return builder.text_before(end)
+    least, most = (_length(own.get(name)) for name in ("minLength", "maxLength"))
+    return builder.text_before(end, least, most)
+
+
+def _length(value: Any) -> int:
+    """A length that is enforced; a huge one would make a grammar that is too large."""
+    return value if isinstance(value, int) and 0 < value <= _MAX_LENGTH else 0
 
 
 def _kinds(schema: Any) -> frozenset[str]:
