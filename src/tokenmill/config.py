@@ -31,6 +31,7 @@ TOOL_CALL_PARSERS = (
     "lfm2",
     "granite",
     "phi4_mini_json",
+    "gemma4",
     "openai",
 )
 # Entry points of policies that are not ours; `scheduler/policies.py` finds them.

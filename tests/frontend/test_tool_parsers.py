@@ -79,6 +79,17 @@ def write_phi4(rng: random.Random, calls: list[Call]) -> str:
     return rng.choice([f"functools{written}", f"<|tool_call|>{written}<|/tool_call|>"])
 
 
+def write_gemma4(rng: random.Random, calls: list[Call]) -> str:
+    def value(item: Any) -> str:
+        if isinstance(item, str):
+            return f'<|"|>{item}<|"|>'
+        if isinstance(item, dict):
+            return "{" + ",".join(f"{key}:{value(one)}" for key, one in item.items()) + "}"
+        return "[" + ",".join(map(value, item)) + "]" if isinstance(item, list) else json.dumps(item)
+
+    return "".join(f"<|tool_call>call:{name}{value(arguments)}<tool_call|>" for name, arguments in calls)
+
+
 WRITERS: dict[str, Callable[[random.Random, list[Call]], str]] = {
     "hermes": write_hermes,
     "llama3_json": write_llama3,
@@ -88,6 +99,7 @@ WRITERS: dict[str, Callable[[random.Random, list[Call]], str]] = {
     "lfm2": write_lfm2,
     "granite": write_granite,
     "phi4_mini_json": write_phi4,
+    "gemma4": write_gemma4,
 }
 
 
@@ -180,6 +192,9 @@ def test_any_text_reads_the_same_in_any_pieces(notation: str, rng: random.Random
         "<|tool_call|>",
         "<|/tool_call|>",
         "functools",
+        "<|tool_call>call:f",
+        "<tool_call|>",
+        '<|"|>',
     ]
     parts += [
         '{"a": 1}',
@@ -230,6 +245,10 @@ def test_any_text_reads_the_same_in_any_pieces(notation: str, rng: random.Random
         "<tool_call>[1, 2]",
         '<|tool_call|> [{"name": 5}] <|/tool_call|>',
         "functools.partial",
+        "<|tool_call>call:f{a:b}<tool_call|>",
+        "<|tool_call>call:f{a:1",
+        "<|tool_call>call:f{a:" + "[" * 50_000 + "<tool_call|>",
+        '<|tool_call>call:f{a:<|"|>' + '<|"|' * 10_000 + "<tool_call|>",
         "<tool_call>\n<function=a b>",
         "<tool_call>\n<function=f",
         "<|tool_call_start|>no list<|tool_call_end|>",
@@ -303,6 +322,7 @@ BEGINNINGS = {
     "qwen3_coder": ["<tool_call>", "<tool_call><function=", "<tool_call><function=f><parameter=a>", "<"],
     "lfm2": ["<|tool_call_start|>", '<|tool_call_start|>[f(a="', "<|"],
     "granite": ["<|tool_call|>", "<|tool_call|>[", '<|tool_call|>[{"name": "f", "arguments": {"a": "', "<"],
+    "gemma4": ["<|tool_call>", '<|tool_call>call:f{a:<|"|>', "<"],
     "phi4_mini_json": ["functools", "functools[", 'functools[{"x": "', "<|tool_call|>[{}]"],
 }
 

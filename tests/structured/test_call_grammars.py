@@ -30,7 +30,8 @@ SCHEMA = {
     "required": ["city"],
 }
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}]
-OBJECT = '{"name": "get_weather", "arguments": {"city": "Ulm", "days": 2, "unit": "C", "tags": ["a"]}}'
+ARGUMENTS = '{"city": "Ulm", "days": 2, "unit": "C", "tags": ["a"]}'
+OBJECT = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}'
 TAGS = (
     "<tool_call>\n<function=get_weather>\n<parameter=city>\nUlm\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
     '<parameter=unit>\nC\n</parameter>\n<parameter=tags>\n["a"]\n</parameter>\n</function>\n</tool_call>'
@@ -44,6 +45,7 @@ PYTHONIC = '[get_weather(city="Ulm", days=2, unit="C", tags=["a"])]'
         ("qwen3_coder", TAGS, TAGS.replace("\n2\n", "\ntwo\n")),
         ("qwen3_coder", TAGS, TAGS.replace("=days", "=hours")),
         ("lfm2", f"<|tool_call_start|>{PYTHONIC}<|tool_call_end|>", PYTHONIC),
+        ("gemma4", f"<|tool_call>call:get_weather{ARGUMENTS}<tool_call|>", f"<|tool_call>call:get{ARGUMENTS}"),
         ("granite", f"<|tool_call|>[{OBJECT}]", f"<|tool_call|>{OBJECT}"),
         ("phi4_mini_json", f"<|tool_call|>[{OBJECT}]<|/tool_call|>", f"<|tool_call|>[{OBJECT}]."),
     ],

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from tokenmill.frontend.reasoning import ReasoningStyle
 from tokenmill.frontend.tool_parsers import harmony
+from tokenmill.frontend.tool_parsers.gemma4 import Gemma4Notation
 from tokenmill.frontend.tool_parsers.hermes import HermesNotation
 from tokenmill.frontend.tool_parsers.json_list import JsonListNotation
 from tokenmill.frontend.tool_parsers.lfm2 import Lfm2Notation
@@ -26,6 +27,7 @@ NOTATIONS: Mapping[str, Notation] = MappingProxyType(
         "lfm2": Lfm2Notation(),
         "granite": JsonListNotation(("<|tool_call|>", "<tool_call>")),
         "phi4_mini_json": JsonListNotation(("<|tool_call|>", "functools"), "<|/tool_call|>"),
+        "gemma4": Gemma4Notation(),
         harmony.NOTATION_NAME: harmony.HarmonyNotation(),
     }
 )
