@@ -22,10 +22,21 @@ _DTYPE_NAMES = {"auto": "bfloat16", "half": "float16", "float": "float32"}
 # Formats that checkpoints are stored in: naming one is a check, not a wish.
 STORED_FORMATS = ("awq", "gptq", "compressed-tensors", "mxfp4", "gguf")
 DEFAULT_PORT = 8000
-TOOL_CALL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic", "openai")
+TOOL_CALL_PARSERS = (
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "pythonic",
+    "qwen3_coder",
+    "lfm2",
+    "granite",
+    "phi4_mini_json",
+    "gemma4",
+    "openai",
+)
 # Entry points of policies that are not ours; `scheduler/policies.py` finds them.
 POLICY_PLUGINS = "tokenmill.policies"
-REASONING_PARSERS = ("qwen3", "deepseek_r1", "openai_gptoss")
+REASONING_PARSERS = ("qwen3", "deepseek_r1", "granite", "gemma4", "openai_gptoss")
 ROUTING_POLICIES = ("cost", "fewest")
 
 

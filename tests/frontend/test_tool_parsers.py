@@ -16,6 +16,7 @@ from tokenmill.config import REASONING_PARSERS, TOOL_CALL_PARSERS
 from tokenmill.core.answer import AnswerPiece, PieceKind, joined
 from tokenmill.frontend.answer_parser import AnswerParser
 from tokenmill.frontend.reasoning import ReasoningSplitter
+from tokenmill.frontend.tool_parsers.protocol import Tool
 from tokenmill.frontend.tool_parsers.select import NOTATIONS, STYLES
 
 Call = tuple[str, dict[str, Any]]
@@ -55,11 +56,50 @@ def write_pythonic(rng: random.Random, calls: list[Call]) -> str:
     return f"[{', '.join(texts)}]"
 
 
+def write_qwen3_coder(rng: random.Random, calls: list[Call]) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        values = {key: item if isinstance(item, str) else json.dumps(item) for key, item in arguments.items()}
+        written = "".join(f"<parameter={key}>\n{item}\n</parameter>\n" for key, item in values.items())
+        return f"<tool_call>{rng.choice(SPACES)}<function={name}>\n{written}</function>\n</tool_call>"
+
+    return rng.choice(SPACES).join(one(*call) for call in calls)
+
+
+def write_lfm2(rng: random.Random, calls: list[Call]) -> str:
+    return f"<|tool_call_start|>{rng.choice(SPACES)}{write_pythonic(rng, calls)}<|tool_call_end|>"
+
+
+def write_granite(rng: random.Random, calls: list[Call]) -> str:
+    written = [{"name": name, "arguments": arguments} for name, arguments in calls]
+    return rng.choice(["<|tool_call|>", "<tool_call>"]) + rng.choice(SPACES) + json.dumps(written)
+
+
+def write_phi4(rng: random.Random, calls: list[Call]) -> str:
+    written = json.dumps([{"name": name, "arguments": arguments} for name, arguments in calls])
+    return rng.choice([f"functools{written}", f"<|tool_call|>{written}<|/tool_call|>"])
+
+
+def write_gemma4(rng: random.Random, calls: list[Call]) -> str:
+    def value(item: Any) -> str:
+        if isinstance(item, str):
+            return f'<|"|>{item}<|"|>'
+        if isinstance(item, dict):
+            return "{" + ",".join(f"{key}:{value(one)}" for key, one in item.items()) + "}"
+        return "[" + ",".join(map(value, item)) + "]" if isinstance(item, list) else json.dumps(item)
+
+    return "".join(f"<|tool_call>call:{name}{value(arguments)}<tool_call|>" for name, arguments in calls)
+
+
 WRITERS: dict[str, Callable[[random.Random, list[Call]], str]] = {
     "hermes": write_hermes,
     "llama3_json": write_llama3,
     "mistral": write_mistral,
     "pythonic": write_pythonic,
+    "qwen3_coder": write_qwen3_coder,
+    "lfm2": write_lfm2,
+    "granite": write_granite,
+    "phi4_mini_json": write_phi4,
+    "gemma4": write_gemma4,
 }
 
 
@@ -97,8 +137,17 @@ def cut(rng: random.Random, text: str) -> list[str]:
     return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
-def answer_parser(notation: str) -> AnswerParser:
-    return AnswerParser(None, NOTATIONS[notation].parser())
+def tools_of(calls: list[Call]) -> list[Tool]:
+    """Functions that take these calls, one each."""
+
+    def typed(arguments: dict[str, Any]) -> dict[str, Any]:
+        return {key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()}
+
+    return [Tool(name, {"properties": typed(arguments)}) for name, arguments in calls]
+
+
+def answer_parser(notation: str, tools: list[Tool] | None = None) -> AnswerParser:
+    return AnswerParser(None, NOTATIONS[notation].parser(tools or ()))
 
 
 @pytest.fixture
@@ -117,9 +166,9 @@ def test_every_flag_has_its_parser() -> None:
 @pytest.mark.parametrize("notation", WRITERS)
 def test_calls_come_back_however_the_text_is_cut(notation: str, rng: random.Random) -> None:
     for _ in range(150):
-        calls = random_calls(rng)
+        calls = [(f"{name}{number}", arguments) for number, (name, arguments) in enumerate(random_calls(rng))]
         text = WRITERS[notation](rng, calls)
-        pieces = read(answer_parser(notation), cut(rng, text))
+        pieces = read(answer_parser(notation, tools_of(calls)), cut(rng, text))
         assert [(name, json.loads(arguments)) for name, arguments in calls_of(pieces)] == calls, text
         assert len(pieces) == len(calls), text
 
@@ -134,6 +183,18 @@ def test_any_text_reads_the_same_in_any_pieces(notation: str, rng: random.Random
         "<|python_tag|>",
         '{"name": "f", ',
         '"arguments": ',
+        "<function=f>",
+        "<parameter=a>",
+        "</parameter>",
+        "</function>",
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        "<|tool_call|>",
+        "<|/tool_call|>",
+        "functools",
+        "<|tool_call>call:f",
+        "<tool_call|>",
+        '<|"|>',
     ]
     parts += [
         '{"a": 1}',
@@ -181,6 +242,17 @@ def test_any_text_reads_the_same_in_any_pieces(notation: str, rng: random.Random
         '<tool_call>{"name": "f"',
         '<tool_call>{"arguments": {"a": 1}}</tool_call>',
         "[TOOL_CALLS] nothing of the kind\n",
+        "<tool_call>[1, 2]",
+        '<|tool_call|> [{"name": 5}] <|/tool_call|>',
+        "functools.partial",
+        "<|tool_call>call:f{a:b}<tool_call|>",
+        "<|tool_call>call:f{a:1",
+        "<|tool_call>call:f{a:" + "[" * 50_000 + "<tool_call|>",
+        '<|tool_call>call:f{a:<|"|>' + '<|"|' * 10_000 + "<tool_call|>",
+        "<tool_call>\n<function=a b>",
+        "<tool_call>\n<function=f",
+        "<|tool_call_start|>no list<|tool_call_end|>",
+        "<|tool_call_start|>",
         "[1, 2, 3]",
         "[f(1, 2)]",
         "[f(a=__import__('os').system('true'))]",
@@ -217,6 +289,20 @@ def test_arguments_stream_as_they_come() -> None:
     assert not parser.finish()
 
 
+def test_texts_stream_between_tags_and_other_values_are_what_the_schema_says() -> None:
+    schema = {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"type": ["string", "null"]}, "wet": {}}
+    parser = answer_parser("qwen3_coder", [Tool("f", {"properties": schema})])
+    assert parser.feed('<tool_call>\n<function=f>\n<parameter=city>\nU"', 1) == [
+        AnswerPiece(PieceKind.CALL, '{"city": "U\\"', "f")
+    ]
+    assert parser.feed("lm\n", 1) == [AnswerPiece(PieceKind.CALL, "lm")]
+    rest = "</parameter>\n<parameter=days>\n2\n</parameter>\n<parameter=unit>\nNone\n</parameter>\n"
+    rest += "<parameter=wet>\nTrue\n</parameter>\n<parameter=other>\n5\n</parameter>\n</function>\n</tool_call>"
+    assert parser.feed(rest, 1) == [
+        AnswerPiece(PieceKind.CALL, '", "days": 2, "unit": null, "wet": true, "other": "5"}')
+    ]
+
+
 def test_a_call_that_is_cut_off_keeps_what_it_has() -> None:
     pieces = read(answer_parser("hermes"), ['<tool_call>{"name": "f", "arguments": {"a": "so f'])
     assert calls_of(pieces) == [("f", '{"a": "so f')]
@@ -233,6 +319,11 @@ BEGINNINGS = {
     "llama3_json": ["", '{"name": "f", "parameters": {"a": "', '{"x": "', "<|python"],
     "mistral": ["[TOOL_CALLS]", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "', "[TOOL_CALLS]f[ARGS]{", "["],
     "pythonic": ["[", "[f(", '[f(a="', "[f("],
+    "qwen3_coder": ["<tool_call>", "<tool_call><function=", "<tool_call><function=f><parameter=a>", "<"],
+    "lfm2": ["<|tool_call_start|>", '<|tool_call_start|>[f(a="', "<|"],
+    "granite": ["<|tool_call|>", "<|tool_call|>[", '<|tool_call|>[{"name": "f", "arguments": {"a": "', "<"],
+    "gemma4": ["<|tool_call>", '<|tool_call>call:f{a:<|"|>', "<"],
+    "phi4_mini_json": ["functools", "functools[", 'functools[{"x": "', "<|tool_call|>[{}]"],
 }
 
 
@@ -280,6 +371,9 @@ def test_the_work_is_linear_in_the_text(notation: str, filler: str) -> None:
         ("qwen3", True, "<think>hm</think>yes</think>", "hm", "yes</think>"),
         ("qwen3", False, "<think>never ends", "never ends", ""),
         ("qwen3", False, "<thi", "", "<thi"),
+        ("granite", False, "Here is my thought process: hm Here is my response: yes", "hm", "yes"),
+        ("gemma4", False, "<|channel>thought\nhm\n<channel|>yes", "hm", "yes"),
+        ("gemma4", False, "yes", "", "yes"),
         ("deepseek_r1", True, "hm\n\nso</think>\n\nyes", "hm\n\nso", "yes"),
         ("deepseek_r1", True, "<thi", "<thi", ""),
         ("deepseek_r1", True, "", "", ""),

@@ -83,7 +83,9 @@ def test_streamed_deltas_add_up_to_calls(client: openai.OpenAI) -> None:
     assert final.choices[0].finish_reason == "tool_calls"
 
 
-@pytest.mark.parametrize("notation", ["llama3_json", "mistral", "pythonic"])
+@pytest.mark.parametrize(
+    "notation", ["llama3_json", "mistral", "pythonic", "qwen3_coder", "lfm2", "granite", "phi4_mini_json", "gemma4"]
+)
 def test_the_other_notations_stream_calls_too(notation: str) -> None:
     flags = ("--num-pages", "400", "--max-num-seqs", "8", "--tool-call-parser", notation, "--enable-auto-tool-choice")
     with serve(demo_model_path(), *flags) as server:

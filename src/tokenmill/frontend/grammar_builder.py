@@ -27,7 +27,7 @@ from tokenmill.frontend.json_schema import closed, with_string_lengths
 # and a model that has lost its way would fill its context with it.
 _WHITESPACE = r"( |\n {0,16})?"
 _GAP = r"/[ \n]{0,4}/"
-_SPECIAL = re.compile(r"(<\|\w+\|>)")
+_SPECIAL = re.compile(r"(<\|\w+\|?>|<\w+\|>)")
 # Where only one text can follow, masks would have no tokens but those that the tokenizer spells it with, though the
 # grammar takes any others of the same text. What a grammar allows must not depend on how it is asked.
 _OPTIONS = '%llguidance {"no_forcing": true}'
@@ -94,6 +94,12 @@ class GrammarBuilder:
     def value(self, schema: dict[str, Any]) -> str:
         """The rule for a JSON value; what the schema has that is not supported is left out."""
         return self._schema(schema, is_lenient=True)
+
+    def text_before(self, end: str, least: int = 0, most: int = 0) -> str:
+        """The rule for free text up to where this first comes, and that; `most` 0: as long as any other string."""
+        most = most or self._max_string_length
+        upper = str(max(most, least)) if most else ""
+        return self.lark(f"start: text\ntext[suffix={literal(end)}]: /(?s:.{{{least},{upper}}})/")
 
     def lark(self, text: str, notation: str = "part") -> str:
         """The rule for a grammar with a rule `start`."""

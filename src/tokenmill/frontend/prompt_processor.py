@@ -21,7 +21,7 @@ from tokenmill.frontend.chat_template import ChatTemplate
 from tokenmill.frontend.grammar_builder import GrammarBuilder, Thinking
 from tokenmill.frontend.prompt_encoder import PromptEncoder
 from tokenmill.frontend.tokenizer import Tokenizer
-from tokenmill.frontend.tool_parsers.protocol import Tool
+from tokenmill.frontend.tool_parsers.protocol import read_tool
 from tokenmill.frontend.tool_parsers.select import NOTATIONS, STYLES
 from tokenmill.vision.prompts import MediaPrompts
 
@@ -140,19 +140,13 @@ def answer_grammar(
         alternatives.append(f"{opening} {builder.answer(outputs)}")
         param = outputs.param
     if calls is not None and (calls.is_required or alternatives):
-        named = [_read_tool(tool) for tool in tools or ()]
+        named = [read_tool(tool) for tool in tools or ()]
         wanted = [tool for tool in named if tool.name in calls.names]
         alternatives.append(NOTATIONS[calls.parser].rule(builder, wanted, calls.is_parallel))
     if not alternatives:
         return None
     rules = [] if thinking is None else [builder.thinking(thinking)]
     return builder.grammar([*rules, f"({' | '.join(alternatives)})"], param)
-
-
-def _read_tool(tool: dict[str, Any]) -> Tool:
-    """A tool of OpenAI's form, which the edge has checked."""
-    function = tool["function"]
-    return Tool(function["name"], function.get("parameters") or {}, function.get("strict") is True)
 
 
 def ids_of(message: Question) -> list[str]:

@@ -49,6 +49,7 @@ from tokenmill.frontend.reasoning import ReasoningSplitter
 from tokenmill.frontend.stop_strings import StopStrings
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.frontend.tool_parsers import harmony
+from tokenmill.frontend.tool_parsers.protocol import read_tool
 from tokenmill.frontend.tool_parsers.select import NOTATIONS, STYLES
 from tokenmill.model_files import eos_token_ids
 from tokenmill.vision.prompts import MediaPrompts
@@ -352,7 +353,8 @@ def _answer_parser(message: GenerateText, thinking: Thinking | None) -> AnswerPa
     splitter = None if thinking is None else ReasoningSplitter(STYLES[message.reasoning], thinking.has_begun)
     if rules is None:
         return AnswerParser(splitter)
-    return AnswerParser(splitter, NOTATIONS[rules.parser].parser(), most)
+    tools = [read_tool(tool) for tool in message.tools or ()]
+    return AnswerParser(splitter, NOTATIONS[rules.parser].parser(tools), most)
 
 
 def _refusal(request: _OpenRequest, output: TokenOutput) -> RequestRejected:

@@ -39,7 +39,7 @@ class HarmonyNotation:
 
     needs_special_tokens = True
 
-    def parser(self) -> ToolParser:
+    def parser(self, tools: Sequence[Tool] = ()) -> ToolParser:
         """See `Notation`."""
         raise AssertionError("an answer in harmony is read as a whole")
 

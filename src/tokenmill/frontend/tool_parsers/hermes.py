@@ -16,7 +16,7 @@ class HermesNotation:
 
     needs_special_tokens = False
 
-    def parser(self) -> HermesParser:
+    def parser(self, tools: Sequence[Tool] = ()) -> HermesParser:
         """See `Notation`."""
         return HermesParser()
 

@@ -18,7 +18,7 @@ class Llama3JsonNotation:
 
     needs_special_tokens = False
 
-    def parser(self) -> Llama3JsonParser:
+    def parser(self, tools: Sequence[Tool] = ()) -> Llama3JsonParser:
         """See `Notation`."""
         return Llama3JsonParser()
 

@@ -19,7 +19,7 @@ class MistralNotation:
 
     needs_special_tokens = True
 
-    def parser(self) -> MistralParser:
+    def parser(self, tools: Sequence[Tool] = ()) -> MistralParser:
         """See `Notation`."""
         return MistralParser()
 

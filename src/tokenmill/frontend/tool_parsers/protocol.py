@@ -42,6 +42,12 @@ class Tool:
     is_strict: bool = False
 
 
+def read_tool(tool: dict[str, Any]) -> Tool:
+    """A tool of OpenAI's form, which the edge has checked."""
+    function = tool["function"]
+    return Tool(function["name"], function.get("parameters") or {}, function.get("strict") is True)
+
+
 class ToolParser(Protocol):
     """Reads the calls in one answer."""
 
@@ -63,8 +69,8 @@ class Notation(Protocol):
 
     needs_special_tokens: bool
 
-    def parser(self) -> ToolParser:
-        """A parser for one answer."""
+    def parser(self, tools: Sequence[Tool] = ()) -> ToolParser:
+        """A parser for one answer, which may call these tools."""
         ...
 
     def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:

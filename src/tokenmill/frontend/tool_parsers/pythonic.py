@@ -31,7 +31,7 @@ class PythonicNotation:
 
     needs_special_tokens = False
 
-    def parser(self) -> PythonicParser:
+    def parser(self, tools: Sequence[Tool] = ()) -> PythonicParser:
         """See `Notation`."""
         return PythonicParser()
 
