@@ -326,7 +326,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "Qwen3_5ForCausalLM": _QWEN3_5,
         "Qwen3_5ForConditionalGeneration": dataclasses.replace(
-            _QWEN3_5, text_config=True, weight_names=QWEN3_5_VL_NAMES
+            _QWEN3_5, text_config=True, weight_names=QWEN3_5_VL_NAMES, gguf=None
         ),
         "Qwen3VLForConditionalGeneration": Family(
             qkv_bias="attention_bias",

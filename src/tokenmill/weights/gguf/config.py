@@ -12,9 +12,8 @@ from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.models.families import FAMILIES
 from tokenmill.weights.gguf.file import GgufFile, GgufTensor
 
-# A file has the text half alone, whatever else the model has.
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
-    {family.gguf: name for name, family in FAMILIES.items() if family.gguf is not None and not family.text_config}
+    {family.gguf: name for name, family in FAMILIES.items() if family.gguf is not None}
 )
 # Field of config.json -> key of the metadata, after the architecture's name.
 FIELDS: Mapping[str, str] = MappingProxyType(
