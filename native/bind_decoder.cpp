@@ -7,11 +7,30 @@ namespace nb = nanobind;
 
 namespace tokenmill {
 
-static void make_layer(DecoderLayer* self, const LayerNorms& norms, int group, const Projection& qkv,
-                       const AttentionLayer& attention, const Projection& output, const Projection& gate_up,
+static void make_attention(DecoderAttention* self, int group, const Projection& qkv, const AttentionLayer& layer,
+                           const Projection* gate) {
+  new (self) DecoderAttention{group, qkv, layer, gate ? *gate : Projection{}};
+}
+
+static void make_recurrence(Recurrence* self, const Projection& inputs, Address filters, Address bias, int64_t channels,
+                            int64_t width) {
+  check_convolution(width);
+  new (self) Recurrence{inputs, at<const uint16_t>(filters), at<const uint16_t>(bias), channels, width, {}};
+}
+
+static void make_delta_net(Recurrence& self, const Projection& z, const Projection& gates, Address a_log,
+                           Address dt_bias, Address norm, float eps, int64_t key_heads, int64_t value_heads,
+                           int64_t key_size, int64_t value_size) {
+  check_delta_rule(key_heads, value_heads, key_size, value_size);
+  self.delta = {z, gates, at<const uint16_t>(a_log), at<const uint16_t>(dt_bias), at<const uint16_t>(norm), eps,
+                key_heads, value_heads, key_size, value_size};
+}
+
+static void make_layer(DecoderLayer* self, const LayerNorms& norms, const DecoderAttention* attention,
+                       const Recurrence* recurrence, const Projection& output, const Projection& gate_up,
                        const Projection& down, int gate, float residual_multiplier, const LayerEnd& end) {
-  new (self) DecoderLayer{norms, group, qkv, attention, output, gate_up, down, static_cast<Gate>(gate), residual_multiplier,
-                           end};
+  new (self) DecoderLayer{norms, attention ? *attention : DecoderAttention{}, recurrence ? *recurrence : Recurrence{},
+                          output, gate_up, down, static_cast<Gate>(gate), residual_multiplier, end};
 }
 
 static void make_decoder(Decoder* self, const std::vector<const Attention*>& attentions, int64_t hidden_size, float eps,
@@ -30,12 +49,43 @@ static void gather(Decoder& self, Ranks& ranks, Address shared, int64_t first_to
 
 static bool forward(const Decoder& self, const std::vector<PlannedStep*>& planned, Address token_ids, Address hidden, int64_t tokens,
                     Address output_indices, int64_t outputs, Address of_token,
-                    const std::vector<const Adapter*>& adapters, const StepMedia& media, Address given, Address scratch,
-                    Address out) {
+                    const std::vector<const Adapter*>& adapters, const StepMedia& media, const StepStates* states,
+                    Address given, Address scratch, Address out) {
   const StepAdapters step = {at<const int32_t>(of_token), adapters};
   return self.forward({planned, at<const int64_t>(token_ids), at<const uint16_t>(hidden), tokens,
                        at<const int64_t>(output_indices), outputs, adapters.empty() ? nullptr : &step,
-                       media.count ? &media : nullptr, at<const uint16_t>(given), at<uint16_t>(scratch), at<uint16_t>(out)});
+                       media.count ? &media : nullptr, states, at<const uint16_t>(given), at<uint16_t>(scratch),
+                       at<uint16_t>(out)});
+}
+
+static void bind_states(nb::module_& module) {
+  nb::class_<StateMemory>(module, "StateMemory")
+      .def("__init__", [](StateMemory* self) { new (self) StateMemory{}; })
+      .def("add",
+           [](StateMemory& self, Address inputs, int64_t inputs_size, Address matrices, int64_t matrices_size) {
+             self.layers.push_back({at<uint16_t>(inputs), at<float>(matrices), inputs_size, matrices_size});
+           },
+           nb::arg("inputs"), nb::arg("inputs_size"), nb::arg("matrices"), nb::arg("matrices_size"));
+  nb::class_<StepStates>(module, "StepStates")
+      .def("__init__",
+           [](StepStates* self, const StateMemory& memory, const StateRows& first, const StateRows* rest, Address sources,
+              Address targets, int64_t copies) {
+             new (self) StepStates{memory, first, rest ? *rest : StateRows{}, at<const int64_t>(sources),
+                                   at<const int64_t>(targets), copies};
+           },
+           nb::keep_alive<1, 2>(), nb::arg("memory"), nb::arg("first"), nb::arg("rest").none(), nb::arg("sources"),
+           nb::arg("targets"), nb::arg("copies"));
+}
+
+static void bind_mixers(nb::module_& module) {
+  nb::class_<DecoderAttention>(module, "DecoderAttention")
+      .def("__init__", make_attention, nb::arg("group"), nb::arg("qkv"), nb::arg("layer"), nb::arg("gate").none());
+  nb::class_<Recurrence>(module, "Recurrence")
+      .def("__init__", make_recurrence, nb::arg("inputs"), nb::arg("filters"), nb::arg("bias"), nb::arg("channels"),
+           nb::arg("width"))
+      .def("delta_net", make_delta_net, nb::arg("z"), nb::arg("gates"), nb::arg("a_log"), nb::arg("dt_bias"),
+           nb::arg("norm"), nb::arg("eps"), nb::arg("key_heads"), nb::arg("value_heads"), nb::arg("key_size"),
+           nb::arg("value_size"));
 }
 
 void bind_decoder(nb::module_& module) {
@@ -45,6 +95,8 @@ void bind_decoder(nb::module_& module) {
              new (self) Projection{weights, at<const uint16_t>(bias), column};
            },
            nb::arg("weights"), nb::arg("bias"), nb::arg("column"));
+  bind_mixers(module);
+  bind_states(module);
   nb::class_<LayerEnd>(module, "LayerEnd")
       .def("__init__", [](LayerEnd* self) { new (self) LayerEnd{}; })
       .def("multiply", [](LayerEnd& self, Address scalar) { self.scalar = at<const uint16_t>(scalar); },
@@ -70,8 +122,8 @@ void bind_decoder(nb::module_& module) {
            },
            nb::arg("attention"), nb::arg("attention_out"), nb::arg("mlp"), nb::arg("mlp_out"));
   nb::class_<DecoderLayer>(module, "DecoderLayer")
-      .def("__init__", make_layer, nb::arg("norms"), nb::arg("group"), nb::arg("qkv"), nb::arg("attention"), nb::arg("output"),
-           nb::arg("gate_up"), nb::arg("down"), nb::arg("gate"), nb::arg("residual_multiplier"), nb::arg("end"));
+      .def("__init__", make_layer, nb::arg("norms"), nb::arg("attention").none(), nb::arg("recurrence").none(),
+           nb::arg("output"), nb::arg("gate_up"), nb::arg("down"), nb::arg("gate"), nb::arg("residual_multiplier"), nb::arg("end"));
   nb::class_<Decoder>(module, "Decoder")
       .def("__init__", make_decoder, nb::keep_alive<1, 2>(), nb::arg("attentions"), nb::arg("hidden_size"),
            nb::arg("eps"), nb::arg("norms_are_offsets"))
@@ -83,8 +135,8 @@ void bind_decoder(nb::module_& module) {
       .def("shared_numbers", &Decoder::shared_numbers, nb::arg("tokens"))
       .def("scratch_numbers", &Decoder::scratch_numbers, nb::arg("tokens"))
       .def("forward", forward, nb::arg("steps"), nb::arg("token_ids"), nb::arg("hidden"), nb::arg("tokens"),
-           nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"), nb::arg("media"), nb::arg("given"),
-           nb::arg("scratch"), nb::arg("out"), ReleaseGil());
+           nb::arg("output_indices"), nb::arg("outputs"), nb::arg("of_token"), nb::arg("adapters"), nb::arg("media"),
+           nb::arg("states").none(), nb::arg("given"), nb::arg("scratch"), nb::arg("out"), ReleaseGil());
 }
 
 }  // namespace tokenmill

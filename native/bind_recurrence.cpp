@@ -10,44 +10,52 @@ static void make_rows(StateRows* self, Address slots, Address starts, Address st
   new (self) StateRows{at<const int64_t>(slots), at<const int32_t>(starts), at<const int32_t>(stops), requests};
 }
 
-static void short_conv(const Kernels& self, const StateRows& rows, Address x, int64_t x_stride, Address weight,
-                       Address bias, Address state, int64_t state_stride, Address out, int64_t channels, int64_t width,
-                       bool silu) {
+void check_convolution(int64_t width) {
   if (width < 2 || width > MAX_CONV_WIDTH) throw std::invalid_argument("a convolution is of 2 to 8 tokens");
-  const ShortConvCall call{at<const uint16_t>(x), x_stride, at<const uint16_t>(weight), at<const uint16_t>(bias),
-                           at<uint16_t>(state), state_stride, at<uint16_t>(out), channels, width, silu};
-  self.table.short_conv(call, rows, self.threads);
 }
 
 static bool is_head_size(int64_t size) { return size > 0 && size <= MAX_HEAD_SIZE && size % HEAD_STEP == 0; }
 
-static void delta_rule(const Kernels& self, const StateRows& rows, Address mixed, int64_t mixed_stride, Address gates,
-                       int64_t gates_stride, Address a_log, Address dt_bias, Address state, int64_t state_stride,
-                       Address out, int64_t key_heads, int64_t value_heads, int64_t key_size, int64_t value_size) {
+void check_delta_rule(int64_t key_heads, int64_t value_heads, int64_t key_size, int64_t value_size) {
   if (!is_head_size(key_size) || !is_head_size(value_size)) {
     throw std::invalid_argument("heads of the delta rule have a multiple of 16 numbers, at most 256");
   }
   if (key_heads < 1 || value_heads % key_heads) {
     throw std::invalid_argument("as many value heads share each key head");
   }
+}
+
+static void short_conv(const Kernels& self, const StateRows& rows, Address x, int64_t x_stride, Address weight,
+                       Address bias, Address state, int64_t state_stride, Address out, int64_t channels, int64_t width,
+                       bool silu) {
+  check_convolution(width);
+  const ShortConvCall call{at<const uint16_t>(x), x_stride, at<const uint16_t>(weight), at<const uint16_t>(bias),
+                           at<uint16_t>(state), state_stride, at<uint16_t>(out), channels, channels, width, silu};
+  self.table.short_conv(call, rows, self.threads);
+}
+
+static void delta_rule(const Kernels& self, const StateRows& rows, Address mixed, int64_t mixed_stride, Address gates,
+                       int64_t gates_stride, Address a_log, Address dt_bias, Address state, int64_t state_stride,
+                       Address out, int64_t key_heads, int64_t value_heads, int64_t key_size, int64_t value_size) {
+  check_delta_rule(key_heads, value_heads, key_size, value_size);
   const DeltaRuleCall call{at<const uint16_t>(mixed), mixed_stride, at<const uint16_t>(gates), gates_stride,
                            at<const uint16_t>(a_log), at<const uint16_t>(dt_bias), at<float>(state), state_stride,
-                           at<uint16_t>(out), key_heads, value_heads, key_size, value_size};
+                           at<uint16_t>(out), value_heads * value_size, key_heads, value_heads, key_size, value_size};
   self.table.delta_rule(call, rows, self.threads);
 }
 
 static void gated_norm(const Kernels& self, Address x, int64_t x_stride, Address gate, int64_t gate_stride,
                        Address weight, float eps, Address out, int64_t count, int64_t heads, int64_t size) {
   const GatedNormCall call{at<const uint16_t>(x), x_stride, at<const uint16_t>(gate), gate_stride,
-                           at<const uint16_t>(weight), eps, at<uint16_t>(out), count, heads, size};
+                           at<const uint16_t>(weight), eps, at<uint16_t>(out), heads * size, count, heads, size};
   self.table.gated_norm(call, self.threads);
 }
 
 static void sigmoid_gate(const Kernels& self, Address x, int64_t x_stride, Address gate, int64_t gate_stride,
                          Address out, int64_t count, int64_t size) {
-  const SigmoidGateCall call{at<const uint16_t>(x), x_stride, at<const uint16_t>(gate), gate_stride,
-                             at<uint16_t>(out), count, size};
-  self.table.sigmoid_gate(call, self.threads);
+  const RowGateCall call{at<const uint16_t>(x), x_stride, at<const uint16_t>(gate), gate_stride, true,
+                         at<uint16_t>(out), size, count, size};
+  self.table.gate_rows(call, self.threads);
 }
 
 void bind_recurrence(nb::module_& module, KernelsClass& kernels) {

@@ -24,13 +24,18 @@ struct Strides {
         attention_out(0),
         intermediate(0) {
     for (const auto& layer : decoder.layers) {
-      qkv = std::max(qkv, stride_of(layer.qkv.weights.rows));
+      const Recurrence& recurrence = layer.recurrence;
+      const int64_t inputs = recurrence.inputs.weights.rows + recurrence.delta.gates.weights.rows;
+      qkv = std::max({qkv, stride_of(layer.attention.qkv.weights.rows), stride_of(layer.attention.gate.weights.rows),
+                      stride_of(inputs)});
+      if (recurrence.is_delta_net()) intermediate = std::max(intermediate, stride_of(recurrence.channels));
       attention_out = std::max(attention_out, stride_of(layer.output.weights.depth));
       intermediate = std::max({intermediate, stride_of(layer.down.weights.depth),
                                stride_of(layer.end.output.weights.depth)});
     }
   }
-  // What each rank has of its own: the residual stream, its norm, and its heads before attention.
+  // What each rank has of its own: the residual stream, its norm, and its heads before attention, or what a recurrence
+  // takes.
   int64_t own() const { return 2 * hidden + qkv; }
   // What ranks put together: the delta to be added to the residual stream, and the inputs of the two products that end
   // a block.
@@ -142,7 +147,7 @@ class ForwardPass {
     place_media();
     adapted_.begin(rows_);
     for (const auto& layer : decoder_.layers) {
-      attend(layer);
+      mix(layer);
       if (&layer == &decoder_.layers.back() && decoder_.final_norm) keep_outputs();
       if (!meet() || !feed_forward(layer)) return false;
       if (layer.end.scalar) end_layer(layer);
@@ -163,11 +168,12 @@ class ForwardPass {
   // What is yet to be added to residual_, multiplied by the scale: delta_, or its norm, which is in normed_; or null.
   const Buffer* addend_ = nullptr;
   float addend_scale_ = 1;
+  size_t num_recurrences_ = 0;  // that have run
   Buffer residual_, delta_, normed_, qkv_, attention_out_, intermediate_;
 
   Rows rows_of(const Buffer& buffer) const { return {buffer.data, rows_, buffer.stride}; }
 
-  const AttentionShape& shape_of(const DecoderLayer& layer) const { return decoder_.attentions[layer.group]->shape; }
+  const AttentionShape& shape_of(const DecoderLayer& layer) const { return decoder_.attentions[layer.attention.group]->shape; }
 
   // Of the heads of all ranks, where this rank's begin.
   int64_t own_column(const DecoderLayer& layer) const {
@@ -237,13 +243,71 @@ class ForwardPass {
     return true;
   }
 
-  void attend(const DecoderLayer& layer) {
+  void mix(const DecoderLayer& layer) {
     norm(layer.norms.attention, normed_);
-    project(layer.qkv, normed_, qkv_);
-    adapt(layer, ADAPTED_QKV, layer.qkv, normed_, qkv_);
-    auto& [step, plan] = *call_.planned[layer.group];
-    table_.attention({shape_of(layer), step, plan, layer.attention, qkv_.data, qkv_.stride,
-                      attention_out_.data + own_column(layer), attention_out_.stride}, threads_);
+    if (layer.attention.qkv.weights.rows) return attend(layer);
+    const LayerStates& states = call_.states->memory.layers[num_recurrences_++];
+    if (layer.recurrence.is_delta_net()) return run_delta_net(layer.recurrence, states);
+    run_short_conv(layer.recurrence, states);
+  }
+
+  void attend(const DecoderLayer& layer) {
+    const DecoderAttention& own = layer.attention;
+    project(own.qkv, normed_, qkv_);
+    adapt(layer, ADAPTED_QKV, own.qkv, normed_, qkv_);
+    auto& [step, plan] = *call_.planned[own.group];
+    const Buffer out{attention_out_.data + own_column(layer), attention_out_.stride};
+    table_.attention({shape_of(layer), step, plan, own.layer, qkv_.data, qkv_.stride, out.data, out.stride}, threads_);
+    if (!own.gate.weights.rows) return;
+    project(own.gate, normed_, qkv_);
+    gate_rows(out, qkv_, shape_of(layer).out_size(), true);
+  }
+
+  // |b|c|x| -> |b x|c|x|, of which b x is convolved, and times c.
+  void run_short_conv(const Recurrence& own, const LayerStates& states) {
+    project(own.inputs, normed_, qkv_);
+    gate_rows(qkv_, {qkv_.data + 2 * own.channels, qkv_.stride}, own.channels, false);
+    convolve(own, states, attention_out_, false);
+    gate_rows(attention_out_, {qkv_.data + own.channels, qkv_.stride}, own.channels, false);
+  }
+
+  // |what is convolved|gates| -> |z|...|gates|
+  void run_delta_net(const Recurrence& own, const LayerStates& states) {
+    const DeltaNet& delta = own.delta;
+    const int64_t heads = delta.value_heads;
+    project(own.inputs, normed_, qkv_);
+    project(delta.gates, normed_, qkv_);
+    convolve(own, states, intermediate_, true);
+    const DeltaRuleCall call{intermediate_.data, intermediate_.stride, qkv_.data + delta.gates.column, qkv_.stride,
+                             delta.a_log, delta.dt_bias, states.matrices, states.matrices_size, attention_out_.data,
+                             attention_out_.stride, delta.key_heads, heads, delta.key_size, delta.value_size};
+    run_states(states.matrices, states.matrices_size,
+               [&](const StateRows& rows) { table_.delta_rule(call, rows, threads_); });
+    project(delta.z, normed_, qkv_);
+    table_.gated_norm({attention_out_.data, attention_out_.stride, qkv_.data, qkv_.stride, delta.norm, delta.eps,
+                       attention_out_.data, attention_out_.stride, rows_, heads, delta.value_size}, threads_);
+  }
+
+  void convolve(const Recurrence& own, const LayerStates& states, const Buffer& out, bool silu) const {
+    const ShortConvCall call{qkv_.data, qkv_.stride, own.filters, own.bias, states.inputs, states.inputs_size,
+                             out.data, out.stride, own.channels, own.width, silu};
+    run_states(states.inputs, states.inputs_size,
+               [&](const StateRows& rows) { table_.short_conv(call, rows, threads_); });
+  }
+
+  // Runs all tokens through one tensor of states, and keeps what is wanted of it on the way.
+  template <class Number, class Call>
+  void run_states(Number* states, int64_t size, const Call& run) const {
+    const StepStates& step = *call_.states;
+    run(step.first);
+    for (int64_t i = 0; i < step.copies; ++i) {
+      std::memcpy(states + step.targets[i] * size, states + step.sources[i] * size, size * sizeof(Number));
+    }
+    if (step.rest.requests) run(step.rest);
+  }
+
+  void gate_rows(const Buffer& x, const Buffer& gate, int64_t size, bool is_sigmoid) const {
+    table_.gate_rows({x.data, x.stride, gate.data, gate.stride, is_sigmoid, x.data, x.stride, rows_, size}, threads_);
   }
 
   bool feed_forward(const DecoderLayer& layer) {
@@ -348,7 +412,8 @@ class ForwardPass {
   void keep_outputs() {
     keep_rows(residual_, 0, decoder_.hidden_size);
     const DecoderLayer& last = decoder_.layers.back();
-    keep_rows(attention_out_, own_column(last), shape_of(last).out_size());
+    const bool attends = last.attention.qkv.weights.rows;
+    keep_rows(attention_out_, own_column(last), attends ? shape_of(last).out_size() : last.output.weights.depth);
     rows_ = call_.outputs;
     adapted_.keep(call_.output_indices, rows_);
   }

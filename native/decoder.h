@@ -42,11 +42,40 @@ struct LayerEnd {
   const uint16_t* scalar;   // [1], or null: neither is there
 };
 
-struct DecoderLayer {
-  LayerNorms norms;
+// The attention of a layer.
+struct DecoderAttention {
   int group;  // of layers with heads of one shape, whose KV lies in one memory
   Projection qkv;
-  AttentionLayer attention;
+  AttentionLayer layer;
+  Projection gate;  // whose sigmoid multiplies what attention gives; without rows: there is none
+};
+
+// What makes a gated delta network of a convolution.
+struct DeltaNet {
+  Projection z, gates;  // `gates` are written behind what the convolution takes
+  const uint16_t *a_log, *dt_bias;  // [value_heads]
+  const uint16_t* norm;             // [value_size]
+  float eps;
+  int64_t key_heads, value_heads, key_size, value_size;
+
+  int64_t values_width() const { return value_heads * value_size; }
+};
+
+// What stands in the place of attention: a short convolution, or a gated delta network; see models/short_conv.py and
+// models/delta_net.py.
+struct Recurrence {
+  Projection inputs;               // [channels]; of a short convolution b, c and x, each [channels]
+  const uint16_t *filters, *bias;  // [channels][width], and [channels] or null
+  int64_t channels, width;
+  DeltaNet delta;  // z without rows: a short convolution
+
+  bool is_delta_net() const { return delta.z.weights.rows; }
+};
+
+struct DecoderLayer {
+  LayerNorms norms;
+  DecoderAttention attention;  // qkv without rows: there is a recurrence
+  Recurrence recurrence;
   Projection output;
   Projection gate_up, down;
   Gate gate;
@@ -58,6 +87,25 @@ struct DecoderLayer {
 struct StepAdapters {
   const int32_t* of_token;  // [tokens], which of these; -1: none
   std::vector<const Adapter*> adapters;
+};
+
+// The states of one layer with a recurrence.
+struct LayerStates {
+  uint16_t* inputs;  // [slots][channels][width - 1]
+  float* matrices;   // [slots][value_heads][key_size][value_size], of a delta network
+  int64_t inputs_size, matrices_size;  // of a slot
+};
+
+struct StateMemory {
+  std::vector<LayerStates> layers;  // those with recurrences
+};
+
+// The states that a step's tokens run through: those of `first`, then slots are copied, then those of `rest`.
+struct StepStates {
+  const StateMemory& memory;
+  StateRows first, rest;
+  const int64_t *sources, *targets;  // [copies] slots
+  int64_t copies;
 };
 
 // Tokens that are no text: what stands in the place of their embeddings, and what is added behind the first layers.
@@ -78,6 +126,7 @@ struct DecoderCall {
   int64_t outputs;
   const StepAdapters* adapters;  // null: no token has any
   const StepMedia* media;        // null: all are text
+  const StepStates* states;      // null: no layer keeps any
   const uint16_t* given;         // [layers][tokens][size], what layers are given for each token; or null
   uint16_t* scratch;  // [Decoder::scratch_numbers(tokens)]
   uint16_t* out;      // [outputs][hidden], where there is no final norm [tokens][hidden]; or null: not wanted

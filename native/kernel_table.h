@@ -63,7 +63,7 @@ struct KernelTable {
   void (*layer_norm)(const LayerNormCall& call, int threads);
   void (*gelu)(const GeluCall& call, int threads);
   void (*gated_norm)(const GatedNormCall& call, int threads);
-  void (*sigmoid_gate)(const SigmoidGateCall& call, int threads);
+  void (*gate_rows)(const RowGateCall& call, int threads);
   void (*add_weighted)(const WeightedRowsCall& call);
   void (*draw)(const DrawCall& call, int threads);
   void (*apply_token_bitmask)(const TokenBitmaskCall& call, int threads);

@@ -30,6 +30,10 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
+// Throw std::invalid_argument where there is no kernel.
+void check_convolution(int64_t width);
+void check_delta_rule(int64_t key_heads, int64_t value_heads, int64_t key_size, int64_t value_size);
+
 // Each adds the classes or methods of its file, bind_<noun>.cpp.
 void bind_linear(nanobind::module_& module, KernelsClass& kernels);
 void bind_attention(nanobind::module_& module);

@@ -28,6 +28,7 @@ struct ShortConvCall {
   uint16_t* state;         // [slots][channels][width - 1], the oldest input first
   int64_t state_stride;    // from one slot to the next
   uint16_t* out;           // [T][channels]
+  int64_t out_stride;
   int64_t channels, width;
   bool silu;
 };
@@ -44,6 +45,7 @@ struct DeltaRuleCall {
   float* state;                     // [slots][value_heads][key_size][value_size]
   int64_t state_stride;             // from one slot to the next
   uint16_t* out;                    // [T][value_heads * value_size]
+  int64_t out_stride;
   int64_t key_heads, value_heads, key_size, value_size;
 };
 

@@ -41,17 +41,20 @@ struct GatedNormCall {
   int64_t gate_stride;
   const uint16_t* weight;  // [size]
   float eps;
-  uint16_t* out;  // [count][heads * size]
+  uint16_t* out;  // [count][heads * size]; may be x
+  int64_t out_stride;
   int64_t count, heads, size;
 };
 
-// x * sigmoid(gate), which is rounded to bf16 before the product.
-struct SigmoidGateCall {
+// x * gate, or x * sigmoid(gate), which is rounded to bf16 before the product.
+struct RowGateCall {
   const uint16_t* x;  // [count][size]
   int64_t x_stride;
   const uint16_t* gate;  // [count][size]
   int64_t gate_stride;
-  uint16_t* out;  // [count][size]
+  bool is_sigmoid;
+  uint16_t* out;  // [count][size]; may be x
+  int64_t out_stride;
   int64_t count, size;
 };
 

@@ -14,6 +14,7 @@ from tokenmill.attention.protocol import AttentionBackend, AttentionLayer, Atten
 from tokenmill.attention.registry import AttentionConfig, choose_attention
 from tokenmill.kernels.heads import HeadNorms, RotaryTables
 from tokenmill.kernels.states import StateMemory, step_states
+from tokenmill.models.decoder import Decoder
 from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.runner.model import Model
 
@@ -94,17 +95,22 @@ class PagedRequests:
             output_indices=torch.arange(int(query_lens.sum())),
         )
 
+    def keep_states(self, decoder: Decoder) -> None:
+        """Give each request a state, if the decoder has recurrences: in slots in random order, one of which nobody owns
+        and holds poison."""
+        if not decoder.architecture.recurrences:
+            return
+        self.states = decoder.state_memory(len(self.sequences) + 1)
+        self.slots = np.random.default_rng(0).permutation(len(self.sequences) + 1)
+        for tensors in self.states.layers:
+            for tensor in tensors:
+                tensor[self.slots[-1]] = torch.nan
+
     def run(self, decoder: Model, attention: AttentionBackend, schedule: Sequence[Chunks]) -> list[torch.Tensor]:
         """Run the steps of a schedule; the logits of each request, [tokens it ran, vocab_size], if it ran any."""
         logits: list[list[torch.Tensor]] = [[] for _ in self.sequences]
-        architecture = getattr(decoder, "architecture", None)
-        if architecture is not None and architecture.recurrences:
-            # Slots in random order, and one that nobody owns and that holds poison.
-            self.states = decoder.state_memory(len(self.sequences) + 1)  # type: ignore[attr-defined]
-            self.slots = np.random.default_rng(0).permutation(len(self.sequences) + 1)
-            for tensors in self.states.layers:
-                for tensor in tensors:
-                    tensor[self.slots[-1]] = torch.nan
+        if isinstance(decoder, Decoder):
+            self.keep_states(decoder)
         for chunks in schedule:
             with torch.inference_mode():
                 batch = self.batch(chunks)

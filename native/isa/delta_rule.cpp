@@ -111,7 +111,7 @@ struct Columns {
     return call.mixed + token * call.mixed_stride + keys + head * call.value_size + column;
   }
   uint16_t* out(int64_t token) const {
-    return call.out + (token * call.value_heads + head) * call.value_size + column;
+    return call.out + token * call.out_stride + head * call.value_size + column;
   }
 };
 

@@ -43,18 +43,19 @@ void gated_norm(const GatedNormCall& call, int threads) {
   for_rows(call.count, width, threads, [&](int64_t row) {
     for (int64_t head = 0; head < width; head += call.size) {
       const uint16_t *x = call.x + row * call.x_stride + head, *gate = call.gate + row * call.gate_stride + head;
-      norm_head(x, gate, call, call.out + row * width + head);
+      norm_head(x, gate, call, call.out + row * call.out_stride + head);
     }
   });
 }
 
-void sigmoid_gate(const SigmoidGateCall& call, int threads) {
+void gate_rows(const RowGateCall& call, int threads) {
   for_rows(call.count, call.size, threads, [&](int64_t row) {
     const uint16_t *x = call.x + row * call.x_stride, *gate = call.gate + row * call.gate_stride;
-    uint16_t* out = call.out + row * call.size;
+    uint16_t* out = call.out + row * call.out_stride;
     for (int64_t i = 0; i < call.size; i += LANES) {
       const int64_t lanes = std::min<int64_t>(LANES, call.size - i);
-      const F32 opened = rounded(sigmoid(load_partial_bf16(gate + i, lanes)));
+      const F32 given = load_partial_bf16(gate + i, lanes);
+      const F32 opened = call.is_sigmoid ? rounded(sigmoid(given)) : given;
       store_partial_bf16(out + i, mul(load_partial_bf16(x + i, lanes), opened), lanes);
     }
   });

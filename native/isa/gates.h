@@ -5,6 +5,6 @@
 namespace tokenmill::TM_ISA {
 
 void gated_norm(const GatedNormCall& call, int threads);
-void sigmoid_gate(const SigmoidGateCall& call, int threads);
+void gate_rows(const RowGateCall& call, int threads);
 
 }  // namespace tokenmill::TM_ISA

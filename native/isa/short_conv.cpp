@@ -77,7 +77,7 @@ void run_tokens(const ShortConvCall& call, const Turned<WIDTH>& weights, Turned<
   }
   for (int64_t token = start; token < end; ++token) {
     const uint16_t* x = call.x + token * call.x_stride + lanes.first;
-    uint16_t* out = call.out + token * call.channels + lanes.first;
+    uint16_t* out = call.out + token * call.out_stride + lanes.first;
     if (token + ROWS_AHEAD < end) prefetch_l1(x + ROWS_AHEAD * call.x_stride);
     TM_UNROLL for (int v = 0; v < VECTORS; ++v) {
       inputs[WIDTH - 1][v] = load_partial_bf16(x + v * LANES, lanes.count(v));

@@ -32,7 +32,7 @@ const KernelTable& table() {
       .layer_norm = layer_norm,
       .gelu = gelu,
       .gated_norm = gated_norm,
-      .sigmoid_gate = sigmoid_gate,
+      .gate_rows = gate_rows,
       .add_weighted = add_weighted,
       .draw = draw,
       .apply_token_bitmask = apply_token_bitmask,

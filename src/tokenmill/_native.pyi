@@ -207,15 +207,56 @@ class LayerNorms:
 
     def __init__(self, attention: Address, attention_out: Address, mlp: Address, mlp_out: Address) -> None: ...
 
+class DecoderAttention:
+    """The attention of one layer; `gate`: whose sigmoid multiplies what it gives."""
+
+    def __init__(self, group: int, qkv: Projection, layer: AttentionLayer, gate: Projection | None) -> None: ...
+
+class Recurrence:
+    """What stands in the place of attention: a short convolution, or a gated delta network; see native/decoder.h."""
+
+    def __init__(self, inputs: Projection, filters: Address, bias: Address, channels: int, width: int) -> None: ...
+    def delta_net(
+        self,
+        z: Projection,
+        gates: Projection,
+        a_log: Address,
+        dt_bias: Address,
+        norm: Address,
+        eps: float,
+        key_heads: int,
+        value_heads: int,
+        key_size: int,
+        value_size: int,
+    ) -> None: ...
+
+class StateMemory:
+    """The states of the layers that keep any: addresses and numbers of a slot. Matrices are 0 where there are none."""
+
+    def __init__(self) -> None: ...
+    def add(self, inputs: Address, inputs_size: int, matrices: Address, matrices_size: int) -> None: ...
+
+class StepStates:
+    """What a step's tokens run through; see native/decoder.h."""
+
+    def __init__(
+        self,
+        memory: StateMemory,
+        first: StateRows,
+        rest: StateRows | None,
+        sources: Address,
+        targets: Address,
+        copies: int,
+    ) -> None: ...
+
 class DecoderLayer:
-    """The weights and the KV memory of one dense layer; see native/decoder.h."""
+    """The weights and the KV memory of one dense layer, with attention or a recurrence; see native/decoder.h."""
 
     def __init__(
         self,
         norms: LayerNorms,
-        group: int,
-        qkv: Projection,
-        attention: AttentionLayer,
+        attention: DecoderAttention | None,
+        recurrence: Recurrence | None,
         output: Projection,
         gate_up: Projection,
         down: Projection,
@@ -295,6 +336,7 @@ class Decoder:
         of_token: Address,
         adapters: Sequence[Adapter],
         media: StepMedia,
+        states: StepStates | None,
         given: Address,
         scratch: Address,
         out: Address,

@@ -15,9 +15,11 @@ import torch
 
 from tests.checkpoints import load_oracle, make_checkpoint
 from tests.paging import Chunks, PagedRequests, make_attention, random_schedule
+from tokenmill.attention.batch import ForwardBatch
 from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.kernels.native import load_kernels
 from tokenmill.kernels.select import select_kernels
+from tokenmill.kernels.states import StateMemory, step_states
 from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.native_decoder import NativeDecoder, in_one_call, native_pass_obstacle
@@ -63,6 +65,7 @@ def run(
     model: tuple[Decoder, Any], sequences: list[list[int]], steps: list[Chunks], rng: np.random.Generator
 ) -> list[torch.Tensor]:
     requests = PagedRequests(sequences, 16, rng)
+    requests.keep_states(model[0])
     attention = native_attention(model, requests)
     return requests.run(in_one_call(model[0], attention), attention, steps)
 
@@ -143,7 +146,7 @@ def test_quantized_logits_stay_near(stored: str, most: float, tmp_path: Path, rn
 
 
 @pytest.mark.parametrize("stored", FORMATS)
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in (*WITH_EXPERTS, *WITH_STATES)])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in WITH_EXPERTS])
 def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path, rng: np.random.Generator) -> None:
     overrides = {"hidden_size": 64, "intermediate_size": 96, **FAMILIES[family]}
     folder = make_checkpoint(tmp_path, family, tokenizer=False, dtype=torch.bfloat16, **overrides)
@@ -154,13 +157,35 @@ def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path,
     in_parts, whole = (native_attention(model, requests, kv_dtype) for _ in range(2))
     decoder = in_one_call(model[0], whole)
     assert isinstance(decoder, NativeDecoder)
+    # Twice the slots of requests: whose state is kept on the way is copied there.
+    states = [model[0].state_memory(12) for _ in range(2)] if family in WITH_STATES else [None] * 2
     for chunks in random_schedule(lengths, 40, rng):
         batch = requests.batch(chunks)
+        saves = draw_saves(chunks, rng)
         kept = np.sort(rng.permutation(len(batch.token_ids))[: rng.integers(0, len(batch.token_ids) + 1)])
         batch = dataclasses.replace(batch, output_indices=torch.from_numpy(kept))
+        batches = [batch if memory is None else with_states(batch, chunks, memory, saves) for memory in states]
         with torch.inference_mode():
-            want, got = model[0].forward(batch, in_parts), decoder.forward(batch, whole)
+            want, got = model[0].forward(batches[0], in_parts), decoder.forward(batches[1], whole)
         assert torch.equal(got, want), f"{chunks}, outputs {kept.tolist()}"
+    if states[0] is not None:
+        for tensors, others in zip(*(memory.layers for memory in states), strict=True):
+            assert all(map(torch.equal, tensors, others)), "states, and those that were kept"
+
+
+Saves = tuple[np.ndarray, np.ndarray, np.ndarray] | None
+
+
+def draw_saves(chunks: Chunks, rng: np.random.Generator) -> Saves:
+    """Of some of the requests of a step, the state behind some of their tokens; see `step_states`."""
+    places = np.flatnonzero(rng.random(len(chunks)) < 0.4)
+    counts = np.array([rng.integers(1, chunks[place][1] + 1) for place in places])
+    return (places, counts, np.array([6 + chunks[place][0] for place in places])) if len(places) else None
+
+
+def with_states(batch: ForwardBatch, chunks: Chunks, memory: StateMemory, saves: Saves) -> ForwardBatch:
+    slots = np.array([request for request, _ in chunks])
+    return dataclasses.replace(batch, states=step_states(memory, slots, batch.query_starts, saves, "cpu"))
 
 
 def test_what_is_run_kernel_by_kernel_is_said(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -51,7 +51,7 @@ class NativeRecurrence(TorchKernels):
         _check_pieces(torch.bfloat16, weight, state[0], out, *([] if bias is None else [bias]))
         added = 0 if bias is None else bias.data_ptr()
         inputs, memory = (x.data_ptr(), x.stride(0), weight.data_ptr(), added), (state.data_ptr(), state.stride(0))
-        self.native.short_conv(_bind(rows, len(x)), *inputs, *memory, out.data_ptr(), channels, width, silu)
+        self.native.short_conv(bind_rows(rows, len(x)), *inputs, *memory, out.data_ptr(), channels, width, silu)
 
     def delta_rule(
         self,
@@ -79,7 +79,7 @@ class NativeRecurrence(TorchKernels):
         inputs = mixed.data_ptr(), mixed.stride(0), gates.data_ptr(), gates.stride(0)
         memory, sizes = (state.data_ptr(), state.stride(0)), (num_keys, num_heads, key_size, value_size)
         vectors = a_log.data_ptr(), dt_bias.data_ptr()
-        self.native.delta_rule(_bind(rows, len(mixed)), *inputs, *vectors, *memory, out.data_ptr(), *sizes)
+        self.native.delta_rule(bind_rows(rows, len(mixed)), *inputs, *vectors, *memory, out.data_ptr(), *sizes)
 
     def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels.gated_rms_norm`."""
@@ -100,7 +100,8 @@ class NativeRecurrence(TorchKernels):
         return out
 
 
-def _bind(rows: StateRows, num_tokens: int) -> _native.StateRows:
+def bind_rows(rows: StateRows, num_tokens: int) -> _native.StateRows:
+    """The rows of a step with so many tokens, by their addresses."""
     assert len(rows.slots) == len(rows.starts) == len(rows.stops) == len(rows.spans), "a slot for each span"
     assert rows.spans[-1, 1] <= num_tokens, "spans of tokens that are there"
     _check_pieces(torch.int64, rows.slots)

@@ -19,11 +19,13 @@ from tokenmill.attention.protocol import AttentionBackend
 from tokenmill.kernels.adapters import AdapterRows
 from tokenmill.kernels.native import MODULE
 from tokenmill.kernels.native_weight import PackedWeight
+from tokenmill.kernels.states import StateMemory
 from tokenmill.models.architecture import LayerSpec, MlpSpec
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.layer import Layer
-from tokenmill.models.linear import Linear
 from tokenmill.models.mlp import MLP
+from tokenmill.models.native_recurrence import NativeStates, bind_projection, bind_recurrence
+from tokenmill.models.self_attention import SelfAttention
 from tokenmill.platform.memory import Scratch
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class NativeDecoder:
     It holds addresses: the weights and the memory stay where they are.
     """
 
-    __slots__ = ("_attention", "_decoder", "_native", "_room", "_scratch", "argmax", "best", "logits")
+    __slots__ = ("_attention", "_decoder", "_native", "_room", "_scratch", "_states", "argmax", "best", "logits")
 
     def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
         self._decoder = decoder
@@ -48,6 +50,7 @@ class NativeDecoder:
         assert groups is not None, "the attention is native"
         self._scratch = Scratch(torch.bfloat16, "cpu")
         self._native = _bind(decoder, groups)
+        self._states: NativeStates | None = None
         self._room = decoder.collective.native
         if self._room is not None:
             first = decoder.layers[0].attention
@@ -86,9 +89,17 @@ class NativeDecoder:
             scratch.data_ptr(),
             out.data_ptr() if shard.rank == 0 else 0,
         )
-        if not self._native.forward(steps, *inputs, *_adapted(batch.adapters), _media(batch), *memory):
+        states = None if batch.states is None else self._states_of(batch.states.memory).step(batch.states, tokens)
+        assert states is not None or not self._decoder.architecture.recurrences, "recurrences have states"
+        if not self._native.forward(steps, *inputs, *_adapted(batch.adapters), _media(batch), states, *memory):
             raise self._decoder.collective.failure()
         return out
+
+    def _states_of(self, memory: StateMemory) -> NativeStates:
+        """Bound once: a model has one memory of states."""
+        if self._states is None or self._states.memory is not memory:
+            self._states = NativeStates(memory)
+        return self._states
 
 
 def _media(batch: ForwardBatch) -> _native.StepMedia:
@@ -135,8 +146,6 @@ def native_groups(attention: AttentionBackend) -> list[NativeAttention] | None:
 
 def _unsupported(layer: LayerSpec) -> str | None:
     """What native/decoder.cpp does not have of a layer."""
-    if layer.attention is None or layer.attention.has_gate:
-        return "recurrences and gates of attention are called one by one"
     return None if isinstance(layer.mlp, MlpSpec) else "experts are chosen in Python"
 
 
@@ -158,19 +167,26 @@ def _bind(decoder: Decoder, groups: list[NativeAttention]) -> _native.Decoder:
 
 def _bind_layer(native: Any, layer: Layer, groups: list[NativeAttention]) -> _native.DecoderLayer:
     own, mlp = layer.attention, layer.mlp
-    assert own is not None and isinstance(mlp, MLP), "its layers are dense and have attention"
+    assert isinstance(mlp, MLP), "its layers are dense"
     norms = (layer.attention_norm, layer.attention_out_norm, layer.mlp_norm, layer.mlp_out_norm)
     bound: _native.DecoderLayer = native.DecoderLayer(
         norms=native.LayerNorms(*(0 if norm is None else norm.weight.data_ptr() for norm in norms)),
-        group=own.layer.group,
-        qkv=_projection(native, own.qkv),
-        attention=groups[own.layer.group].bound(own.layer),
-        output=_projection(native, own.output, own.output.columns.start),
-        gate_up=_projection(native, mlp.gate_up, mlp.gate_up.columns.start),
-        down=_projection(native, mlp.down, mlp.down.columns.start),
+        attention=None if own is None else _bind_attention(native, own, groups[own.layer.group]),
+        recurrence=None if layer.recurrence is None else bind_recurrence(layer.recurrence),
+        output=bind_projection(layer.mixer.output, layer.mixer.output.columns.start),
+        gate_up=bind_projection(mlp.gate_up, mlp.gate_up.columns.start),
+        down=bind_projection(mlp.down, mlp.down.columns.start),
         gate=mlp.gate,
         residual_multiplier=layer.spec.residual_multiplier,
         end=_bind_end(native, layer),
+    )
+    return bound
+
+
+def _bind_attention(native: Any, own: SelfAttention, group: NativeAttention) -> _native.DecoderAttention:
+    gate = None if own.gate is None else bind_projection(own.gate)
+    bound: _native.DecoderAttention = native.DecoderAttention(
+        group=own.layer.group, qkv=bind_projection(own.qkv), layer=group.bound(own.layer), gate=gate
     )
     return bound
 
@@ -180,14 +196,5 @@ def _bind_end(native: Any, layer: Layer) -> _native.LayerEnd:
     if layer.scalar is not None:
         end.multiply(layer.scalar.data_ptr())
     if (third := layer.per_layer) is not None:
-        end.gate(_projection(native, third.gate), _projection(native, third.output), third.norm.weight.data_ptr())
+        end.gate(bind_projection(third.gate), bind_projection(third.output), third.norm.weight.data_ptr())
     return end
-
-
-def _projection(native: Any, linear: Linear, column: int = 0) -> _native.Projection:
-    """`column`: where its outputs begin among those of all ranks."""
-    assert isinstance(linear.weight, PackedWeight), "its matrices are packed"
-    projection: _native.Projection = native.Projection(
-        linear.weight.packed, 0 if linear.bias is None else linear.bias.data_ptr(), column
-    )
-    return projection
