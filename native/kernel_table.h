@@ -6,6 +6,7 @@
 #include "adapted_rows.h"
 #include "pages.h"
 #include "paged_attention.h"
+#include "recurrence.h"
 #include "row_kernels.h"
 #include "packed.h"
 
@@ -61,9 +62,14 @@ struct KernelTable {
   void (*rms_norm)(const NormCall& call, int threads);
   void (*layer_norm)(const LayerNormCall& call, int threads);
   void (*gelu)(const GeluCall& call, int threads);
+  void (*gated_norm)(const GatedNormCall& call, int threads);
+  void (*sigmoid_gate)(const SigmoidGateCall& call, int threads);
   void (*add_weighted)(const WeightedRowsCall& call);
   void (*draw)(const DrawCall& call, int threads);
   void (*apply_token_bitmask)(const TokenBitmaskCall& call, int threads);
+  // See recurrence.h.
+  void (*short_conv)(const ShortConvCall& call, const StateRows& rows, int threads);
+  void (*delta_rule)(const DeltaRuleCall& call, const StateRows& rows, int threads);
   // See pages.h.
   void (*copy_pages)(const PageCopy& call, Way way);
 };

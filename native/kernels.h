@@ -39,6 +39,7 @@ void bind_experts(nanobind::module_& module);
 void bind_checksum(nanobind::module_& module);
 void bind_ranks(nanobind::module_& module);
 void bind_rows(KernelsClass& kernels);
+void bind_recurrence(nanobind::module_& module, KernelsClass& kernels);
 void bind_pages(KernelsClass& kernels);
 
 }  // namespace tokenmill

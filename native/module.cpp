@@ -25,6 +25,7 @@ NB_MODULE(_native, module) {
   bind_attention(module);
   bind_adapters(module);
   bind_rows(kernels);
+  bind_recurrence(module, kernels);
   bind_ranks(module);
   bind_decoder(module);
   bind_experts(module);

@@ -33,6 +33,28 @@ struct LayerNormCall {
   int64_t count, size;
 };
 
+// RMSNorm of each of some heads of a row, rounded to bf16 before the product with the weight and after it, times silu(gate).
+struct GatedNormCall {
+  const uint16_t* x;  // [count][heads * size]
+  int64_t x_stride;
+  const uint16_t* gate;  // [count][heads * size]
+  int64_t gate_stride;
+  const uint16_t* weight;  // [size]
+  float eps;
+  uint16_t* out;  // [count][heads * size]
+  int64_t count, heads, size;
+};
+
+// x * sigmoid(gate), which is rounded to bf16 before the product.
+struct SigmoidGateCall {
+  const uint16_t* x;  // [count][size]
+  int64_t x_stride;
+  const uint16_t* gate;  // [count][size]
+  int64_t gate_stride;
+  uint16_t* out;  // [count][size]
+  int64_t count, size;
+};
+
 // x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3): GELU with tanh, of bf16, in place.
 struct GeluCall {
   uint16_t* x;

@@ -21,6 +21,9 @@ inline F32 exp(F32 x) {
   return mul(mul(p, power_of_two(half)), power_of_two(sub(n, half)));
 }
 
+// 1 / (1 + e^-x)
+inline F32 sigmoid(F32 x) { return div(broadcast(1.0f), add(broadcast(1.0f), exp(sub(zero(), x)))); }
+
 // x / (1 + e^-x)
 inline F32 silu(F32 x) { return div(x, add(broadcast(1.0f), exp(sub(zero(), x)))); }
 

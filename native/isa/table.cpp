@@ -2,12 +2,15 @@
 
 #include "isa/adapters.h"
 #include "isa/attention.h"
+#include "isa/delta_rule.h"
 #include "isa/token_bitmask.h"
 #include "isa/linear.h"
 #include "isa/draw.h"
+#include "isa/gates.h"
 #include "isa/gelu.h"
 #include "isa/norm.h"
 #include "isa/page_copy.h"
+#include "isa/short_conv.h"
 
 namespace tokenmill::TM_ISA {
 
@@ -28,9 +31,13 @@ const KernelTable& table() {
       .rms_norm = rms_norm,
       .layer_norm = layer_norm,
       .gelu = gelu,
+      .gated_norm = gated_norm,
+      .sigmoid_gate = sigmoid_gate,
       .add_weighted = add_weighted,
       .draw = draw,
       .apply_token_bitmask = apply_token_bitmask,
+      .short_conv = short_conv,
+      .delta_rule = delta_rule,
       .copy_pages = copy_pages,
   };
   return kernels;

@@ -70,6 +70,53 @@ class Kernels:
         size: int,
     ) -> None: ...
     def gelu(self, x: Address, count: int) -> None: ...
+    def short_conv(
+        self,
+        rows: StateRows,
+        x: Address,
+        x_stride: int,
+        weight: Address,
+        bias: Address,
+        state: Address,
+        state_stride: int,
+        out: Address,
+        channels: int,
+        width: int,
+        silu: bool,
+    ) -> None: ...
+    def delta_rule(
+        self,
+        rows: StateRows,
+        mixed: Address,
+        mixed_stride: int,
+        gates: Address,
+        gates_stride: int,
+        a_log: Address,
+        dt_bias: Address,
+        state: Address,
+        state_stride: int,
+        out: Address,
+        key_heads: int,
+        value_heads: int,
+        key_size: int,
+        value_size: int,
+    ) -> None: ...
+    def gated_norm(
+        self,
+        x: Address,
+        x_stride: int,
+        gate: Address,
+        gate_stride: int,
+        weight: Address,
+        eps: float,
+        out: Address,
+        count: int,
+        heads: int,
+        size: int,
+    ) -> None: ...
+    def sigmoid_gate(
+        self, x: Address, x_stride: int, gate: Address, gate_stride: int, out: Address, count: int, size: int
+    ) -> None: ...
     def draw(self, logits: Address, stride: int, size: int, count: int, draws: Address, ids: Address) -> None: ...
     def apply_token_bitmask(
         self, logits: Address, stride: int, size: int, count: int, rows: Address, bits: Address
@@ -89,6 +136,11 @@ class Packed:
     @property
     def num_bytes(self) -> int: ...
     def place(self, data: Address) -> None: ...
+
+class StateRows:
+    """Slots [requests] int64, and where their tokens start and stop, [requests] int32 each; all stay where they are."""
+
+    def __init__(self, slots: Address, starts: Address, stops: Address, requests: int) -> None: ...
 
 class PlannedStep:
     """How the attention of a step is divided into pieces of work."""

@@ -268,9 +268,12 @@ def test_a_full_disk_stops_the_feeding_and_loses_nothing(desk, monkeypatch):
 
         monkeypatch.setattr(BatchStore, "record", record_or_fail)
         async with desk.started():
+            desk.num_free = 20  # however late the first write fails
             names = [str(number) for number in range(100)]
             batch_id = await desk.create(*names)
-            await desk.wait(lambda: desk.runner._cannot_write and desk.open == 0)
+            await desk.wait(lambda: desk.runner._cannot_write)
+            desk.gate.set()
+            await desk.wait(lambda: desk.open == 0)
             for _ in range(10):
                 await asyncio.sleep(0.01)
             assert desk.asked.total() < 100, "what cannot be kept is not computed"

@@ -19,16 +19,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tokenmill.kernels.triton import adapters, attention, decode_inputs, fp8, gate, heads, matmul, norm
+from tokenmill.kernels.triton import adapters, attention, decode_inputs, fp8, gate, heads, matmul, norm, recurrence
 from tokenmill.sampling import triton_draw, triton_select
 
 # Types of the arguments by their names, the same in all kernels.
 ACTIVATIONS = (
     *("x", "delta", "weight", "bias", "sinks", "output", "gate_up", "qkv", "q_norm", "k_norm"),
     *("cos_table", "sin_table", "q", "keys", "values", "logits", "a", "b", "y"),
+    *("gate", "before", "mixed", "gates", "a_log", "dt_bias"),
 )
 POINTERS = {
-    **dict.fromkeys(("parts", "scales", "inner"), "*fp32"),
+    **dict.fromkeys(("parts", "scales", "inner", "memory"), "*fp32"),
     **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items", "counters"), "*i32"),
     **dict.fromkeys(("shared", "part_stops"), "*i32"),
     **dict.fromkeys(("pages", "tokens", "lens", "slot_of_row"), "*i32"),
@@ -37,6 +38,7 @@ POINTERS = {
     **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
     **dict.fromkeys(("rounded", "exponents"), "*u8"),
 }
+RECURRENT_STRIDES = ("x_stride", "gate_stride", "mixed_stride", "gates_stride", "state_stride")
 NUMBERS = {
     **dict.fromkeys(("eps", "scale"), "fp32"),
     **dict.fromkeys(
@@ -54,13 +56,14 @@ NUMBERS = {
             "ranks",
             "second",
             "third",
+            *RECURRENT_STRIDES,
             "COUNT",
         ),
         "i32",
     ),
 }
 # Of numbers that are multiples of 16 in most models.
-EVEN = ("q_stride", "stride", "size")
+EVEN = ("q_stride", "stride", "size", *RECURRENT_STRIDES)
 PART = 128 + attention.PART_EXTRA
 ATTENTION = {
     "PAGE_SIZE": 16,
@@ -108,6 +111,9 @@ NORMS = (
     {"ROUNDS": False, "IS_OFFSET": True},
 )
 JOIN = {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}
+CONV = {"CHANNELS": 8192, "TAPS": 4, "HAS_BIAS": False, "SILU": True}
+DELTA = {"KEY_HEADS": 16, "HEADS": 32, "KEY_SIZE": 128, "VALUE_SIZE": 128, "ROWS": 128, "BLOCK": recurrence.COLUMNS}
+GATED_NORM = {"HEADS": 32, "SIZE": 128, "WIDTH": 128, "TILE": recurrence.HEADS_TILE}
 # Kernel, constants, warps.
 CASES: list[tuple[Any, dict[str, Any], int]] = [
     *((norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True, **kind}, 2) for kind in NORMS),
@@ -125,6 +131,10 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (adapters._shrink, {"RANKS": 16, "WIDTH": 256}, 4),
     (adapters._expand, {"PARTS": 3, "RANK": 16, "OUTPUTS": 64}, 4),
     (decode_inputs._decode_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),
+    *((recurrence._short_conv, {**CONV, "TILE": tile, "BLOCK": block}, 4) for tile, block in ((1, 256), (16, 128))),
+    (recurrence._delta_rule, DELTA, 1),
+    (recurrence._gated_norm, GATED_NORM, 1),
+    (recurrence._sigmoid_gate, {"SIZE": 4096, "WIDTH": 1024}, 4),
     (triton_draw._summarize, CHUNKS, 4),
     *((triton_select.select, {**CHUNKS, "TILE": triton_draw.TILE, "LEVEL": level}, 8) for level in range(4)),
     *((triton_draw._finish, {**CHUNKS, "IS_FILTERED": is_filtered}, 8) for is_filtered in (False, True)),

@@ -40,8 +40,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma4": {"head_dim": 32, "global_head_dim": 64},
     "phi3": {},
     "gpt_oss": {"head_dim": 32, "intermediate_size": 64, "num_local_experts": 3, "num_experts_per_tok": 3},
+    "lfm2": {},
+    "qwen3_5": {"head_dim": 32},
+    "qwen3_next": {"head_dim": 32, "num_experts": 3, "num_experts_per_tok": 3},
 }
-WITH_EXPERTS = ("qwen3_moe", "gpt_oss")
+WITH_EXPERTS = ("qwen3_moe", "gpt_oss", "qwen3_next")
+WITH_STATES = ("lfm2", "qwen3_5", "qwen3_next")
 FORMATS = {
     "bf16": UNQUANTIZED,
     "int8": QUANTIZATIONS["int8"],
@@ -102,7 +106,9 @@ def relative_errors(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("stored", FORMATS)
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "smollm3", "granite", "gemma3", "gemma4", "phi3", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "qwen3_moe", "smollm3", "granite", "gemma3", "gemma4", "phi3", "gpt_oss", *WITH_STATES]
+)
 def test_bits_depend_on_nothing_but_the_request(
     family: str, stored: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -137,7 +143,7 @@ def test_quantized_logits_stay_near(stored: str, most: float, tmp_path: Path, rn
 
 
 @pytest.mark.parametrize("stored", FORMATS)
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in WITH_EXPERTS])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in (*WITH_EXPERTS, *WITH_STATES)])
 def test_one_call_has_the_bits_of_many(family: str, stored: str, tmp_path: Path, rng: np.random.Generator) -> None:
     overrides = {"hidden_size": 64, "intermediate_size": 96, **FAMILIES[family]}
     folder = make_checkpoint(tmp_path, family, tokenizer=False, dtype=torch.bfloat16, **overrides)

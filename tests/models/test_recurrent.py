@@ -16,6 +16,7 @@ from tests.models.test_logits import assert_close, load
 from tests.paging import PagedRequests, make_attention
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
+from tokenmill.kernels.native import load_kernels
 from tokenmill.models.architecture_config import read_architecture
 
 FAMILIES = ("lfm2", "qwen3_5", "qwen3_next")
@@ -210,6 +211,28 @@ def test_a_session_goes_on_from_its_state(family: str, tmp_path: Path, rng: np.r
             if smallest_margin(oracle, seen, expected) > 1e-4:
                 assert told == expected
             seen += told[:-1]
+
+
+@pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_native_bits_do_not_depend_on_steps_states_and_preemptions(
+    family: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    folder = make_checkpoint(tmp_path, family, seed=int(rng.integers(2**31)), head_dim=32, hidden_size=64)
+    prompts = [rng.integers(0, 300, int(length)).tolist() for length in rng.integers(1, 60, 5)]
+    prompts.append([*prompts[0][:30], *rng.integers(0, 300, 9).tolist()])
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=1)
+    size = read_architecture(_config(folder)).state_bytes(2)
+    roomy = {"num_pages": 100, "max_num_batched_tokens": 512, "max_num_seqs": 6, "enable_prefix_caching": False}
+    tight = {"num_pages": 12, "max_num_batched_tokens": 16, "max_num_seqs": 4, "state_memory": 7 * size}
+    found = []
+    for given, threads in ((roomy, 1), (tight, 2)):
+        options = {**given, "page_size": 16, "max_model_len": 90, "num_threads": threads, "kernels": "native"}
+        with LLM(folder, dtype="bfloat16", **options) as llm:
+            for _ in range(2):
+                outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+                found.append([(one.token_ids, one.logprobs) for output in outputs for one in output.outputs])
+    assert all(again == found[0] for again in found[1:])
 
 
 def test_what_does_not_go_with_states_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """Engines come and go while a server runs, and others with new weights take their place: no request notices."""
 
 import concurrent.futures
+import contextlib
+import json
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -29,6 +32,15 @@ def completion(server, **fields) -> dict:
     reply = httpx.post(f"{server.url}/v1/completions", json=BODY | fields, timeout=60)
     assert reply.status_code == 200, reply.text
     return reply.json()
+
+
+@contextlib.contextmanager
+def streamed_text(server, **fields) -> Iterator[Iterator[str]]:
+    """The deltas of an answer: when there is one, the request runs."""
+    body = BODY | fields | {"stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as reply:
+        events = (json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {"))
+        yield (event["choices"][0]["text"] for event in events if event["choices"])
 
 
 def post(server, path: str, body=None, **query) -> httpx.Response:
@@ -67,14 +79,13 @@ def test_an_engine_is_added_drained_and_removed_and_requests_go_on(server):
 
 def test_streams_end_with_the_weights_they_began_with(server, tiny_checkpoint, other_checkpoint):
     before = completion(server, max_tokens=450)
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        (old,) = engines(server)
-        call = pool.submit(completion, server, max_tokens=450)
-        server.wait_for(lambda: server.metric("num_requests_running") > 0)
+    (old,) = engines(server)
+    with streamed_text(server, max_tokens=450) as parts:
+        text = next(parts)
         reply = post(server, "/update_weights_from_disk", {"model_path": str(other_checkpoint)})
         assert reply.status_code == 200 and reply.json()["success"], reply.text
         after = completion(server, max_tokens=450)
-        assert call.result()["choices"] == before["choices"]
+        assert text + "".join(parts) == before["choices"][0]["text"]
     assert after["choices"] != before["choices"]
     assert after["system_fingerprint"] == reply.json()["system_fingerprint"] != before["system_fingerprint"]
     wait_for_engines(server, {1 - old: "ready"})

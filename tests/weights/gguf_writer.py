@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "phi3": MODEL_ARCH.PHI3,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "lfm2": MODEL_ARCH.LFM2,
+    "qwen3_5": MODEL_ARCH.QWEN35,
 }
 
 
@@ -63,21 +64,24 @@ def write_gguf(folder: Path, family: str, kind: str | None = None) -> Path:
     add_own(writer, family, config)
     names = get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
     stacked: dict[str, list[np.ndarray]] = {}
-    for name, tensor in unstacked(load_file(folder / "model.safetensors")).items():
-        values = tensor.float().numpy()
+    for stored, tensor in unstacked(load_file(folder / "model.safetensors")).items():
+        name, values = stored, tensor.float().numpy()
         if family in ("llama", "smollm3", "granite") and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             values = interleaved(values, heads)
         if family == "gemma3" and name.endswith("norm.weight"):
             values = values + 1
-        if name.endswith("conv.conv.weight"):
+        if family == "qwen3_5":
+            name, values = of_qwen35(name, values, config)
+        if name.endswith(("conv.conv.weight", "conv1d.weight")):
             values = values.squeeze(1)
         spelled = name.replace("sinks", "sinks.weight")
         module, suffix = re.sub(r"\.experts\.\d+", ".experts", spelled).rsplit(".", 1)
-        stacked.setdefault(f"{names.get_name(module)}.{suffix}", []).append(values)
+        written = names.get_name(spelled) or f"{names.get_name(module)}.{suffix}"
+        stacked.setdefault(written, []).append(values)
     for name, parts in stacked.items():
         values = np.stack(parts) if len(parts) > 1 else parts[0]
-        if kind is not None and values.ndim > 1 and not name.endswith((".bias", "shortconv.conv.weight")):
+        if kind is not None and values.ndim > 1 and not name.endswith((".bias", "conv.weight", "conv1d.weight")):
             block = GGMLQuantizationType[kind]
             writer.add_tensor(name, quants.quantize(values, block), raw_dtype=block)
         else:
@@ -111,10 +115,48 @@ def add_own(writer: GGUFWriter, family: str, config: dict[str, Any]) -> None:
         writer.add_sliding_window(config["sliding_window"])
     if family == "lfm2":
         writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if family == "qwen3_5":
+        add_qwen35(writer, config)
     if family == "phi3":
         add_phi3_rope(writer, config)
     if family == "gpt_oss":
         add_gpt_oss(writer, config)
+
+
+def add_qwen35(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+    writer.add_full_attention_interval(config["layer_types"].index("full_attention") + 1)
+    writer.add_rope_dimension_count(int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]))
+
+
+def of_qwen35(name: str, values: np.ndarray, config: dict[str, Any]) -> tuple[str, np.ndarray]:
+    """Value heads in the order of their places in their groups; norms with the 1, rates as they are applied."""
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+
+    def tiled(part: np.ndarray, axis: int = 0) -> np.ndarray:
+        shape = part.shape
+        split = (*shape[:axis], keys, heads // keys, shape[axis] // heads, *shape[axis + 1 :])
+        return part.reshape(split).swapaxes(axis, axis + 1).reshape(shape)
+
+    before = 2 * keys * config["linear_key_head_dim"]
+    match name.partition("linear_attn.")[2]:
+        case "in_proj_qkv.weight" | "conv1d.weight":
+            values = np.concatenate((values[:before], tiled(values[before:])))
+        case "in_proj_z.weight" | "in_proj_a.weight" | "in_proj_b.weight":
+            values = tiled(values)
+        case "out_proj.weight":
+            values = tiled(values, 1)
+        case "A_log":
+            values = -np.exp(tiled(values))
+        case "dt_bias":
+            name, values = name.replace("dt_bias", "dt_proj.bias"), tiled(values)
+        case "":
+            values = values + 1 if name.endswith("norm.weight") else values
+    return name, values
 
 
 def add_phi3_rope(writer: GGUFWriter, config: dict[str, Any]) -> None:

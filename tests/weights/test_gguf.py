@@ -66,7 +66,7 @@ def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: 
 
 @pytest.mark.parametrize("kind", [None, "Q8_0", "Q4_0", "BF16", "F16"])
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3", "qwen2", "smollm3", "granite", "gemma3", "phi3", "gpt_oss", "lfm2"]
+    "family", ["llama", "qwen3", "qwen2", "smollm3", "granite", "gemma3", "phi3", "gpt_oss", "lfm2", "qwen3_5"]
 )
 def test_a_file_gives_the_logits_of_its_rounded_weights(
     family: str, kind: str | None, tmp_path: Path, cache: str, rng: np.random.Generator
@@ -78,6 +78,8 @@ def test_a_file_gives_the_logits_of_its_rounded_weights(
         shape |= {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": 16}
     if family == "lfm2":  # files without a head are tied
         shape["tie_word_embeddings"] = True
+    if family == "qwen3_5":  # which layers have attention is a number; blocks of 32 stay within value heads
+        shape |= {"layer_types": None, "full_attention_interval": 2, "linear_value_head_dim": 32}
     folder = make_checkpoint(tmp_path / "model", family, seed=int(rng.integers(2**31)), **shape)
     path = write_gguf(folder, family, kind)
     oracle = load_oracle(folder)

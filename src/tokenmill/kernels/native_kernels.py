@@ -9,9 +9,9 @@ import torch
 
 from tokenmill.kernels import native_ops
 from tokenmill.kernels.native_experts import NativeExperts
+from tokenmill.kernels.native_recurrence import NativeRecurrence
 from tokenmill.kernels.native_weight import PackedWeight
 from tokenmill.kernels.protocol import ExpertBiases, Experts, Gate, LinearWeight, WeightRole
-from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.platform.memory import Arena
 from tokenmill.quantization.packed import PackedFormat, PackedFormats
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tokenmill import _native
 
 
-class NativeKernels(TorchKernels):
+class NativeKernels(NativeRecurrence):
     """See `Kernels`. Weights are packed when they are filled; results depend on no other row, bit for bit.
 
     Attributes:
@@ -31,8 +31,7 @@ class NativeKernels(TorchKernels):
     def __init__(
         self, native: _native.Kernels, formats: PackedFormats, device: str = "cpu", arena: Arena | None = None
     ) -> None:
-        super().__init__(torch.bfloat16, device)
-        self.native = native
+        super().__init__(native, device)
         self.formats = formats
         self._arena = arena
 

@@ -176,6 +176,7 @@ _QWEN3_5 = Family(
         "partial_rotary_factor": 0.25,
     },
     weight_names=QWEN3_5_NAMES,
+    gguf="qwen35",
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -321,6 +322,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "num_experts": 512,
             },
             weight_names=QWEN3_NEXT_NAMES,
+            gguf=None,
         ),
         "Qwen3_5ForCausalLM": _QWEN3_5,
         "Qwen3_5ForConditionalGeneration": dataclasses.replace(

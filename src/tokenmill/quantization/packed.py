@@ -96,6 +96,18 @@ def pick_rows(rows: Rows, index: Sequence[int]) -> Rows:
     return rows[index]
 
 
+def pick_columns(rows: Rows, index: Sequence[int]) -> Rows:
+    """Some numbers of each row, in the order of their places; quantized ones stay so where whole groups are picked."""
+    index = list(index)
+    if isinstance(rows, QuantizedRows):
+        size, starts = rows.group_size, index[:: rows.group_size]
+        if not any(start % size for start in starts) and index == [one + at for one in starts for at in range(size)]:
+            groups = [start // size for start in starts]
+            offsets = None if rows.offsets is None else rows.offsets[:, groups]
+            return QuantizedRows(rows.bits, rows.values[:, index], rows.scales[:, groups], offsets)
+    return dense(rows)[:, index]
+
+
 def dense(rows: Rows) -> torch.Tensor:
     """As floats."""
     return rows if isinstance(rows, torch.Tensor) else rows.dequantize()

@@ -127,11 +127,18 @@ class EngineHandle:
 
     def lose(self) -> None:
         """It has died: what it was asked stays without an answer."""
+        self._end_calls("has died; it is being started again")
+
+    def leave(self) -> None:
+        """It was removed: nobody answers what it was asked, nor what it will be."""
+        self._end_calls("has been removed")
+
+    def _end_calls(self, why: str) -> None:
         self.ready = None
         self._is_ready.clear()
         for future in self._open.values():
             if not future.done():
-                future.set_exception(EngineDead(f"{self.name} has died; it is being started again"))
+                future.set_exception(EngineDead(f"{self.name} {why}"))
 
     async def set_paused(self, is_paused: bool) -> None:
         """Let the engine launch no step, or go on; returns when no step runs any more.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import count
+from typing import TypeVar
 
 from tokenmill.core.engine_messages import AdapterSeen, EngineReady, EngineStats, RequestState
+from tokenmill.core.errors import EngineDead
 from tokenmill.replicas.engine_handle import COUNTS, EngineHandle
+
+Answer = TypeVar("Answer")
 
 
 class Engines:
@@ -36,8 +40,8 @@ class Engines:
         self._handles[handle.index] = handle
 
     def remove(self, index: int) -> None:
-        """It is gone."""
-        del self._handles[index]
+        """It is gone, and with it what it was asked."""
+        self._handles.pop(index).leave()
 
     def unused_index(self) -> int:
         """The lowest that no engine has."""
@@ -55,17 +59,30 @@ class Engines:
 
     async def set_paused(self, is_paused: bool) -> None:
         """See `EngineHandle`; of all of them, as are those below."""
-        await asyncio.gather(*(engine.set_paused(is_paused) for engine in self))
+        await self._ask_all(lambda engine: engine.set_paused(is_paused))
 
     async def reset_prefix_cache(self, preempt_running: bool) -> bool:
         """False where one of them has refused; the others have forgotten theirs."""
-        return all(await asyncio.gather(*(engine.reset_prefix_cache(preempt_running) for engine in self)))
+        return all(await self._ask_all(lambda engine: engine.reset_prefix_cache(preempt_running)))
 
     async def look_at_adapter(self, name: str, path: str) -> list[AdapterSeen]:
         """What each of them makes of an adapter."""
-        return await asyncio.gather(*(engine.look_at_adapter(name, path) for engine in self))
+        return await self._ask_all(lambda engine: engine.look_at_adapter(name, path))
 
     async def explain(self, request_ids: list[str]) -> list[RequestState]:
         """How those of the requests that any of them has are doing."""
-        states = await asyncio.gather(*(engine.explain(request_ids) for engine in self))
+        states = await self._ask_all(lambda engine: engine.explain(request_ids))
         return [state for some in states for state in some]
+
+    async def _ask_all(self, ask: Callable[[EngineHandle], Awaitable[Answer]]) -> list[Answer]:
+        """What each answers. Of one that is removed meanwhile nothing is wanted any more."""
+
+        async def ask_one(engine: EngineHandle) -> list[Answer]:
+            try:
+                return [await ask(engine)]
+            except EngineDead:
+                if self._handles.get(engine.index) is engine:
+                    raise
+                return []
+
+        return [answer for some in await asyncio.gather(*map(ask_one, self)) for answer in some]

@@ -6,8 +6,9 @@ import torch
 
 from tokenmill.kernels.fp8 import ALIGNMENT, Fp8Weight
 from tokenmill.kernels.protocol import Experts, Gate, WeightRole
+from tokenmill.kernels.recurrence import StateRows
 from tokenmill.kernels.torch_kernels import TorchKernels, TorchWeight
-from tokenmill.kernels.triton import matmul, norm
+from tokenmill.kernels.triton import matmul, norm, recurrence
 from tokenmill.kernels.triton.experts import StackedExperts
 from tokenmill.kernels.triton.fp8 import RoundedRows
 from tokenmill.kernels.triton.gate import gated
@@ -105,3 +106,37 @@ class TritonKernels(TorchKernels):
     ) -> torch.Tensor:
         """See `Kernels.add_rms_norm`."""
         return norm.add_rms_norm(x, delta, weight, eps, scale, is_offset, self._rounded)
+
+    def short_conv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        state: torch.Tensor,
+        rows: StateRows,
+        out: torch.Tensor,
+        silu: bool = False,
+    ) -> None:
+        """See `Kernels.short_conv`."""
+        recurrence.short_conv(x, weight, bias, state, rows, out, silu)
+
+    def delta_rule(
+        self,
+        mixed: torch.Tensor,
+        gates: torch.Tensor,
+        a_log: torch.Tensor,
+        dt_bias: torch.Tensor,
+        state: torch.Tensor,
+        rows: StateRows,
+        out: torch.Tensor,
+    ) -> None:
+        """See `Kernels.delta_rule`."""
+        recurrence.delta_rule(mixed, gates, a_log, dt_bias, state, rows, out)
+
+    def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels.gated_rms_norm`."""
+        return recurrence.gated_rms_norm(x, gate, weight, eps)
+
+    def sigmoid_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """See `Kernels.sigmoid_gate`."""
+        return recurrence.sigmoid_gate(x, gate)

@@ -12,8 +12,9 @@ from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.models.families import FAMILIES
 from tokenmill.weights.gguf.file import GgufFile, GgufTensor
 
+# A file has the text half alone, whatever else the model has.
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
-    {family.gguf: name for name, family in FAMILIES.items() if family.gguf is not None}
+    {family.gguf: name for name, family in FAMILIES.items() if family.gguf is not None and not family.text_config}
 )
 # Field of config.json -> key of the metadata, after the architecture's name.
 FIELDS: Mapping[str, str] = MappingProxyType(
@@ -36,6 +37,16 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "embedding_multiplier": "embedding_scale",
         "residual_multiplier": "residual_scale",
         "logits_scaling": "logit_scale",
+    }
+)
+# The same, of the delta rule.
+_DELTA_NET_FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "linear_num_key_heads": "ssm.group_count",
+        "linear_num_value_heads": "ssm.time_step_rank",
+        "linear_key_head_dim": "ssm.state_size",
+        "linear_conv_kernel_dim": "ssm.conv_kernel",
+        "full_attention_interval": "full_attention_interval",
     }
 )
 
@@ -99,6 +110,26 @@ def _lfm2_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _qwen35_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The delta rule in the words of state spaces, and how much of a head turns as a number."""
+    sizes = {field: file.metadata.get(f"qwen35.{key}") for field, key in _DELTA_NET_FIELDS.items()}
+    inner, heads = file.metadata.get("qwen35.ssm.inner_size"), sizes["linear_num_value_heads"]
+    if inner and heads:
+        sizes["linear_value_head_dim"] = inner // heads
+    rotated, head_dim = file.metadata.get("qwen35.rope.dimension_count"), fields.get("head_dim")
+    if rotated and head_dim:
+        sizes["partial_rotary_factor"] = rotated / head_dim
+    return {
+        "num_hidden_layers": fields["num_hidden_layers"] - num_drafting_layers(file),
+        **{field: size for field, size in sizes.items() if size is not None},
+    }
+
+
+def num_drafting_layers(file: GgufFile) -> int:
+    """The layers behind the model's own that draft further tokens; they are counted among its blocks."""
+    return int(file.metadata.get(f"{file.metadata.get('general.architecture')}.nextn_predict_layers", 0))
+
+
 def _phi3_fields(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
     """LongRoPE's factors are tensors, and how much of a head turns is a number of its own."""
     found: dict[str, Any] = {}
@@ -124,6 +155,7 @@ _OWN_FIELDS = {
     "gemma3": _gemma3_fields,
     "gpt-oss": _gpt_oss_fields,
     "lfm2": _lfm2_fields,
+    "qwen35": _qwen35_fields,
     "phi3": _phi3_fields,
 }
 

@@ -15,7 +15,9 @@ from tokenmill.models.families import FAMILIES
 from tokenmill.models.targets import Target
 from tokenmill.models.weight_names import WeightKey
 from tokenmill.parallel.shard import Part
-from tokenmill.quantization.packed import Rows, pick_rows
+from tokenmill.quantization.packed import Rows
+from tokenmill.weights.gguf.changes import UNCHANGED, Change, change_of
+from tokenmill.weights.gguf.config import num_drafting_layers
 from tokenmill.weights.gguf.file import GgufFile, GgufTensor
 from tokenmill.weights.gguf.values import read_rows
 
@@ -58,8 +60,21 @@ _OTHER_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "final_norm": "token_embd_norm",
         },
         "gpt-oss": {"mlp_norm": "blk.{layer}.post_attention_norm"},
+        "qwen35": {
+            "attention_gate": "blk.{layer}.attn_q",
+            **dict.fromkeys(("delta_q", "delta_k", "delta_v"), "blk.{layer}.attn_qkv"),
+            "delta_z": "blk.{layer}.attn_gate",
+            "delta_b": "blk.{layer}.ssm_beta",
+            "delta_a": "blk.{layer}.ssm_alpha",
+            "delta_filters": "blk.{layer}.ssm_conv1d",
+            "delta_norm": "blk.{layer}.ssm_norm",
+            "delta_output": "blk.{layer}.ssm_out",
+            "mlp_norm": "blk.{layer}.post_attention_norm",
+        },
     }
 )
+# What is named after its layer alone.
+_OF_A_LAYER = {"sinks": "attn_sinks.weight", "A_log": "ssm_a", "dt_bias": "ssm_dt.bias"}
 # What a file has besides weights: the configuration is made of it.
 _FACTORS = {f"rope_factors_{kind}.weight" for kind in ("long", "short")}
 
@@ -73,16 +88,13 @@ class GgufRead:
 
     Attributes:
         tensor: the rows that are wanted; of stacked experts, those of one.
-        interleaved_heads: llama.cpp's converter has put the pairs that rotate together side by side in each head of
-            this many rows; 0: it has not.
-        surplus: what it has added to the values.
+        change: what was done to them.
         bias: `tensor` is the row of an expert's bias, of which these numbers are wanted.
     """
 
     key: WeightKey
     tensor: GgufTensor
-    interleaved_heads: int = 0
-    surplus: float = 0.0
+    change: Change = UNCHANGED
     bias: Part | None = None
 
     @property
@@ -98,15 +110,10 @@ class GgufRead:
     def rows(self) -> Rows:
         """The values, floats or quantized."""
         rows = read_rows(self.tensor)
-        if self.interleaved_heads:
-            rows = pick_rows(rows, _halves_apart(rows.shape[0], self.interleaved_heads))
         if self.bias is not None:
             assert isinstance(rows, torch.Tensor), "biases are floats"
             return rows[0, self.bias.start : self.bias.stop]
-        if self.surplus:
-            assert isinstance(rows, torch.Tensor), "vectors are floats"
-            rows = rows.float() - self.surplus
-        return rows
+        return self.change.undo(rows)
 
 
 def plan_gguf_reads(file: GgufFile, targets: Iterable[Target], architecture: Architecture) -> list[GgufRead]:
@@ -117,6 +124,7 @@ def plan_gguf_reads(file: GgufFile, targets: Iterable[Target], architecture: Arc
     """
     reads = [_read(file, target, architecture) for target in targets]
     surplus = file.tensors.keys() - {read.tensor.name for read in reads} - {"output.weight"} - _FACTORS
+    surplus = {name for name in surplus if not _is_drafting(name, file, len(architecture.layers))}
     if surplus:
         raise InvalidCheckpoint(f"{file.path}: tensor {min(surplus)} has no place in the architecture")
     return sorted((read for read in reads if read.tensor.num_bytes), key=lambda read: read.tensor.begin)
@@ -132,7 +140,6 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
     # Of a convolution the input channels, one for each output, are left out.
     if shape != (target.shape[:1] + target.shape[2:] if len(target.shape) == 3 else target.shape):
         raise InvalidCheckpoint(f"{file.path}: tensor {name} has shape {list(shape)}, expected {list(target.shape)}")
-    is_interleaved = family.gguf_interleaves_heads and target.key.role in ("q", "k")
     part = target.part
     if target.columns is not None:
         raise InvalidCheckpoint(f"{file.path}: ranks on GPUs cannot share a GGUF file yet")
@@ -140,26 +147,18 @@ def _read(file: GgufFile, target: Target, architecture: Architecture) -> GgufRea
         return GgufRead(target.key, tensor.rows(expert, 1), bias=part)
     if expert is not None or not part.is_whole:
         tensor = tensor.rows((expert or 0) * part.total + part.start, part.count)
-    # A norm whose weight is an offset is stored with the 1.
-    surplus = 1.0 if architecture.norm.is_offset and target.key.role.endswith("norm") else 0.0
-    return GgufRead(target.key, tensor, _head_dim(architecture, target.key) if is_interleaved else 0, surplus)
+    return GgufRead(target.key, tensor, change_of(target.key, tensor.shape[0], architecture))
+
+
+def _is_drafting(name: str, file: GgufFile, num_layers: int) -> bool:
+    """A tensor of the layers that draft further tokens, which come behind the model's own."""
+    stem, _, rest = name.partition(".")
+    layer = rest.partition(".")[0]
+    return bool(num_drafting_layers(file)) and stem == "blk" and layer.isdigit() and int(layer) >= num_layers
 
 
 def _name(key: WeightKey, kind: str | None) -> str:
     """What a file of this architecture calls a weight."""
-    if key.kind == "sinks":
-        return f"blk.{key.layer}.attn_sinks.weight"
+    if key.kind in _OF_A_LAYER:
+        return f"blk.{key.layer}.{_OF_A_LAYER[key.kind]}"
     return key.name({**NAMES, **_OTHER_NAMES.get(kind or "", {})})
-
-
-def _head_dim(architecture: Architecture, key: WeightKey) -> int:
-    assert key.layer is not None, "heads are those of a layer"
-    attention = architecture.layers[key.layer].attention
-    assert attention is not None, "and the layer has some"
-    return attention.head_dim
-
-
-def _halves_apart(num_rows: int, head_dim: int) -> list[int]:
-    """Row order that undoes the interleaving: of each head, first the even rows, then the odd ones."""
-    inside = [*range(0, head_dim, 2), *range(1, head_dim, 2)]
-    return [head + row for head in range(0, num_rows, head_dim) for row in inside]

@@ -1,0 +1,63 @@
+#include "isa/gates.h"
+
+#include <algorithm>
+
+#include "isa/math.h"
+#include "isa/norm.h"
+#include "isa/parallel.h"
+
+namespace tokenmill::TM_ISA {
+
+namespace {
+
+constexpr int64_t PIECE = 1 << 14;  // numbers
+// One thread finishes fewer numbers than this before another one has woken up.
+constexpr int64_t MIN_PARALLEL = 1 << 15;
+
+void norm_head(const uint16_t* x, const uint16_t* gate, const GatedNormCall& call, uint16_t* out) {
+  float factor = sum_of_squares(x, call.size);
+  inverse_rms(&factor, 1, call.size, call.eps);
+  const NormScale scaled{factor, false};
+  for (int64_t i = 0; i < call.size; i += LANES) {
+    const int64_t lanes = std::min<int64_t>(LANES, call.size - i);
+    const F32 normed = scaled(load_partial_bf16(x + i, lanes), load_partial_bf16(call.weight + i, lanes));
+    store_partial_bf16(out + i, mul(normed, silu(load_partial_bf16(gate + i, lanes))), lanes);
+  }
+}
+
+// Calls work(row) for every row of `size` numbers.
+template <class Work>
+void for_rows(int64_t count, int64_t size, int threads, const Work& work) {
+  if (count * size < MIN_PARALLEL) threads = 1;
+  const int64_t own = std::max<int64_t>(1, PIECE / size);
+  parallel_for(ceil_div(count, own), threads, [&](int64_t piece) {
+    const int64_t end = std::min((piece + 1) * own, count);
+    for (int64_t row = piece * own; row < end; ++row) work(row);
+  });
+}
+
+}  // namespace
+
+void gated_norm(const GatedNormCall& call, int threads) {
+  const int64_t width = call.heads * call.size;
+  for_rows(call.count, width, threads, [&](int64_t row) {
+    for (int64_t head = 0; head < width; head += call.size) {
+      const uint16_t *x = call.x + row * call.x_stride + head, *gate = call.gate + row * call.gate_stride + head;
+      norm_head(x, gate, call, call.out + row * width + head);
+    }
+  });
+}
+
+void sigmoid_gate(const SigmoidGateCall& call, int threads) {
+  for_rows(call.count, call.size, threads, [&](int64_t row) {
+    const uint16_t *x = call.x + row * call.x_stride, *gate = call.gate + row * call.gate_stride;
+    uint16_t* out = call.out + row * call.size;
+    for (int64_t i = 0; i < call.size; i += LANES) {
+      const int64_t lanes = std::min<int64_t>(LANES, call.size - i);
+      const F32 opened = rounded(sigmoid(load_partial_bf16(gate + i, lanes)));
+      store_partial_bf16(out + i, mul(load_partial_bf16(x + i, lanes), opened), lanes);
+    }
+  });
+}
+
+}  // namespace tokenmill::TM_ISA
