@@ -24,7 +24,7 @@ MIB = 1 << 20
 BOMBS = {
     "a remainder": {"json_schema": {"type": "integer", "multipleOf": 999_983}},
     "repeated repetitions": {"lark_grammar": "start: /((a{100}){100}){100}/"},
-    "many choices": {"lark_grammar": "start: " + " | ".join(f'"{number}"' for number in range(30_000))},
+    "many choices": {"lark_grammar": "start: " + " | ".join(f'"{number}"' for number in range(100_000))},
     "products": {
         "json_schema": {
             "allOf": [
