@@ -18,6 +18,7 @@ from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig
 from tokenmill.kernels.native import load_kernels
 from tokenmill.models.architecture_config import read_architecture
+from tokenmill.simulate.replay import replay
 
 FAMILIES = ("lfm2", "qwen3_5", "qwen3_next")
 # As published with LFM2-1.2B, Qwen3.5-0.8B and Qwen3-Next-80B-A3B, without unread fields.
@@ -247,3 +248,19 @@ def test_what_does_not_go_with_states_is_refused(tmp_path: Path) -> None:
     for field, value in refused.items():
         with pytest.raises(InvalidConfig):
             LLM(folder, dtype="float32", num_pages=16, max_model_len=64, **{field: value})
+
+
+def test_a_log_with_states_is_replayed_without_the_model(tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = make_checkpoint(tmp_path, "lfm2")
+    shared = rng.integers(0, 300, 50).tolist()
+    prompts = [shared[: int(rng.integers(20, 50))] + rng.integers(0, 300, 9).tolist() for _ in range(8)]
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    options = {"num_pages": 14, "page_size": 8, "max_num_seqs": 3, "max_model_len": 104}
+    with LLM(folder, dtype="float32", max_num_batched_tokens=16, step_log=str(tmp_path / "log"), **options) as llm:
+        llm.generate(prompts, params, use_tqdm=False)
+        llm.generate(prompts, params, use_tqdm=False)
+        stats = llm.stats()
+    assert stats.num_preemptions > 0 and stats.num_state_hits > 0, "the log has what it should have"
+    outcome = replay(tmp_path / "log")
+    assert outcome.difference is None
+    assert outcome.num_plans > 50

@@ -17,6 +17,7 @@ from tests.vision_checkpoints import MAX_PIXELS, MIN_PIXELS
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.llm.outputs import RequestOutput
+from tokenmill.simulate.replay import replay
 
 NUM_TOKENS = 6
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
@@ -268,3 +269,17 @@ def test_kv_of_images_is_found_on_disk_again(checkpoint: Path, rng: np.random.Ge
     assert tokens(found) == tokens(expected)
     assert found.num_cached_tokens > 12
     assert different.num_cached_tokens <= 8
+
+
+def test_a_log_with_images_is_replayed_without_the_model(
+    checkpoint: Path, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """Small steps, few pages and a small cache: chunks end before images, requests are preempted, outputs evicted."""
+    images = [picture(rng, 96, 96) for _ in range(3)]
+    options = {"num_pages": 24, "page_size": 4, "max_num_seqs": 3, "encoder_cache_tokens": 16, "max_model_len": 64}
+    log = tmp_path / "log"
+    with LLM(checkpoint, dtype="float32", max_num_batched_tokens=16, step_log=str(log), **options) as llm:
+        llm.chat([chat(images[number % 3], f"{number} so", images[number % 2]) for number in range(6)], GREEDY)
+    outcome = replay(log)
+    assert outcome.difference is None
+    assert outcome.num_plans > 10
