@@ -250,6 +250,17 @@ def test_what_does_not_go_with_states_is_refused(tmp_path: Path) -> None:
             LLM(folder, dtype="float32", num_pages=16, max_model_len=64, **{field: value})
 
 
+def test_sizes_that_native_kernels_do_not_have_are_refused_at_start(tmp_path: Path) -> None:
+    for number, odd in enumerate(({"linear_value_head_dim": 24}, {"linear_conv_kernel_dim": 9})):
+        folder = make_checkpoint(tmp_path / str(number), "qwen3_5", dtype=torch.bfloat16, **odd)
+        options = {"num_pages": 16, "max_model_len": 64}
+        with LLM(folder, kernels="torch", **options) as llm:
+            assert llm.generate([[1, 2]], SamplingParams(max_tokens=2), use_tqdm=False)
+        if load_kernels(1) is not None:
+            with pytest.raises(InvalidConfig, match=r"native kernels have no .* use --kernels torch"):
+                LLM(folder, **options)
+
+
 def test_a_log_with_states_is_replayed_without_the_model(tmp_path: Path, rng: np.random.Generator) -> None:
     folder = make_checkpoint(tmp_path, "lfm2")
     shared = rng.integers(0, 300, 50).tolist()

@@ -18,7 +18,7 @@ from tokenmill.kernels.protocol import Kernels
 from tokenmill.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
 from tokenmill.machine.fit import check_fit, check_parameters
 from tokenmill.machine.kv_size import KVSize, decide_kv_size, wanted_context
-from tokenmill.machine.state_size import check_recurrences
+from tokenmill.machine.state_size import check_recurrence_sizes, check_recurrences
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
 from tokenmill.parallel.collective import ALONE
@@ -109,6 +109,7 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
     num_threads, threads_reason = choose_threads(config, platform, architecture.num_parameters() * dtype.itemsize)
     check(config, platform, dtype)
     kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
+    check_recurrence_sizes(architecture, kernels.name)
     plan = plan_model(folder, architecture, kernels, config.load_format, collective)
     if config.lora_merge is not None:
         plan = merged(plan, Path(config.lora_merge), config.max_lora_rank)

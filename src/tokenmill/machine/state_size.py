@@ -10,10 +10,11 @@ import dataclasses
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.machine.sizes import size_text
-from tokenmill.models.architecture import Architecture
+from tokenmill.models.architecture import Architecture, DeltaNetSpec
 
 # Of one request that runs: its own, and what it leaves for the next turn and for others.
 STATES_PER_ROW = 4
+MAX_NATIVE_KERNEL, NATIVE_HEAD_STEP, MAX_NATIVE_HEAD = 8, 16, 256
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -37,6 +38,23 @@ def check_recurrences(config: EngineConfig, architecture: Architecture) -> None:
             raise InvalidConfig(
                 f"{flag}: {architecture.name} has recurrent states, which neither go back nor travel; leave it out"
             )
+
+
+def check_recurrence_sizes(architecture: Architecture, kernels: str) -> None:
+    """Refuse recurrences that the kernels of this name have not; see native/isa/delta_rule.cpp and short_conv.cpp.
+
+    Raises:
+        InvalidConfig: torch's have them.
+    """
+    if kernels != "native":
+        return
+    for spec in architecture.recurrences:
+        if not 2 <= spec.kernel <= MAX_NATIVE_KERNEL:
+            raise InvalidConfig(f"native kernels have no convolutions of {spec.kernel} tokens; use --kernels torch")
+        sizes = (spec.key_size, spec.value_size) if isinstance(spec, DeltaNetSpec) else ()
+        for size in sizes:
+            if size % NATIVE_HEAD_STEP or size > MAX_NATIVE_HEAD:
+                raise InvalidConfig(f"native kernels have no delta rule of heads of {size}; use --kernels torch")
 
 
 def bytes_per_state(config: EngineConfig, architecture: Architecture) -> int:
