@@ -19,7 +19,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     import difflib
 
     same_sense = [one for one in names if _is_negative(one) == _is_negative(name)]
-    near = difflib.get_close_matches(name, same_sense, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, same_sense, n=1, cutoff=0.65)
     return f"; did you mean {near[0]}?" if near else ""
 
 
