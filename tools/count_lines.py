@@ -2,7 +2,7 @@
 
 Counted are lines with code on them, not blank lines, comments or docstrings: explaining less saves nothing.
 
-    python tools/count_lines.py [--core 5100]
+    python tools/count_lines.py [--core 5400]
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def part_of(path: Path) -> str:
 def main() -> int:
     """Print the table; 1 if a budget is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--core", type=int, default=5100, help="budget of a request's way: core, scheduler, engine ...")
+    parser.add_argument("--core", type=int, default=5400, help="budget of a request's way: core, scheduler, engine ...")
     parser.add_argument("--model", type=int, default=13000, help="budget of all that runs a model, the core included")
     parser.add_argument("--user-side", type=int, default=10500, help="budget of the command line, HTTP and text")
     budgets = parser.parse_args()

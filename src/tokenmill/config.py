@@ -92,6 +92,9 @@ class EngineConfig(VisionConfig):
     )
     long_prefill_token_threshold: int = flag(0, "tokens of one prompt in a step; 0: no cap of its own", size=True)
     enable_prefix_caching: bool = flag(True, "share the KV of equal prompt prefixes")
+    disable_hybrid_kv_cache_manager: bool = flag(
+        False, "keep all pages of layers with a sliding window, as those of the others, whatever lies behind the window"
+    )
     enable_chunked_prefill: bool = flag(True, "split prompts that exceed the budget of a step")
     scheduling_policy: str = flag(
         "fair",
@@ -196,6 +199,11 @@ class EngineConfig(VisionConfig):
     def num_ranks(self) -> int:
         """Processes of an engine, on all machines."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_steps_ahead(self) -> int:
+        """Steps that may be launched at a time."""
+        return max(self.pipeline_parallel_size, 2 if self.async_scheduling else 1)
 
     @property
     def num_ranks_here(self) -> int:

@@ -131,6 +131,9 @@ def test_the_engines_latest_numbers_are_shown():
     assert shown["kv_cache_usage_perc[0]"] == 0.25
     assert shown["prompt_tokens_total[0]"] == 7
     assert shown["prefix_cache_hits_total[0]"] == 4
+    assert not any("window" in name for name in shown)
+    shown = samples(metrics_of(stats(num_window_pages=9, num_window_pages_pinned=4, num_window_pages_evictable=3)))
+    assert [shown[f"num_window_pages{what}[0]"] for what in ("", "_pinned", "_evictable")] == [9, 4, 3]
 
 
 def test_each_engine_has_its_own_numbers():

@@ -22,6 +22,7 @@ from tokenmill.engine.engine import Engine, ModelLimits
 from tokenmill.engine.gates import Gate
 from tokenmill.engine.observer import Observer, Watchdog
 from tokenmill.engine.step_log import LogHeader, StepLog
+from tokenmill.kv.window_pages import WindowSettings
 from tokenmill.scheduler.config import SchedulerConfig
 from tokenmill.speculation.config import SpeculationSettings
 from tokenmill.transfer.desk import TransferDesk, TransferExecutor
@@ -58,6 +59,7 @@ class Settings:
     whole_images: bool = False
     state_slots: int = 0
     connect: Callable[[Harness], TransferDesk] | None = None
+    window: WindowSettings | None = None
 
 
 @dataclass
@@ -130,11 +132,14 @@ class Harness:
             depth=s.depth,
             speculation=s.speculation,
             transfers=s.transfers,
+            window=s.window,
         )
         drafter = HalfRightDrafter(s.drafts) if s.drafts else None
         self.scheduler = self.header.make_scheduler(drafter=drafter)
         self.kv = self.scheduler.kv
-        self.runner = PagedMemoryRunner(s.max_num_seqs, s.num_pages, s.page_size, s.max_model_len, bool(s.state_slots))
+        self.runner = PagedMemoryRunner(
+            s.max_num_seqs, s.num_pages, s.page_size, s.max_model_len, bool(s.state_slots), s.window
+        )
         limits = ModelLimits(s.max_model_len, VOCAB_SIZE, s.eos)
         observer = Observer(StepLog(s.log, self.header), Watchdog(s.watchdog))
         self.desk = None if s.connect is None else s.connect(self)
@@ -259,6 +264,8 @@ class Harness:
         self.abort(*[request.id for request in self.scheduler.requests.values() if request.is_paused])
         self.settle()
         assert self.kv.num_pinned == 0, "pages are still in use"
+        windows = self.kv.windows
+        assert windows is None or windows.num_pinned == windows.num_promised == 0, "window pages are still in use"
         self.scheduler.encoder.begin()
         assert self.scheduler.encoder._num_held() == 0, "outputs of images are still held"
         assert self.scheduler._state.rows.num_free == self.settings.max_num_seqs, "rows are still in use"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.core.plan import AdmittedRequest, Logprob, StepOutcome, StepPlan, StepResult, TokenLogprobs
+from tokenmill.kv.window_pages import WindowSettings
 
 VOCAB_SIZE = 50
 
@@ -41,11 +42,45 @@ def result_of(plan: StepPlan, brought: list[list[int]], **more: Any) -> StepResu
     return StepResult(plan.step, np.array([*chain(*brought)], dtype=np.int32), starts, **more)
 
 
+class WindowMemory:
+    """The memory of layers with a window, and its page table: what lies behind a window is nobody's business."""
+
+    def __init__(self, num_rows: int, page_size: int, max_len: int, settings: WindowSettings) -> None:
+        self.page_size, self.window = page_size, settings.window
+        self.memory = np.full((settings.num_pages + 1, page_size), -1, dtype=np.int64)
+        self.page_table = np.zeros((num_rows, -(-max_len // page_size)), dtype=np.int64)
+
+    def execute(self, plan: StepPlan, token_table: np.ndarray) -> None:
+        """Write the step's tokens to their slots."""
+        if (entries := plan.window_pages) is not None:
+            self.page_table[entries.rows, entries.numbers] = entries.ids
+        for row, start, count in zip(plan.rows, plan.num_computed, plan.num_scheduled, strict=True):
+            for position in range(start, start + count):
+                page = self.page_table[row, position // self.page_size]
+                assert page > 0, "a token is written to the reserved window page"
+                self.memory[page, position % self.page_size] = token_table[row, position]
+
+    def overwrite(self, context: np.ndarray, row: int, start: int, end: int) -> None:
+        """Put what the windows of the tokens from `start` to `end` see into a context."""
+        for position in range(max(0, start - self.window + 1), end):
+            page = self.page_table[row, position // self.page_size]
+            context[position] = self.memory[page, position % self.page_size]
+
+
 class PagedMemoryRunner:
     """Runs a plan at once on numpy arrays. A step whose number is in `failing_steps` raises."""
 
-    def __init__(self, num_rows: int, num_pages: int, page_size: int, max_len: int, has_states: bool = False) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        num_pages: int,
+        page_size: int,
+        max_len: int,
+        has_states: bool = False,
+        window: WindowSettings | None = None,
+    ) -> None:
         self.page_size = page_size
+        self.windows = None if window is None else WindowMemory(num_rows, page_size, max_len, window)
         self.memory = np.full((num_pages + 1, page_size), -1, dtype=np.int64)
         self.page_table = np.zeros((num_rows, -(-max_len // page_size)), dtype=np.int64)
         self.token_table = np.zeros((num_rows, max_len + 1), dtype=np.int64)
@@ -87,6 +122,9 @@ class PagedMemoryRunner:
             self.token_table[new.row, : len(new.token_ids)] = new.token_ids
         self.page_table[plan.page_rows, plan.page_numbers] = plan.page_ids
         self.enter_drafts(plan)
+        if self.windows is not None:
+            self.windows.execute(plan, self.token_table)
+        assert self.windows is not None or plan.window_pages is None, "window pages without a window group"
         if self.has_states:
             self.run_states(plan)
         for row, start, count in zip(plan.rows, plan.num_computed, plan.num_scheduled, strict=True):
@@ -136,6 +174,8 @@ class PagedMemoryRunner:
         """The tokens that a request is brought: its drafts as long as they are right, and the one that follows."""
         row, end = plan.rows[index], plan.num_computed[index] + plan.num_scheduled[index]
         context = self.memory[self.page_table[row, : -(-end // self.page_size)]].reshape(-1)
+        if self.windows is not None:
+            self.windows.overwrite(context, row, plan.num_computed[index], end)
         tokens: list[int] = []
         for position in range(end - plan.num_samples[index] + 1, end + 1):
             token = next_token(context[:position])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,14 @@ class MediaTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchPages:
+    """Where the tokens of a batch are in the memory of a page group; see `ForwardBatch`."""
+
+    slots: torch.Tensor
+    page_table: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """T tokens of B requests, concatenated in batch order. Tensors live on the model's device.
 
@@ -67,6 +75,7 @@ class ForwardBatch:
         media: positions and embeddings where a request has images; None: all are text.
         turned: [T] int64, the positions by which tokens are rotated, of decodes some of which have images behind them;
             None: `positions`.
+        windows: slots and page table of the window group, 0 where a page is behind the window; None: there is none.
         states: of a model that keeps states; None: it keeps none.
         lens: the lengths on the device, where they were sent along with the rest; None: not yet.
     """
@@ -83,7 +92,14 @@ class ForwardBatch:
     adapters: AdapterRows | None = None
     media: MediaTokens | None = None
     turned: torch.Tensor | None = None
+    windows: BatchPages | None = None
     states: StepStates | None = None
+
+    @property
+    def in_windows(self) -> ForwardBatch:
+        """The same batch as layers of the window group see it."""
+        assert self.windows is not None, "a window group, and no pages of it"
+        return replace(self, slots=self.windows.slots, page_table=self.windows.page_table)
 
 
 def angles_of(batch: ForwardBatch) -> StepAngles:

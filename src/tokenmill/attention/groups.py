@@ -1,6 +1,8 @@
-"""Attention of a model whose layers have heads of several shapes: one backend, with a KV memory of its own, per group.
+"""Attention of a model whose layers have heads of several shapes, or pages that go when they lie behind a window: one
+backend, with a KV memory of its own, per group.
 
-A page id stands for a page in the memory of each group. A model with one group has its backend alone.
+A page id stands for a page in the memory of each group, but for the window groups, which have ids of their own. A model
+with one group has its backend alone.
 """
 
 from __future__ import annotations
@@ -57,15 +59,22 @@ class GroupedAttention:
         backends: one per group.
     """
 
-    def __init__(self, backends: Sequence[AttentionBackend]) -> None:
+    def __init__(self, backends: Sequence[AttentionBackend], are_windowed: Sequence[bool] = ()) -> None:
+        """
+        Args:
+            are_windowed: which of them have the pages of the window group; none: no one has.
+        """
         self.backends = tuple(backends)
+        self._are_windowed = tuple(are_windowed) or (False,) * len(self.backends)
         kvs = [backend.kv for backend in backends]
         assert all(isinstance(kv, KVCache) for kv in kvs), "a group has one memory"
         self.kv = GroupedKV([kv for kv in kvs if isinstance(kv, KVCache)])
 
     def plan(self, batch: ForwardBatch) -> tuple[Any, ...]:
         """See `AttentionBackend.plan`; what each group's backend makes of the batch."""
-        return tuple(backend.plan(batch) for backend in self.backends)
+        batches = batch, batch.in_windows if any(self._are_windowed) else batch
+        pairs = zip(self.backends, self._are_windowed, strict=True)
+        return tuple(backend.plan(batches[is_windowed]) for backend, is_windowed in pairs)
 
     def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: tuple[Any, ...]) -> torch.Tensor:
         """See `AttentionBackend.forward`."""

@@ -29,7 +29,8 @@ class AttentionSpec:
     Attributes:
         num_layers: that have KV of their own.
         has_sinks: some layers have them.
-        others: the same of layers with heads of another shape, which have a KV memory of their own.
+        is_windowed: their pages are of the window group.
+        others: the same of layers with heads of another shape, or of the other group, with a KV memory of their own.
     """
 
     num_layers: int
@@ -37,6 +38,7 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     has_sinks: bool = False
+    is_windowed: bool = False
     others: tuple[AttentionSpec, ...] = ()
 
     @property

@@ -123,22 +123,32 @@ class AttentionChoice:
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of a page of its KV cache, in all groups of layers."""
+        """Bytes of a page of its KV cache, in all groups of layers but those of the window group."""
+        return self._bytes_per_page(False)
+
+    @property
+    def bytes_per_window_page(self) -> int:
+        """The same in the window group; 0: there is none."""
+        return self._bytes_per_page(True)
+
+    def _bytes_per_page(self, are_windowed: bool) -> int:
         config, layout = self.config, self.prompts.layout
         shape = config.page_size, config.kv_dtype or config.dtype
-        return sum(layout.bytes_per_page(spec, *shape) for spec in config.spec.groups)
+        groups = [spec for spec in config.spec.groups if spec.is_windowed == are_windowed]
+        return sum(layout.bytes_per_page(spec, *shape) for spec in groups)
 
-    def make(self, num_pages: int) -> AttentionBackend:
+    def make(self, num_pages: int, num_window_pages: int = 0) -> AttentionBackend:
         """The backend with its KV cache.
 
         Args:
-            num_pages: of the cache, page 0 for padding among them.
+            num_pages: of the cache, page 0 for padding among them. num_window_pages: of the window group.
         """
-        backends = [self._make(config, num_pages) for config in self.config.groups]
+        sizes = (num_pages, num_window_pages)
+        backends = [self._make(config, sizes[config.spec.is_windowed]) for config in self.config.groups]
         if len(backends) == 1:
             return backends[0]
         if not self.prompts.is_for_gpus:
-            return GroupedAttention(backends)
+            return GroupedAttention(backends, [config.spec.is_windowed for config in self.config.groups])
         from tokenmill.attention.paged import PagedAttention
 
         return GroupedPagedAttention([one for one in backends if isinstance(one, PagedAttention)])

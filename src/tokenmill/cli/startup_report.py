@@ -27,6 +27,7 @@ def facts(ready: EngineReady, server: ServerConfig) -> list[tuple[str, str]]:
         ("kernels", f"{ready.kernels} ({ready.kernels_reason})"),
         ("attention", f"{ready.attention_backend} ({ready.attention_reason})"),
         ("KV cache", f"{capacity:,} tokens in {ready.num_pages:,} pages, {bytes_text(ready.kv_bytes)}"),
+        *([("", ready.kv_windows)] if ready.kv_windows else []),
         ("", f"room for {_amount(full_requests)} of the full {ready.max_model_len:,} tokens"),
         *([("states", _states(ready))] if ready.num_states else []),
         ("a step", f"up to {ready.max_num_seqs:,} requests and {ready.max_num_batched_tokens:,} tokens"),

@@ -26,6 +26,7 @@ class EngineReady(EngineMessage, kw_only=True):
 
     `fingerprint`: of the model whose KV it is; see `CacheKey`. `takes_transfer_params`: clients may speak to sources.
     `adapters`: those that it was started with; `max_loras`: how many may be in use at a time, 0: none.
+    `kv_windows`: what becomes of pages behind sliding windows; "": the model has none.
     `num_states`: recurrent states that there is room for, in `state_bytes`; 0: the model has none.
     """
 
@@ -56,6 +57,7 @@ class EngineReady(EngineMessage, kw_only=True):
     takes_images: bool = False
     adapters: list[AdapterRef] = msgspec.field(default_factory=list)
     max_loras: int = 0
+    kv_windows: str = ""
     num_states: int = 0
     state_bytes: int = 0
 
@@ -78,6 +80,7 @@ class EngineStats(EngineMessage, kw_only=True):
         num_states_kept, num_state_hits, num_states_given_up: recurrent states that were kept of prefixes, those that
             requests began with, and those that had to yield.
         num_loaded_tokens, num_stored_tokens: whose KV came from elsewhere, and was stored there.
+        num_window_pages, num_window_pages_pinned, num_window_pages_evictable: as those above, of the window group.
     """
 
     step: int
@@ -112,6 +115,9 @@ class EngineStats(EngineMessage, kw_only=True):
     num_states_kept: int = 0
     num_state_hits: int = 0
     num_states_given_up: int = 0
+    num_window_pages: int = 0
+    num_window_pages_pinned: int = 0
+    num_window_pages_evictable: int = 0
 
 
 class Done(EngineMessage):

@@ -70,6 +70,15 @@ class PlanStates:
 
 
 @dataclass(frozen=True, slots=True)
+class PageEntries:
+    """New entries of a page table, `page_table[rows[i], numbers[i]] = ids[i]`; [P] int32 each."""
+
+    rows: IntArray
+    numbers: IntArray
+    ids: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One pass of the model. B scheduled requests, in batch order.
 
@@ -87,6 +96,8 @@ class StepPlan:
         draft_ids: [D] int32, the draft tokens of all requests in batch order, `num_samples - 1` of each that samples;
             None: there are none.
         forget, encode: digests of images whose outputs are let go of, and then of those that the step needs first.
+        window_pages: new entries of the page table of layers with a window, where they have one of their own. Pages
+            behind a window are not taken out of it: what stands there is never read again.
         states: what is loaded and kept of recurrent states; None: nothing.
         transfers: pages to be loaded and saved beside the step, which may have no requests then; None: there are none.
     """
@@ -105,6 +116,7 @@ class StepPlan:
     transfers: PlanTransfers | None = None
     encode: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
+    window_pages: PageEntries | None = None
     states: PlanStates | None = None
 
     @property

@@ -312,6 +312,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counters since start, and the state now."""
         kv, drafts, transfers = self.scheduler.kv, self.scheduler.draft_counts, self.scheduler.transfers
+        windows = kv.windows
         return EngineStats(
             step=self.scheduler.step,
             num_running=self.scheduler.num_running,
@@ -345,6 +346,9 @@ class Engine:
             num_states_given_up=self.scheduler.state_counts.num_given_up,
             num_loaded_tokens=0 if transfers is None else transfers.num_loaded_tokens,
             num_stored_tokens=0 if transfers is None else transfers.num_stored_tokens,
+            num_window_pages=0 if windows is None else windows.pool.num_usable,
+            num_window_pages_pinned=0 if windows is None else windows.num_pinned,
+            num_window_pages_evictable=0 if windows is None else windows.num_evictable,
         )
 
     def _adapters_of(self, is_running: bool) -> list[str]:

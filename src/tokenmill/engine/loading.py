@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from tokenmill.adapters.merging import merged
 from tokenmill.attention.registry import AttentionChoice
 from tokenmill.config import EngineConfig
-from tokenmill.engine.drafting import find_draft
+from tokenmill.engine.drafting import find_draft, speculation_of
 from tokenmill.engine.step_log import check_writable
 from tokenmill.kernels.protocol import Kernels
 from tokenmill.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
 from tokenmill.machine.fit import check_fit, check_parameters
 from tokenmill.machine.kv_size import KVSize, decide_kv_size, wanted_context
 from tokenmill.machine.state_size import check_recurrence_sizes, check_recurrences
+from tokenmill.machine.window_size import PageBytes, decide_grouped_size, least_page_bytes, window_group_obstacle
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.decoder import Decoder
 from tokenmill.parallel.collective import ALONE
@@ -66,6 +67,7 @@ class LoadedModel:
     Attributes:
         group: the ranks that run it together; None: it is whole.
         merged: digest of an adapter that is folded into the weights; "": none is.
+        window_obstacle: see `window_group_obstacle`.
     """
 
     folder: Path
@@ -80,6 +82,13 @@ class LoadedModel:
     draft: LoadedDraft | None = None
     group: Group | None = None
     merged: str = ""
+    window_obstacle: str | None = ""
+
+    @property
+    def page_bytes(self) -> PageBytes:
+        """Of a page of its KV cache, by group."""
+        attention = self.attention
+        return PageBytes(attention.bytes_per_page, attention.bytes_per_window_page, self.architecture.widest_window)
 
     @property
     def decoder(self) -> Decoder:
@@ -103,6 +112,11 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
     check_vision(config, architecture, platform)
     check_recurrences(config, architecture)
     architecture = architecture.for_context(wanted_context(config, architecture.max_position))
+    speculative = speculation_of(config, platform)
+    has_draft_model = speculative is not None and speculative.model is not None
+    obstacle = window_group_obstacle(config, architecture, platform.is_accelerator, has_draft_model)
+    if obstacle is None:
+        architecture = architecture.with_window_group()
     dtype = DTYPES[config.dtype]
     check_parameters(config, platform, architecture)
     collective = ALONE if group is None else group.connect(architecture, _content(config, folder), platform)
@@ -116,6 +130,9 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
     attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
     draft = find_draft(config, platform, folder, num_threads, timer.phase)
     page_bytes = attention.bytes_per_page + (0 if draft is None else draft.page_bytes)
+    if obstacle is None:
+        pages = PageBytes(page_bytes, attention.bytes_per_window_page, architecture.widest_window)
+        page_bytes = least_page_bytes(config, architecture.max_position, pages)
     check_fit(config, platform, folder, plan, page_bytes, num_threads)
     if group is not None:
         group.wait_for_all()
@@ -136,6 +153,7 @@ def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: G
         draft,
         group,
         plan.merged,
+        obstacle,
     )
 
 
@@ -169,4 +187,6 @@ def size_kv(
     def decide(config: EngineConfig) -> KVSize:
         return decide_kv_size(config, model.architecture.max_position, page_bytes, available)
 
+    if model.window_obstacle is None:
+        return decide_grouped_size(config, model.architecture.max_position, model.page_bytes, available)
     return decide(config) if model.group is None else model.group.agree(config, model.architecture, decide)

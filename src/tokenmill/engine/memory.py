@@ -63,11 +63,13 @@ def allocate(
     device = torch.device(platform.device)
     # An accelerator has a row more: one that belongs to nobody, for padding.
     num_rows = config.max_num_seqs + platform.is_accelerator
-    tables = RowTables(num_rows, size.max_model_len, config.page_size, device)
+    window = 0 if size.window is None else size.window.window
+    tables = RowTables(num_rows, size.max_model_len, config.page_size, device, window)
     sampling = SamplingState(config.max_num_seqs, decoder.architecture.vocab_size)
     behind = None if draft is None else draft.attention.make(size.num_allocated + draft.num_scratch_pages)
     states = decoder.state_memory(size.num_states) if size.num_states else None
-    return StepMemory(size, tables, sampling, attention.make(size.num_allocated), behind, states)
+    made = attention.make(size.num_allocated, size.num_allocated_windows)
+    return StepMemory(size, tables, sampling, made, behind, states)
 
 
 def connect_sources(

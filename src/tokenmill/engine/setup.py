@@ -26,6 +26,7 @@ from tokenmill.engine.warm_up import warm_up
 from tokenmill.kv.events import KVEventLog
 from tokenmill.machine.kv_size import KVSize, wanted_context
 from tokenmill.machine.state_size import num_states, with_states
+from tokenmill.machine.window_size import describe_windows
 from tokenmill.model_files import eos_token_ids
 from tokenmill.models.native_decoder import native_pass_obstacle
 from tokenmill.parallel.group import Group, config_of_rank, start_group
@@ -219,6 +220,7 @@ def describe(
         threads_reason=_ranks_reason(config) + model.threads_reason,
         seconds=seconds,
         weights_source=model.weights.source,
+        kv_windows=describe_windows(model.window_obstacle, model.page_bytes, size, config.page_size),
         num_states=size.num_states,
         state_bytes=0 if memory.states is None else memory.states.num_bytes,
     )
@@ -245,7 +247,9 @@ def log_header(config: EngineConfig, size: KVSize, limits: ModelLimits) -> LogHe
         InvalidConfig: see `scheduler_config_of`.
     """
     eos = sorted(limits.eos_token_ids)
-    return LogHeader.of(config, size.num_pages, size.max_model_len, limits.vocab_size, eos, size.num_states)
+    header = LogHeader.of(config, size.num_pages, size.max_model_len, limits.vocab_size, eos, size.num_states)
+    header.window = size.window
+    return header
 
 
 def grammar_cache(config: EngineConfig, folder: Path, limits: ModelLimits) -> GrammarCache:

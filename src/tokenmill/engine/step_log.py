@@ -32,6 +32,7 @@ from tokenmill.kv.kv_manager import KVManager
 from tokenmill.kv.page_pool import RESERVED_PAGES, PagePool
 from tokenmill.kv.prefix_cache import NullCache
 from tokenmill.kv.radix_tree import RadixTree
+from tokenmill.kv.window_pages import WindowPages, WindowSettings
 from tokenmill.scheduler.config import SchedulerConfig, scheduler_config_of
 from tokenmill.scheduler.drafter import Drafter
 from tokenmill.scheduler.scheduler import Scheduler
@@ -106,6 +107,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
     depth: int
     speculation: SpeculationSettings | None = None
     transfers: TransferSettings | None = None
+    window: WindowSettings | None = None
 
     @classmethod
     def of(
@@ -130,7 +132,7 @@ class LogHeader(msgspec.Struct, kw_only=True):
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             eos_token_ids=eos_token_ids,
-            depth=max(config.pipeline_parallel_size, 2 if config.async_scheduling else 1),
+            depth=config.num_steps_ahead,
         )
 
     def make_scheduler(self, events: KVEventLog | None = None, drafter: Drafter | None = None) -> Scheduler:
@@ -143,7 +145,11 @@ class LogHeader(msgspec.Struct, kw_only=True):
         if drafter is None and self.speculation is not None:
             drafter = Speculation(self.speculation)
         cache = RadixTree(self.page_size, events) if self.enable_prefix_caching else NullCache(self.page_size)
-        kv = KVManager(PagePool(self.num_pages + RESERVED_PAGES), cache, self.page_size)
+        pool, windows = PagePool(self.num_pages + RESERVED_PAGES), None
+        if self.window is not None:
+            most_ahead = self.depth * self.scheduler.max_num_batched_tokens
+            windows = WindowPages(self.window, self.page_size, pool.num_pages, most_ahead)
+        kv = KVManager(pool, cache, self.page_size, windows)
         if self.transfers is None:
             return Scheduler(self.scheduler, kv, drafter)
         from tokenmill.transfer.state import TransferState
@@ -308,7 +314,10 @@ class StepLog:
 
 def plain_plan(plan: StepPlan) -> dict[str, Any]:
     """A plan as msgpack would bring it back: dicts, lists, numbers, strings."""
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(plan, enc_hook=_array_to_list), type=dict[str, Any])
+    plain = msgspec.msgpack.decode(msgspec.msgpack.encode(plan, enc_hook=_array_to_list), type=dict[str, Any])
+    if plan.window_pages is None:
+        del plain["window_pages"]  # a log of an engine without a window group has the bytes that it always had
+    return plain
 
 
 def read_log(path: Path) -> tuple[LogHeader, Iterator[StepRecord]]:

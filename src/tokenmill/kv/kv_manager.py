@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import Request, TokenArray
 from tokenmill.kv.page_pool import PagePool
 from tokenmill.kv.prefix_cache import PrefixCache
 from tokenmill.kv.radix_node import PageArray, RadixNode
 from tokenmill.kv.radix_tree import PrefixMatch
+from tokenmill.kv.window_pages import WindowPages
 
 # A page that does not exist yet: the node that it will stand below, and its tokens.
 PageKey = tuple[RadixNode, bytes]
@@ -54,13 +56,15 @@ class KVManager:
 
     Attributes:
         on_cached: told of pages of a request that the prefix cache has taken over.
+        windows: the pages of layers with a window, where they are a group of their own; None: all are one group.
         on_evicted: told of pages that it has given up.
         depth: of a path of pages, how many a request can begin behind; None: behind any.
     """
 
-    def __init__(self, pool: PagePool, cache: PrefixCache, page_size: int) -> None:
+    def __init__(self, pool: PagePool, cache: PrefixCache, page_size: int, windows: WindowPages | None = None) -> None:
         self.pool = pool
         self.cache = cache
+        self.windows = windows
         self.page_size = page_size
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -84,15 +88,30 @@ class KVManager:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
+    def check_size(self, num_tokens: int) -> None:
+        """Raise InvalidRequest for a request that could never hold `num_tokens` tokens."""
+        needed, usable = self.num_pages_for(num_tokens), self.pool.num_usable
+        if needed > usable:
+            raise InvalidRequest(f"{num_tokens} tokens need {needed} pages of the KV cache; it has {usable}")
+        if self.windows is not None:
+            self.windows.check_size(needed)
+
     @property
     def shares_prefixes(self) -> bool:
         """True if equal prefixes can share pages at all."""
         return self.cache.keeps_pages
 
     def match(self, request: Request, step: int) -> PrefixMatch:
-        """The cached prefix of a waiting request. Never the whole of it: the last token is always run."""
+        """The cached prefix of a waiting request. Never the whole of it: the last token is always run.
+
+        With a window group, the longest that is a hit in both.
+        """
         tokens = self.matchable(request)
         match = self.cache.match(request.cache_key, tokens, step)
+        if self.windows is not None and match.num_tokens:
+            num_tokens = self.windows.reach(match.pages) * self.page_size
+            if num_tokens < match.num_tokens:
+                match = self.cache.match(request.cache_key, tokens[:num_tokens], step)
         if self.depth is None or (depth := self.depth(match.pages.tolist())) == len(match.pages):
             return match
         shorter = self.cache.match(request.cache_key, tokens[: depth * self.page_size], step)
@@ -147,14 +166,19 @@ class KVManager:
             False if there are not enough pages; nothing has changed then.
         """
         assert request.id not in self._held, f"request {request.id} holds pages already"
+        num_pages = self.num_pages_for(num_tokens)
+        if self.windows is not None and self.windows.num_wanted(num_pages) + spare > self.windows.num_left:
+            return False
         # Lock first: what was matched must not be evicted to make room for the rest.
         self.cache.lock(match.node)
-        fresh = self._take(self.num_pages_for(num_tokens) - len(match.pages), spare)
+        fresh = self._take(num_pages - len(match.pages), spare)
         if fresh is None:
             self.cache.unlock(match.node, step)
             return False
         matched = match.pages.tolist()
-        self._held[request.id] = RequestPages(matched + fresh, len(matched), match.node)
+        held = self._held[request.id] = RequestPages(matched + fresh, len(matched), match.node)
+        if self.windows is not None:
+            self.windows.open(request.id, match.pages, len(held.pages))
         return True
 
     def count_match(self, request: Request, match: PrefixMatch) -> None:
@@ -176,9 +200,13 @@ class KVManager:
         missing = self.num_pages_for(num_tokens) - len(held.pages)
         if missing <= 0:
             return []
+        if self.num_missing_windows(request, num_tokens, spare) > 0:
+            return None
         fresh = self._take(missing, spare)
         if fresh is not None:
             held.pages.extend(fresh)
+            if self.windows is not None:
+                self.windows.promise(request.id, len(held.pages))
         return fresh
 
     def trim(self, request: Request, num_tokens: int) -> int:
@@ -188,11 +216,20 @@ class KVManager:
         if spare:
             del held.pages[-len(spare) :]
             self.pool.free(spare[::-1])
+            if self.windows is not None:
+                self.windows.promise(request.id, len(held.pages))
         return len(spare)
 
     def num_missing_pages(self, request: Request, num_tokens: int) -> int:
         """Pages that a request lacks to hold `num_tokens` tokens."""
         return max(0, self.num_pages_for(num_tokens) - len(self._held[request.id].pages))
+
+    def num_missing_windows(self, request: Request, num_tokens: int, spare: int) -> int:
+        """Window pages that a request would have to wait for, if it were to hold `num_tokens` tokens."""
+        if self.windows is None:
+            return 0
+        missing = self.windows.num_missing(request.id, self.num_pages_for(num_tokens))
+        return missing + spare - self.windows.num_left if missing else 0
 
     def pages(self, request: Request) -> list[int]:
         """The page table of a request; the caller must not change it."""
@@ -233,6 +270,10 @@ class KVManager:
             held.node = node
         held.duplicates.extend(duplicates.tolist())
         held.num_tree_pages = num_full
+        if self.windows is not None and self.shares_prefixes:
+            # Of duplicates too: where the tree has a hole it takes the window page.
+            in_tree = held.node.path_pages()[first:num_full] if len(duplicates) else pages
+            self.windows.offer(request.id, first, in_tree.tolist())
         self.announce(request)
         if self.on_cached is not None:
             self.on_cached(request, pages[len(duplicates) :])
@@ -244,6 +285,8 @@ class KVManager:
         self.pool.free(held.pages[held.num_tree_pages :][::-1])
         self.pool.free(held.duplicates[::-1])
         self.cache.unlock(held.node, step)
+        if self.windows is not None:
+            self.windows.close(request.id)
 
     def clear_cache(self) -> bool:
         """Forget every cached prefix. Refused (False) while requests hold pages, or somebody outside reads some."""
@@ -262,6 +305,8 @@ class KVManager:
 
     def _evict(self, count: int) -> None:
         evicted = self.cache.evict(count)
+        if self.windows is not None:
+            self.windows.forget(evicted)
         if self.on_evicted is not None:
             self.on_evicted(evicted)
         self.pool.free(evicted)

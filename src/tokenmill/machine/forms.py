@@ -31,7 +31,7 @@ class Form:
     Attributes:
         name: `bfloat16`, `int8` ..., or `as stored`.
         flags: that make the difference to the config that was asked for; empty: none.
-        page_bytes: of a page of the KV cache.
+        page_bytes: of a page of the KV cache, over all layers: pages behind windows are counted as if they were kept.
         tower: the part of a vision tower, whose weights are among `weight_bytes`.
     """
 
@@ -122,7 +122,8 @@ def _form(
     if config.quantization == "none" and choose_formats(folder, None) != UNQUANTIZED:
         name = "as stored"
     tower = tower_memory(config, folder, DTYPES[config.dtype].itemsize)
-    return Form(name, flags, config, weight_bytes + tower.weights, attention.bytes_per_page, tower)
+    page_bytes = attention.bytes_per_page + attention.bytes_per_window_page
+    return Form(name, flags, config, weight_bytes + tower.weights, page_bytes, tower)
 
 
 def _smaller_configs(config: EngineConfig) -> Iterator[tuple[EngineConfig, str]]:

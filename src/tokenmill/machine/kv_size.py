@@ -15,6 +15,7 @@ from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.kernels.triton.splits import PART_EXTRA, SPLIT_ENDS
 from tokenmill.kv.page_pool import RESERVED_PAGES
+from tokenmill.kv.window_pages import WindowSettings
 from tokenmill.models.architecture import Architecture
 
 MIB = 1 << 20
@@ -34,16 +35,25 @@ def bytes_of(num_pages: int, bytes_per_page: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KVSize:
-    """The decision: pages, the context length they support, and recurrent states (0: the model has none)."""
+    """The decision: pages, the context length they support, and recurrent states (0: the model has none).
+
+    `window`: the window group, if there is one.
+    """
 
     num_pages: int
     max_model_len: int
     num_states: int = 0
+    window: WindowSettings | None = None
 
     @property
     def num_allocated(self) -> int:
         """Pages in memory."""
         return self.num_pages + RESERVED_PAGES
+
+    @property
+    def num_allocated_windows(self) -> int:
+        """Pages in the memory of the window group; 0: there is none."""
+        return 0 if self.window is None else self.window.num_pages + RESERVED_PAGES
 
 
 def wanted_context(config: EngineConfig, max_position: int) -> int:
@@ -72,7 +82,19 @@ def least_kv_bytes(config: EngineConfig, max_position: int, bytes_per_page: int)
     return math.ceil(needed / config.gpu_memory_utilization)
 
 
-def decide_kv_size(config: EngineConfig, max_position: int, bytes_per_page: int, available_bytes: int) -> KVSize:
+def kv_share(config: EngineConfig, available_bytes: int) -> int:
+    """Bytes for the KV cache: what is asked for, else the share of this engine."""
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    assert config.gpu_memory_utilization is not None, "the config is not resolved"
+    # Engines beside this one take as much; on GPUs each has its own.
+    num_sharers = config.replica[1] if config.device == "cpu" else 1
+    return int(available_bytes * config.gpu_memory_utilization / num_sharers)
+
+
+def decide_kv_size(
+    config: EngineConfig, max_position: int, bytes_per_page: int, available_bytes: int, besides: int = 0
+) -> KVSize:
     """Size the KV cache.
 
     `--num-pages` wins, then `--kv-cache-memory-bytes`, else the share of the memory that is free now that the weights
@@ -81,11 +103,11 @@ def decide_kv_size(config: EngineConfig, max_position: int, bytes_per_page: int,
     Args:
         max_position: context length of the model in tokens.
         available_bytes: free memory of the device.
+        besides: bytes that a request of the full context needs besides these pages.
 
     Raises:
         InvalidConfig: one full request does not fit; says what is needed and what to change.
     """
-    assert config.gpu_memory_utilization is not None, "the config is not resolved"
     wanted = wanted_context(config, max_position)
     pages_per_request = -(-wanted // config.page_size)
     if config.num_pages is not None:
@@ -93,9 +115,7 @@ def decide_kv_size(config: EngineConfig, max_position: int, bytes_per_page: int,
     elif config.kv_cache_memory_bytes is not None:
         num_pages = pages_in(config.kv_cache_memory_bytes, bytes_per_page)
     else:
-        # Engines beside this one take as much; on GPUs each has its own.
-        num_sharers = config.replica[1] if config.device == "cpu" else 1
-        share = int(available_bytes * config.gpu_memory_utilization / num_sharers)
+        share = kv_share(config, available_bytes)
         num_pages = min(pages_in(share, bytes_per_page), pages_per_request * config.max_num_seqs)
 
     if num_pages >= pages_per_request:
@@ -103,7 +123,7 @@ def decide_kv_size(config: EngineConfig, max_position: int, bytes_per_page: int,
     capacity = max(num_pages, 0) * config.page_size
     if config.max_model_len is None and capacity >= min(SMALLEST_CONTEXT, wanted):
         return KVSize(num_pages, capacity)
-    needed = bytes_of(pages_per_request, bytes_per_page)
+    needed = bytes_of(pages_per_request, bytes_per_page) + besides
     # Only the flag that decides: raising the other would change nothing.
     raised = (
         f"--kv-cache-memory-bytes to {needed}" if config.num_pages is None else f"--num-pages to {pages_per_request}"

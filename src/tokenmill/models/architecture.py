@@ -34,6 +34,7 @@ class SelfAttentionSpec:
         output_bias: bias on the projection that ends the block.
         has_sinks: each head has a sink; see `AttentionLayer.sinks`.
         norms_values: each head of v is normed, too, by a norm without a weight.
+        in_window_group: its KV is in pages that go when they lie behind the window.
         kv_from: the layer whose keys and values it attends to, having none of its own; None: it has its own.
         has_gate: what it gives is multiplied by the sigmoid of another projection, whose rows stand behind those of q,
             head by head.
@@ -52,6 +53,7 @@ class SelfAttentionSpec:
     norms_values: bool = False
     kv_from: int | None = None
     has_gate: bool = False
+    in_window_group: bool = False
 
     @property
     def q_size(self) -> int:
@@ -316,6 +318,16 @@ class Architecture:
         """The same for requests of at most so many tokens: LongRoPE has factors for the context of the pretraining."""
         return dataclasses.replace(self, layers=tuple(_for_context(layer, num_tokens) for layer in self.layers))
 
+    def with_window_group(self) -> Architecture:
+        """The same with the KV of layers that have a window in pages of their own, which go when they lie behind it."""
+        return dataclasses.replace(self, layers=tuple(_in_group(layer) for layer in self.layers))
+
+    @property
+    def widest_window(self) -> int:
+        """Tokens that layers of the window group attend to at most; 0: there is none."""
+        attentions = [attention for attention in self.attentions if attention.in_window_group]
+        return max((attention.window or 0 for attention in attentions), default=0)
+
     @property
     def attentions(self) -> tuple[SelfAttentionSpec, ...]:
         """Those of the layers that have attention."""
@@ -354,6 +366,12 @@ class Architecture:
     def num_mapped_parameters(self) -> int:
         """Of these, what is not loaded: the table of per-layer embeddings, read by rows where its file is mapped."""
         return 0 if self.per_layer is None else len(self.layers) * self.per_layer.size * self.per_layer.vocab_size
+
+
+def _in_group(layer: LayerSpec) -> LayerSpec:
+    if layer.attention is None or layer.attention.window is None:
+        return layer
+    return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, in_window_group=True))
 
 
 def _for_context(layer: LayerSpec, num_tokens: int) -> LayerSpec:

@@ -91,7 +91,8 @@ class Decoder:
         """What an attention backend must know of this model, as far as it is this rank's."""
         layers = [layer.attention.spec for layer in self.layers if layer.attention is not None]
         has_sinks = any(layer.has_sinks for layer in layers)
-        first, *others = (AttentionSpec(count, *shape, has_sinks) for shape, count in kv_groups(layers).items())
+        groups = (AttentionSpec(count, *kind[:3], has_sinks, kind[3]) for kind, count in kv_groups(layers).items())
+        first, *others = groups
         return dataclasses.replace(first, others=tuple(others))
 
     def state_memory(self, num_slots: int) -> StateMemory:

@@ -1,4 +1,5 @@
-"""Where the KV of each layer lies: layers with heads of one shape are a group with one memory, and are counted there.
+"""Where the KV of each layer lies: layers with heads of one shape, and with or without pages that go when they lie
+behind a window, are a group with one memory, and are counted there.
 
 A layer may read the KV of an earlier one instead of having any. Knows no torch and no backend.
 """
@@ -22,18 +23,22 @@ class KVPlace:
     reads_only: bool = False
 
 
-def kv_groups(attentions: Sequence[SelfAttentionSpec | None]) -> dict[tuple[int, int, int], int]:
-    """Heads, KV heads and head size of each group, in the order of its first layer -> layers that have KV."""
-    counts: dict[tuple[int, int, int], int] = {}
+Kind = tuple[int, int, int, bool]
+"""Heads, KV heads, head size, and whether its pages are of the window group."""
+
+
+def kv_groups(attentions: Sequence[SelfAttentionSpec | None]) -> dict[Kind, int]:
+    """The kind of each group, in the order of its first layer -> layers that have KV."""
+    counts: dict[Kind, int] = {}
     for spec in attentions:
         if spec is not None and spec.kv_from is None:
-            counts[_shape(spec)] = counts.get(_shape(spec), 0) + 1
+            counts[_kind(spec)] = counts.get(_kind(spec), 0) + 1
     return counts
 
 
 def kv_places(attentions: Sequence[SelfAttentionSpec | None]) -> Iterator[KVPlace | None]:
     """The place of each layer; None: it has no attention."""
-    numbers = {shape: number for number, shape in enumerate(kv_groups(attentions))}
+    numbers = {kind: number for number, kind in enumerate(kv_groups(attentions))}
     found: list[KVPlace | None] = []
     counts = [0] * len(numbers)
     for layer, spec in enumerate(attentions):
@@ -43,12 +48,12 @@ def kv_places(attentions: Sequence[SelfAttentionSpec | None]) -> Iterator[KVPlac
             assert source is not None, "a layer reads the KV of one that has it"
             place = dataclasses.replace(source, layer=layer, reads_only=True)
         elif spec is not None:
-            group = numbers[_shape(spec)]
+            group = numbers[_kind(spec)]
             place = KVPlace(layer, group, counts[group])
             counts[group] += 1
         found.append(place)
     return iter(found)
 
 
-def _shape(spec: SelfAttentionSpec) -> tuple[int, int, int]:
-    return spec.num_heads, spec.num_kv_heads, spec.head_dim
+def _kind(spec: SelfAttentionSpec) -> Kind:
+    return spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.in_window_group

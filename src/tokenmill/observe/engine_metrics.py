@@ -85,6 +85,11 @@ def _gauges(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
     yield "num_pages", "KV pages", stats.num_pages
     yield "num_pages_pinned", "KV pages that running requests use", stats.num_pages_pinned
     yield "num_pages_evictable", "KV pages that only the prefix cache keeps", stats.num_pages_evictable
+    if stats.num_window_pages:
+        pinned, evictable = stats.num_window_pages_pinned, stats.num_window_pages_evictable
+        yield "num_window_pages", "KV pages of layers with a sliding window", stats.num_window_pages
+        yield "num_window_pages_pinned", "Those of them that running requests use", pinned
+        yield "num_window_pages_evictable", "Those of them that only the prefix cache keeps", evictable
     yield "kv_cache_usage_perc", "Share of KV pages in use by requests, 0 to 1", used
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tokenmill.attention.batch import DeviceLens, ForwardBatch
+from tokenmill.attention.batch import BatchPages, DeviceLens, ForwardBatch
 from tokenmill.core.plan import StepPlan
 from tokenmill.runner.prompt_reports import OutputTokens
 from tokenmill.runner.row_tables import RowTables
@@ -51,6 +51,14 @@ def build_batch(arrays: Arrays, sent: Sent, tables: RowTables) -> ForwardBatch:
     page_numbers = torch.arange(num_pages, dtype=torch.int32, device=positions.device)
     page_table = tables.pages[sent["rows"], :num_pages]
     page_table = page_table.masked_fill_(page_numbers * page_size >= sent["context_lens"][:, None], 0)
+    windows = None
+    if tables.window_pages is not None:
+        window_page = tables.window_pages[row_of_token, positions // page_size].long()
+        own = tables.window_pages[sent["rows"], :num_pages].masked_fill_(page_table == 0, 0)
+        # What no token of the step can reach is stale: another request may have it.
+        begins = sent["context_lens"] - sent["query_starts"].diff() - tables.window + 1
+        own.masked_fill_((page_numbers + 1) * page_size <= begins[:, None], 0)
+        windows = BatchPages(window_page * page_size + positions % page_size, own)
     query_starts = arrays["query_starts"]
     return ForwardBatch(
         token_ids=tables.tokens[row_of_token, positions].long(),
@@ -62,4 +70,5 @@ def build_batch(arrays: Arrays, sent: Sent, tables: RowTables) -> ForwardBatch:
         query_starts=query_starts,
         output_indices=sent["output_indices"],
         lens=DeviceLens(sent["context_lens"], sent["query_starts"]),
+        windows=windows,
     )

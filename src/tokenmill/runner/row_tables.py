@@ -21,10 +21,14 @@ class RowTables:
     Attributes:
         pages: [num_rows, max_pages] int32, page ids; entries past a request's pages are stale and never read.
         tokens: [num_rows, max_pages * page_size] int32, prompt and output ids.
+        window_pages: as `pages`, of the window group; what lies behind a window is stale too. None: there is none.
+        window: tokens that its layers attend to at most.
     """
 
-    def __init__(self, num_rows: int, max_len: int, page_size: int, device: torch.device) -> None:
+    def __init__(self, num_rows: int, max_len: int, page_size: int, device: torch.device, window: int = 0) -> None:
         max_pages = -(-max_len // page_size)
+        self.window = window
+        self.window_pages = zeros((num_rows, max_pages), torch.int32, device) if window else None
         self.page_size = page_size
         self.pages = zeros((num_rows, max_pages), torch.int32, device)
         self.tokens = zeros((num_rows, max_pages * page_size), torch.int32, device)
@@ -44,6 +48,9 @@ class RowTables:
             self.write_drafts(sent)
         if len(plan.page_ids):
             self.pages[sent["page_rows"], sent["page_numbers"]] = sent["page_ids"]
+        if plan.window_pages is not None:
+            assert self.window_pages is not None, "window pages without a window group"
+            self.window_pages[sent["window_rows"], sent["window_numbers"]] = sent["window_ids"]
 
     def write_drafts(self, sent: Sent) -> None:
         """Enter the draft tokens of a step that has any."""
@@ -70,4 +77,8 @@ def table_arrays(plan: StepPlan, samples: Samples) -> Arrays:
         arrays["page_rows"] = plan.page_rows.astype(np.int64)
         arrays["page_numbers"] = plan.page_numbers.astype(np.int64)
         arrays["page_ids"] = plan.page_ids
+    if (entries := plan.window_pages) is not None:
+        arrays["window_rows"] = entries.rows.astype(np.int64)
+        arrays["window_numbers"] = entries.numbers.astype(np.int64)
+        arrays["window_ids"] = entries.ids
     return arrays

@@ -40,3 +40,5 @@ def _add(index: int, request: Request, draft_ids: TokenArray, builder: PlanBuild
         draft_ids = draft_ids[: first_page * kv.page_size - request.num_tokens]
     if len(draft_ids):
         builder.add_drafts(index, draft_ids, first_page, new_pages or [])
+        if kv.windows is not None:
+            builder.enter_windows(request, kv.windows)

@@ -122,11 +122,17 @@ class Need:
     pages: int
     missing_rows: int
     missing_pages: int
+    missing_windows: int = 0
 
     @property
     def is_met(self) -> bool:
         """True if nothing is missing."""
-        return self.missing_rows <= 0 and self.missing_pages <= 0
+        return self.missing_rows <= 0 and not self.lacks_pages
+
+    @property
+    def lacks_pages(self) -> bool:
+        """True if pages of a group are missing."""
+        return self.missing_pages > 0 or self.missing_windows > 0
 
 
 def find_yielding(
@@ -150,7 +156,7 @@ def find_yielding(
         share = shares[request.tenant]
         num_pages = len(kv.pages(request))
         gives_row = need.missing_rows > 0 and (is_lower or share.rows - 1 >= own.rows + 1)
-        gives_pages = need.missing_pages > 0 and (is_lower or share.pages - num_pages >= own.pages + need.pages)
+        gives_pages = need.lacks_pages and (is_lower or share.pages - num_pages >= own.pages + need.pages)
         is_other = is_lower or request.tenant != waiting.tenant
         if is_other and (gives_row or (gives_pages and need.missing_rows <= 0)):
             yielding.append(request)
@@ -158,6 +164,7 @@ def find_yielding(
             share.pages -= num_pages
             need.missing_rows -= 1
             need.missing_pages -= kv.num_returned_by(request)
+            need.missing_windows -= 0 if kv.windows is None else kv.windows.promised_to(request.id)
     return yielding if need.is_met else []
 
 

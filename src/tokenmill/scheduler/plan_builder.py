@@ -7,9 +7,10 @@ from hashlib import blake2b
 import numpy as np
 
 from tokenmill.core.media import with_placeholders
-from tokenmill.core.plan import AdmittedRequest, PlanStates, StepPlan
+from tokenmill.core.plan import AdmittedRequest, PageEntries, PlanStates, StepPlan
 from tokenmill.core.request import Request, TokenArray
 from tokenmill.core.transfers import PlanTransfers
+from tokenmill.kv.window_pages import WindowPages
 
 
 class PlanBuilder:
@@ -27,6 +28,7 @@ class PlanBuilder:
         self._page_rows: list[int] = []
         self._page_numbers: list[int] = []
         self._page_ids: list[int] = []
+        self._window_entries: list[tuple[int, int, int]] = []
 
     def add_row(self, request: Request, seed: int, adapter_slot: int = 0, state_slot: int = 0) -> None:
         """The request takes a row in this step: the runner gets it in full."""
@@ -92,6 +94,14 @@ class PlanBuilder:
             self._page_numbers.append(number)
             self._page_ids.append(page)
 
+    def enter_windows(self, request: Request, windows: WindowPages) -> None:
+        """The window pages of what a request runs, which were promised to it."""
+        row = request.row
+        assert row is not None, "a scheduled request has a row"
+        first_page, pages = windows.cover(request.id, request.num_computed_tokens)
+        if pages:
+            self._window_entries += [(row, number, page) for number, page in enumerate(pages, first_page)]
+
     def build(
         self,
         transfers: PlanTransfers | None = None,
@@ -115,8 +125,13 @@ class PlanBuilder:
             transfers=transfers,
             encode=encode,
             forget=forget,
+            window_pages=_entries(self._window_entries) if self._window_entries else None,
             states=states,
         )
+
+
+def _entries(entries: list[tuple[int, int, int]]) -> PageEntries:
+    return PageEntries(*np.array(entries, dtype=np.int32).T.copy())
 
 
 def request_seed(request: Request, engine_seed: int) -> int:

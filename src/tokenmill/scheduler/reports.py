@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
 
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import StepResult, TokenLogprobs
 from tokenmill.core.request import Request, RequestStatus
+from tokenmill.kv.kv_manager import KVManager
 from tokenmill.scheduler.queue import RequestQueue
 
 # What a request's status does not say is the same prompt.
@@ -60,6 +63,33 @@ def pages_text(count: int, more: str = "") -> str:
     return f"{count} {more}page{'' if count == 1 else 's'}"
 
 
-def short_of(needed: str, num_available: int) -> str:
-    """Why one that needs so many pages waits."""
-    return f"needs {needed}, {num_available} {'is' if num_available == 1 else 'are'} free or evictable"
+def short_of(kv: KVManager, num_missing: int, num_pages: int, spare: int, more: str = "") -> str:
+    """Why one waits that lacks so many of its pages.
+
+    Args:
+        num_pages: all that it would have. spare: pages that must stay available for others.
+    """
+    num_available, windows = kv.num_available, kv.windows
+    if windows is not None and num_missing + spare <= num_available:
+        needed, left = windows.num_wanted(num_pages), windows.num_left
+        return f"needs {needed} window pages, {left} of {windows.pool.num_usable} are promised to nobody"
+    needed_text = pages_text(num_missing, more)
+    return f"needs {needed_text}, {num_available} {'is' if num_available == 1 else 'are'} free or evictable"
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Pages that a running request lacks, of each group; what is not above 0 is not lacking."""
+
+    pages: int
+    windows: int
+
+    @classmethod
+    def of(cls, kv: KVManager, request: Request, end: int, spare: int) -> Self:
+        """What it lacks to hold `end` tokens, with `spare` pages left to others."""
+        pages = kv.num_missing_pages(request, end) + spare - kv.num_available
+        return cls(pages, kv.num_missing_windows(request, end, spare))
+
+    def __str__(self) -> str:
+        """In words."""
+        return pages_text(self.pages) if self.pages > 0 else pages_text(self.windows, "window ")

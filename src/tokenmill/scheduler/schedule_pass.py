@@ -12,9 +12,10 @@ from tokenmill.kv.radix_tree import PrefixMatch
 from tokenmill.scheduler.config import Policies, SchedulerConfig
 from tokenmill.scheduler.draft_pass import add_drafts
 from tokenmill.scheduler.drafter import Drafter
-from tokenmill.scheduler.fairness import Need, find_yielding
+from tokenmill.scheduler.fairness import find_yielding
 from tokenmill.scheduler.plan_builder import PlanBuilder, request_seed
-from tokenmill.scheduler.reports import pages_text, short_of
+from tokenmill.scheduler.reports import Shortage, short_of
+from tokenmill.scheduler.room import Room
 from tokenmill.scheduler.state import SchedulerState, is_ready
 
 # Decodes of a step that take hardly longer than one: they wait for weights. Shared out, they would be read more often.
@@ -57,39 +58,30 @@ class SchedulePass:
         has_lower = bool(state.running) and state.running[-1].is_background
         if not (takes_turns or has_lower) or state.num_changes == state.full_at:
             return
-        budget = self.builder.budget - len(state.running)
-        num_rows = num_pages = 0  # of those before it
+        budget, room = self.builder.budget - len(state.running), Room(state)
         for request in list(state.waiting):
             if self._is_passed_over(request) or request.row is not None:
                 continue
-            if budget <= 0 and num_rows:
+            if budget <= 0 and room.num_rows:
                 return
             pages = self._kv.num_pages_for(self._num_tokens_to_hold(request, min(request.num_tokens, max(1, budget))))
-            if not self._is_there(num_rows + 1, num_pages + pages):
+            matched = 0
+            if not room.is_there(pages):
                 match = self._kv.match(request, self.builder.step)
                 if self._awaits_page(request, match):
                     continue
-                pages -= len(match.pages)
-                if not self._is_there(num_rows + 1, num_pages + pages):
-                    need = self._need(num_rows, num_pages, pages)
+                matched = len(match.pages)
+                pages -= matched
+                if not room.is_there(pages, matched):
+                    need = room.need(pages, matched)
                     victims = find_yielding(request, need, state.running, self._kv, takes_turns)
                     for victim in victims:
                         state.preempt(victim)
                     if not victims:
                         state.full_at = state.num_changes
                         return
-            num_rows, num_pages, budget = num_rows + 1, num_pages + pages, budget - request.num_tokens
-
-    def _need(self, num_rows: int, num_pages: int, pages: int) -> Need:
-        """What a request lacks that takes a row and `pages`, behind others that take so many before it."""
-        state = self._state
-        missing_rows = num_rows + 1 - state.rows.num_free - state.num_returning_rows()
-        missing_pages = num_pages + pages - self._kv.num_available - state.num_returning_pages()
-        return Need(pages, missing_rows, missing_pages)
-
-    def _is_there(self, num_rows: int, num_pages: int) -> bool:
-        """True if so many rows and pages can be taken now."""
-        return num_rows <= self._state.rows.num_free and num_pages <= self._kv.num_available
+            room.add(pages, matched)
+            budget -= request.num_tokens
 
     def advance(self, which: Callable[[Request], bool] | None = None, lets_in: bool = True) -> bool:
         """Schedule running requests in order. Returns True if none was short of pages: only then may others enter.
@@ -247,9 +239,9 @@ class SchedulePass:
             if self._drop_draft_pages():
                 continue
             enough_pages = False
-            missing = self._kv.num_missing_pages(request, end) + self._num_reserved - self._kv.num_available
-            if self._state.num_returning_pages() >= missing:
-                request.wait_reason = f"waits for {pages_text(missing)} that launched steps still use"
+            missing = Shortage.of(self._kv, request, end, self._num_reserved)
+            if self._state.will_return(missing):
+                request.wait_reason = f"waits for {missing} that launched steps still use"
                 self._reserve(request, self._kv.num_missing_pages(request, end))
                 return False
             if not self._state.preempt_idle():
@@ -269,6 +261,8 @@ class SchedulePass:
         if self._state.states is not None:
             self._state.states.take(request, request.num_computed_tokens, num_tokens, self.builder.step)
         self.builder.schedule(request, num_tokens, first_page, new_pages)
+        if self._kv.windows is not None:
+            self.builder.enter_windows(request, self._kv.windows)
 
     def _choose_victim(self) -> Request:
         """Who yields, of those that are not in the step already."""
@@ -332,8 +326,8 @@ class SchedulePass:
         hold = self._num_tokens_to_hold(request, end)
         while not self._kv.acquire(request, match, hold, self.builder.step, self._num_reserved):
             if not self._drop_draft_pages():
-                needed = self._kv.num_pages_for(hold) - len(match.pages)
-                return short_of(pages_text(needed), self._kv.num_available)
+                num_pages = self._kv.num_pages_for(hold)
+                return short_of(self._kv, num_pages - len(match.pages), num_pages, self._num_reserved)
         if self._state.states is None or self._state.states.begin(request, match, points):
             return ""
         self._kv.release(request, self.builder.step)
@@ -360,8 +354,8 @@ class SchedulePass:
         while (new_pages := self._kv.allocate(request, hold, self._num_reserved)) is None:
             if self._drop_draft_pages():
                 continue
-            needed = self._kv.num_pages_for(hold) - first_page
-            return short_of(pages_text(needed, "more "), self._kv.num_available)
+            num_pages = self._kv.num_pages_for(hold)
+            return short_of(self._kv, num_pages - first_page, num_pages, self._num_reserved, "more ")
         self._state.start(request)
         self._launch_row(request, num_tokens, first_page, new_pages)
         return ""

@@ -255,6 +255,7 @@ class Scheduler:
             fills_page.tolist(),
             strict=True,
         )
+        has_windows = self.kv.windows is not None
         has_extras = bool(result.logprobs or result.prompt_logprobs or result.embeddings or result.proposals)
         outputs = []
         for index, (request, start, stop, num_samples, num_rejected, end, has_full_page) in enumerate(columns):
@@ -286,8 +287,9 @@ class Scheduler:
                 elif num_samples:
                     request.resample()
                     self._state.go_back(request)
-            if request.mask_missed:
-                request.mask_missed = request.num_inflight_steps > 0
+            if has_windows and (has_full_page or num_rejected or not request.is_running):
+                self._state.keep_window(request, end)
+            request.mask_missed = request.mask_missed and request.num_inflight_steps > 0
             if not request.is_running:
                 self._state.settle(request)
         self._state.end_step(plan.step)
@@ -347,9 +349,7 @@ class Scheduler:
 
     def _check_size(self, num_tokens: int) -> None:
         """Raise InvalidRequest for one that could never run to `num_tokens` tokens."""
-        needed, usable = self.kv.num_pages_for(num_tokens), self.kv.pool.num_usable
-        if needed > usable:
-            raise InvalidRequest(f"{num_tokens} tokens need {needed} pages of the KV cache; it has {usable}")
+        self.kv.check_size(num_tokens)
         budget = self.config.max_num_batched_tokens
         # The last token is never run; all others may have to be run at once after a preemption.
         if not self.config.enable_chunked_prefill and num_tokens - 1 > budget:

@@ -20,6 +20,7 @@ from tokenmill.scheduler.drafter import Drafter
 from tokenmill.scheduler.fairness import Rounds
 from tokenmill.scheduler.policies import QueuePolicy
 from tokenmill.scheduler.queue import RequestQueue
+from tokenmill.scheduler.reports import Shortage
 from tokenmill.scheduler.transfers import Transfers
 from tokenmill.states.slots import StateSlots
 from tokenmill.vision.encoder_cache import EncoderCache
@@ -247,6 +248,16 @@ class SchedulerState:
             if self._drafter is not None:
                 self._drafter.forget(request)
 
+    def keep_window(self, request: Request, end: int) -> None:
+        """A step that ran a request up to `end` is committed: what lies behind its window goes.
+
+        The launched steps begin behind that, and so does what follows, unless it begins where a turn has ended or a
+        token is sampled again.
+        """
+        if self.kv.windows is not None and request.row is not None:
+            num_computed = min(end, request.num_computed_tokens)
+            self.kv.windows.keep(request.id, num_computed, not request.num_inflight_steps)
+
     def keep_state(self, request: Request, step: int) -> None:
         """Pages of a request are in the prefix cache: the state that a step has kept of it belongs to the last one."""
         if self.states is None or not (end := self.states.saved_at(request, step)):
@@ -285,6 +296,15 @@ class SchedulerState:
     def num_returning_pages(self) -> int:
         """Pages of the same requests, and those that are being saved."""
         return self.num_saving_pages + sum(len(self.kv.pages(request)) for request in self._leaving())
+
+    def num_returning_windows(self) -> int:
+        """Of the same requests, the window pages that were promised to them."""
+        windows = self.kv.windows
+        return 0 if windows is None else sum(windows.promised_to(request.id) for request in self._leaving())
+
+    def will_return(self, missing: Shortage) -> bool:
+        """True if the launched steps, once committed, give back what somebody lacks."""
+        return self.num_returning_pages() >= missing.pages and self.num_returning_windows() >= missing.windows
 
     def _leaving(self) -> Collection[Request]:
         return {r.id: r for step in self.in_flight for r in step.requests if r.status in _LEAVING}.values()
@@ -338,6 +358,8 @@ class SchedulerState:
             held = len(self.kv.pages(request)) * self.kv.page_size
             assert request.num_computed_tokens <= held, "a token without a page"
             assert request.num_tokens + request.num_pending_tokens <= request.max_tokens_total, "past its length"
+        if self.kv.windows is not None:
+            self.kv.windows.check_invariants({r.id: self._begin_of(r) for r in owners.values()})
         assert all(r.is_running for r in self.running), "a request in the running queue that does not run"
         assert not any(r.is_running or r.is_finished for r in self.waiting), "a waiting request that runs or ended"
         idle = [request for request in self.requests.values() if request.is_paused]
@@ -349,6 +371,12 @@ class SchedulerState:
             assert all(request.rank == self._rank(request) for request in queue), "a rank is out of date"
         if self._rounds is not None:
             self._rounds.check_invariants(self.requests)
+
+    def _begin_of(self, request: Request) -> tuple[int, int]:
+        """Where the next step of a request begins, launched ones too, and the pages that it holds."""
+        launched = [step.plan for step in self.in_flight if request in step.requests]
+        begins = [int(plan.num_computed[plan.request_ids.index(request.id)]) for plan in launched]
+        return min([request.num_computed_tokens, *begins]), len(self.kv.pages(request))
 
 
 def is_ready(request: Request) -> bool:

@@ -50,12 +50,14 @@ class ReferenceAttention:
 def attend_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
     """The last n tokens of one sequence, q [n, heads, head_dim], over all its keys [kv_heads, length, head_dim]."""
     group = q.shape[1] // len(keys)
-    keys = keys.float().repeat_interleave(group, 0)
-    values = values.float().repeat_interleave(group, 0)
-    scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * layer.scale
     length = keys.shape[1]
-    key_positions = torch.arange(length, device=q.device)
-    query_positions = key_positions[length - q.shape[0] :, None]
+    # What lies behind the window of all queries is not read at all: it may be another request's, or no numbers.
+    first = 0 if layer.window is None else max(0, length - q.shape[0] + 1 - layer.window)
+    key_positions = torch.arange(first, length, device=q.device)
+    query_positions = torch.arange(length - q.shape[0], length, device=q.device)[:, None]
+    keys = keys[:, first:].float().repeat_interleave(group, 0)
+    values = values[:, first:].float().repeat_interleave(group, 0)
+    scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * layer.scale
     visible = key_positions <= query_positions
     if layer.window is not None:
         visible &= key_positions > query_positions - layer.window
