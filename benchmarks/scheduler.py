@@ -23,6 +23,7 @@ from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.kv.kv_manager import KVManager
 from tokenmill.kv.page_pool import PagePool
 from tokenmill.kv.radix_tree import RadixTree
+from tokenmill.kv.window_pages import WindowPages, WindowSettings, most_window_pages, num_pages_ahead
 from tokenmill.scheduler.config import SchedulerConfig
 from tokenmill.scheduler.scheduler import Scheduler
 
@@ -38,13 +39,19 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256, help="running requests")
     parser.add_argument("--waiting", type=int, default=1000, help="requests that wait meanwhile")
     parser.add_argument("--steps", type=int, default=400, help="steps measured at each context length")
+    parser.add_argument("--window", type=int, default=0, help="tokens of a window group; 0: there is none")
     arguments = parser.parse_args()
 
     report: dict[str, object] = {
         "machine": platform.processor() or platform.machine(),
         "python": platform.python_version(),
     }
-    report |= {"rows": arguments.rows, "waiting": arguments.waiting, "steps": arguments.steps}
+    report["window"] = arguments.window
+    report |= {
+        "rows": arguments.rows,
+        "waiting": arguments.waiting,
+        "steps": arguments.steps,
+    }
     for context in (1024, 32 * 1024, 128 * 1024):
         report[f"decode_us_context_{context}"] = show(
             f"schedule + commit, context {context}", list(decode_steps(context, arguments))
@@ -74,9 +81,13 @@ def since(start: Seconds, parts: int = 1) -> Seconds:
     return (wall - start[0]) / parts, (cpu - start[1]) / parts
 
 
-def make_scheduler(rows: int, num_pages: int, budget: int) -> Scheduler:
+def make_scheduler(rows: int, num_pages: int, budget: int, window: int = 0) -> Scheduler:
     """A scheduler over a pool of `num_pages`; each request is a tenant of its own, as calls without keys are."""
-    kv = KVManager(PagePool(num_pages + 1), RadixTree(PAGE_SIZE), PAGE_SIZE)
+    windows = None
+    if window:
+        count = rows * most_window_pages(window, PAGE_SIZE) + num_pages_ahead(budget, PAGE_SIZE)
+        windows = WindowPages(WindowSettings(window, count), PAGE_SIZE, num_pages + 1, budget)
+    kv = KVManager(PagePool(num_pages + 1), RadixTree(PAGE_SIZE), PAGE_SIZE, windows)
     return Scheduler(SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=budget), kv)
 
 
@@ -98,7 +109,8 @@ def outcome(plan: StepPlan) -> StepResult:
 def decode_steps(context: int, arguments: argparse.Namespace) -> Iterator[Seconds]:
     """Seconds of each step in which `rows` requests of `context` tokens decode, with others waiting for a row."""
     pages = (context // PAGE_SIZE + arguments.steps // PAGE_SIZE + 4) * (arguments.rows + 1)
-    scheduler = make_scheduler(arguments.rows, max(pages, POOL_PAGES), budget=(context + 1) * arguments.rows)
+    budget = (context + 1) * arguments.rows
+    scheduler = make_scheduler(arguments.rows, max(pages, POOL_PAGES), budget, arguments.window)
     prompt = np.arange(context, dtype=np.int32)
     for number in range(arguments.rows + arguments.waiting):
         scheduler.add(request(number, prompt if number < arguments.rows else prompt[:64], arguments.steps + 100))
