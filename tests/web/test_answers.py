@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.web.conftest import echo_server
-from tests.web.test_browser import answers, ask, until, wait_for_end
+from tests.web.test_browser import answers, ask, open_settings, until, wait_for_end
 
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>{"name": "look_up", "arguments": {"word": "mill"}}</tool_call>'
@@ -38,7 +38,7 @@ def test_thinking_is_folded(thinking, open_page):
 
 def test_calls_of_tools_are_shown_and_their_results_given(thinking, open_page):
     page = open_page(thinking.url)
-    page.keyboard.press("Control+Shift+S")
+    open_settings(page)
     page.get_by_label(re.compile("^Tools")).fill(json.dumps(TOOLS))
     page.get_by_label("Most tokens of an answer").fill("100")
     ask(page, f"</think>{CALL}")
@@ -60,7 +60,7 @@ def test_calls_of_tools_are_shown_and_their_results_given(thinking, open_page):
 
 def test_an_answer_may_have_to_match_a_schema(thinking, open_page):
     page = open_page(thinking.url)
-    page.keyboard.press("Control+Shift+S")
+    open_settings(page)
     schema = {"type": "object", "properties": {"word": {"type": "string"}}}
     page.get_by_label(re.compile("schema", re.IGNORECASE)).fill(json.dumps(schema))
     with page.expect_request("**/v1/chat/completions") as sent:

@@ -18,6 +18,11 @@ HOSTILE = (
 )
 
 
+def open_settings(page):
+    page.get_by_label("Your message").wait_for()  # keys do nothing before there is a page
+    page.keyboard.press("Control+Shift+S")
+
+
 def ask(page, text):
     page.get_by_label("Your message").fill(text)
     page.get_by_role("button", name="Send").click()
@@ -131,7 +136,7 @@ def test_a_token_shows_its_alternatives_and_an_answer_its_cost(echo, open_page):
 
 def test_settings_go_with_the_request_and_can_be_copied(echo, open_page):
     page = open_page(echo.url, permissions=["clipboard-read", "clipboard-write"])
-    page.keyboard.press("Control+Shift+S")
+    open_settings(page)
     page.get_by_label("System prompt").fill("Don't be long.")
     page.get_by_label("Most tokens of an answer").fill("7")
     page.get_by_label("Top k").fill("3")

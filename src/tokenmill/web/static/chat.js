@@ -7,7 +7,7 @@ import { generate } from "./generate.js";
 import { Images, Message } from "./message.js";
 import { Settings } from "./settings.js";
 import { allConversations, forget, keep } from "./store.js";
-import { Copy, dataUrl, download, FileButton, html, oncePerFrame, useEffect, useRef, useRedraw, useState } from "./ui.js";
+import { Copy, dataUrl, download, FileButton, html, oncePerFrame, useEffect, useLayoutEffect, useRef, useRedraw, useState } from "./ui.js";
 
 export function Chat({ isShown }) {
   const redraw = useRedraw();
@@ -180,8 +180,9 @@ function useModel() {
   return model;
 }
 
+// As soon as the page can be seen: an effect would come a frame later, and a key before that do nothing.
 function useKeys(isShown, desk, toggleSettings) {
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!isShown) return undefined;
     const onKey = (event) => {
       if (event.key === "Escape") desk.stop();
