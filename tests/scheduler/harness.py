@@ -242,14 +242,16 @@ class Harness:
     def most_steps(self) -> int:
         """A bound on the steps until nothing is left: as if requests ran one after the other, each from its beginning.
 
-        The first in order never yields, so a schedule that takes more runs the same tokens again and again.
+        The first in order never yields, so a schedule that takes more runs the same tokens again and again. Where
+        clients take turns it yields to those who had less, and runs again what it had: twice that was never needed.
         """
         chunk = min(self.settings.budget, self.settings.threshold or self.settings.budget)
         alive = self.scheduler.requests.values()
         # A chunk may end before each image, and before each one that is not to be cut once more.
         alone = [-(-r.num_tokens // chunk) + 2 * len(r.media) + r.max_tokens_total - r.num_tokens + 1 for r in alive]
         alone += [2 * self.settings.max_model_len for inputs in self.inputs.values() for _ in inputs]
-        return self.settings.depth * (sum(alone) + 2)
+        turns = 2 if self.settings.policy == "fair" else 1
+        return turns * self.settings.depth * (sum(alone) + 2)
 
     def drain(self) -> None:
         """Run until nothing is left; then nothing may be in use."""
