@@ -45,12 +45,17 @@ def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return weight.reshape(num_heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(folder: Path, family: str, kind: str | None = None) -> Path:
-    """A checkpoint folder as one file; matrices in a block type, or as float32."""
+def write_gguf(folder: Path, family: str, kind: str | None = None, num_drafting: int = 0) -> Path:
+    """A checkpoint folder as one file; matrices in a block type, or as float32; layers that draft behind the others."""
     config = json.loads((folder / "config.json").read_text())
     path = folder / "model-file.gguf"
     writer = GGUFWriter(path, MODEL_ARCH_NAMES[ARCHITECTURES[family]])
-    writer.add_block_count(config["num_hidden_layers"])
+    num_layers = config["num_hidden_layers"]
+    writer.add_block_count(num_layers + num_drafting)
+    if num_drafting:
+        writer.add_nextn_predict_layers(num_drafting)
+    for layer in range(num_layers, num_layers + num_drafting):
+        writer.add_tensor(f"blk.{layer}.nextn.eh_proj.weight", np.zeros((4, 8), np.float32))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])

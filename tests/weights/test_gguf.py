@@ -93,6 +93,15 @@ def test_a_file_gives_the_logits_of_its_rounded_weights(
     assert worst <= 1e-4, f"relative difference {worst:.2e}"
 
 
+def test_layers_that_draft_are_left_out(tmp_path: Path, cache: str, rng: np.random.Generator) -> None:
+    shape = {"layer_types": None, "full_attention_interval": 2}
+    folder = make_checkpoint(tmp_path / "model", "qwen3_5", seed=int(rng.integers(2**31)), **shape)
+    unpacked = fetch(str(write_gguf(folder, "qwen3_5", num_drafting=1)), None, cache)
+    assert len(read_architecture(unpacked).layers) == len(read_architecture(folder).layers)
+    sequence = rng.integers(0, 331, 30).tolist()
+    torch.testing.assert_close(logits(unpacked, sequence, rng), logits(folder, sequence, rng), rtol=1e-4, atol=1e-4)
+
+
 def test_stacked_experts_are_taken_apart(tmp_path: Path, cache: str, rng: np.random.Generator) -> None:
     folder = make_checkpoint(tmp_path / "model", "qwen3_moe", norm_topk_prob=True)
     sequence = rng.integers(0, 331, 30).tolist()

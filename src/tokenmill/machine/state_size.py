@@ -1,4 +1,4 @@
-"""Memory of recurrent states: how many there may be, and so how many requests may run.
+"""Recurrent states: how many there may be, and so how many requests may run; what does not go with them is refused.
 
 Knows numbers of bytes, no devices.
 """
