@@ -74,7 +74,7 @@ routers: $(NATIVE_STAMP) $(DEV_STAMP) ## a router of others in front of two of o
 	@$(VENV)/routers/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/routers.txt
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/routers $(ARGS)
 
-lint: $(NATIVE_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, import contracts, line budget
+lint: $(NATIVE_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, import contracts, the core's budget
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -85,7 +85,7 @@ format: $(DEV_STAMP) ## format and mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-lines: ## lines of Python code per folder, docstrings not counted; fails when a part exceeds its budget
+lines: ## lines of Python code per folder and their change on this branch; fails when the core exceeds its budget
 	@$(firstword $(wildcard $(BIN)/python) python3) tools/count_lines.py $(LINES_ARGS)
 
 bench: $(NATIVE_STAMP) ## offline throughput of MODEL (or the demo model); ARGS are passed on
