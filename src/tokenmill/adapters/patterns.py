@@ -11,10 +11,10 @@ import json
 import re
 import resource
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.ipc.python_child import run_python
 
 SECONDS = 2
 _PLAIN = re.compile(r"[\w.\\-]*")
@@ -42,13 +42,12 @@ def matches(forms: Mapping[str, str], keys: Sequence[str], source: str) -> dict[
         raise InvalidCheckpoint(f"{source}: a pattern is no regular expression: {error}") from error
     question = json.dumps({"forms": dict(forms), "keys": list(keys)})
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _TRY],
+        done = run_python(
+            ["-I", "-S", "-c", _TRY],
             input=question.encode(),
             capture_output=True,
             timeout=5 * SECONDS,
             preexec_fn=_limit,
-            check=True,
         )
     except (subprocess.SubprocessError, OSError) as error:
         raise InvalidCheckpoint(f"{source}: its regular expressions could not be tried in {SECONDS} seconds") from error

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from tokenmill import __version__
+from tokenmill.cli.import_path import without_current_folder
 from tokenmill.core.errors import TokenMillError
 
 VERBS = {
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 (it failed), 2 (it was asked wrongly), 130 (Ctrl-C).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        sys.path[:] = without_current_folder(sys.path, os.environ.get("PYTHONPATH", ""))
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()

@@ -28,7 +28,9 @@ def run(arguments: Sequence[str]) -> int:
     if engine.node_rank > 0:
         # It only waits and starts processes: this one becomes it.
         given = [msgspec.json.encode(engine).decode(), str(server.data_parallel_size)]
-        os.execv(sys.executable, [sys.executable, "-P", "-m", NODE_MODULE, *given])
+        from tokenmill.ipc.python_child import become_python
+
+        become_python(["-m", NODE_MODULE, *given])
     from tokenmill.cli.startup import open_screen
     from tokenmill.server.process import launch
 

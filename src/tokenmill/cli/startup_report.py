@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tokenmill.config import DEFAULT_PORT, ServerConfig
 from tokenmill.core.engine_messages import EngineReady
+from tokenmill.ipc.python_child import python_command
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -98,7 +99,7 @@ def own_command() -> str:
     if sys.prefix == sys.base_prefix:
         return "tokenmill"
     script = Path(sys.prefix, "bin", "tokenmill")
-    return shlex.join([str(script)] if script.exists() else [sys.executable, "-m", "tokenmill"])
+    return shlex.join([str(script)] if script.exists() else python_command(["-m", "tokenmill"]))
 
 
 def chat_command(server: ServerConfig) -> str:

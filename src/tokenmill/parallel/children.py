@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +13,7 @@ import msgspec
 
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import EngineFailed
+from tokenmill.ipc.python_child import start_python
 
 MODULE = "tokenmill.parallel.process"
 # How long they get to end by themselves.
@@ -44,12 +43,8 @@ class RankChildren:
     def _start(self, config: EngineConfig) -> None:
         path = self._folder / f"rank-{config.rank}.json"
         path.write_bytes(msgspec.json.encode(config))
-        self._processes[config.rank] = subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE, str(path)],
-            stdin=subprocess.PIPE,
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
-            start_new_session=True,  # Ctrl-C is for rank 0, which decides
-        )
+        arguments = ["-m", MODULE, str(path)]
+        self._processes[config.rank] = start_python(arguments, {"OMP_WAIT_POLICY": "PASSIVE"}, stdin=subprocess.PIPE)
 
     def check(self) -> None:
         """See that all live.

@@ -6,14 +6,13 @@ Loading torch is most of a start: an engine that has begun before this process l
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
 from tokenmill.ipc.channels import engine_name, worker_name
+from tokenmill.ipc.python_child import start_python
 from tokenmill.replicas.topology import Topology
 
 ENGINE_MODULE = "tokenmill.engine.process"
@@ -55,15 +54,12 @@ class Starter:
         return early or self._start(module, folder, arguments, life)
 
     def _start(self, module: str, folder: Path, arguments: Sequence[str], life: int) -> subprocess.Popen[bytes]:
-        # -P: a torch.py in the current folder must not be what `import torch` finds.
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(folder), *arguments, str(life)],
+        return start_python(
+            ["-m", module, str(folder), *arguments, str(life)],
+            # The engine shares the cores with the other processes. Threads that spin while they wait for the next
+            # matrix product take those away: on 2 busy cores a step was 27 times slower.
+            {"OMP_WAIT_POLICY": "PASSIVE"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # The engine shares the cores with the other processes. Threads that spin while they wait for the next
-            # matrix product take those away: on 2 busy cores a step was 27 times slower.
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
-            # A session of its own, so that Ctrl-C reaches only this process.
-            start_new_session=True,
         )
