@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest, Refusal, Unavailable
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import Grammar, SamplingParams
-from tokenmill.structured.cache import GrammarCache
+from tokenmill.ipc.sandbox import Limits
+from tokenmill.structured.cache import MOST_FAULTS, GrammarCache
 from tokenmill.structured.compiler import GrammarTokenizer
-from tokenmill.structured.sandbox import Limits, Sandbox
+from tokenmill.structured.trial import GrammarTrial
 
 MIB = 1 << 20
 # Each takes seconds or hundreds of MiB without limits.
@@ -50,29 +54,29 @@ def tokenizer(model: Path) -> GrammarTokenizer:
 
 
 @pytest.fixture
-def sandbox(tokenizer: GrammarTokenizer) -> Iterator[Sandbox]:
-    process = Sandbox(tokenizer, Limits(0.5, 64 * MIB))
-    yield process
-    process.close()
+def trial(tokenizer: GrammarTokenizer) -> Iterator[GrammarTrial]:
+    with contextlib.closing(GrammarTrial(tokenizer, Limits(0.5, 64 * MIB))) as trial:
+        yield trial
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_goes_off_where_it_does_no_harm(sandbox: Sandbox, name: str) -> None:
+def test_a_bomb_goes_off_where_it_does_no_harm(trial: GrammarTrial, name: str) -> None:
     started = time.monotonic()
     with pytest.raises(InvalidRequest, match="grammar"):
-        sandbox.check(grammar(BOMBS[name]))
+        trial.check(grammar(BOMBS[name]))
     # The limit is of processor time; a busy machine may take several times as long.
     assert time.monotonic() - started < 60
-    assert sandbox.check(choice(1)) < MIB
+    assert trial.check(choice(1)) < MIB
 
 
-def test_a_sandbox_that_is_gone_is_started_again(sandbox: Sandbox) -> None:
-    sandbox.check(choice(1))
-    assert sandbox._process is not None
-    os.kill(sandbox._process.pid, 9)
-    with pytest.raises(InvalidRequest, match="could not be compiled"):
-        sandbox.check(choice(2))
-    assert sandbox.check(choice(2)) < MIB
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_no_grammar_is_blamed_for_a_process_that_is_gone(trial: GrammarTrial, number: int) -> None:
+    trial.check(choice(1))
+    for pid in trial.sandbox.pids:
+        os.kill(pid, number)
+    assert trial.check(choice(2)) < MIB
+    with pytest.raises(InvalidRequest, match="nothing"):
+        trial.check(grammar({"lark_grammar": "start: nothing"}))
 
 
 def admit(grammars: GrammarCache, request_id: str, text: str) -> bool:
@@ -80,9 +84,9 @@ def admit(grammars: GrammarCache, request_id: str, text: str) -> bool:
     return grammars.admit(AddRequest(id=request_id, prompt_token_ids=[1], params=params))
 
 
-def settle(grammars: GrammarCache) -> dict[str, InvalidRequest | None]:
+def settle(grammars: GrammarCache) -> dict[str, Refusal | None]:
     """Wait until nobody waits; who has become ready (None), and who is refused."""
-    news: dict[str, InvalidRequest | None] = {}
+    news: dict[str, Refusal | None] = {}
     while grammars._waiting:
         news.update(grammars.collect(10))
     return news
@@ -117,6 +121,48 @@ def test_requests_of_one_grammar_wait_for_one_compilation(grammars: GrammarCache
     assert admit(grammars, "d", choice(1))
     with pytest.raises(InvalidRequest, match="nothing"):
         admit(grammars, "e", grammar({"lark_grammar": "start: nothing"}))
+
+
+def test_a_failure_that_is_not_the_grammars_own_is_not_kept(
+    grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, error in enumerate((Unavailable("lost"), OSError("too many open files"), MemoryError())):
+        with monkeypatch.context() as patch:
+            patch.setattr(grammars._trial, "check", Mock(side_effect=error))
+            assert not admit(grammars, f"failed {number}", choice(number))
+            (refusal,) = settle(grammars).values()
+            assert isinstance(refusal, Unavailable)
+            assert refusal.status == 503
+        assert not admit(grammars, f"again {number}", choice(number))
+        assert settle(grammars) == {f"again {number}": None}
+    assert len(grammars._faults) == 0
+
+
+def test_of_faults_the_last_that_were_asked_for_are_kept(
+    grammars: GrammarCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def refuse(text: str) -> int:
+        tried.append(text)
+        raise InvalidRequest("no grammar")
+
+    monkeypatch.setattr(grammars._trial, "check", refuse)
+    count = MOST_FAULTS + random.randint(2, 300)
+    for number in range(count):
+        admit(grammars, str(number), choice(number))
+        settle(grammars)
+        with pytest.raises(InvalidRequest, match="no grammar") as error:
+            admit(grammars, "the first again", choice(0))
+        assert len(error.traceback) < 20, "it is the same error each time, and must not grow"
+        assert len(grammars._faults) <= MOST_FAULTS
+    assert len(grammars._faults) == MOST_FAULTS
+    assert tried == [choice(number) for number in range(count)]
+    assert not admit(grammars, "forgotten", choice(1))
+    settle(grammars)
+    assert tried[-1] == choice(1)
+    assert grammars.num_bytes == 0
+    assert not grammars._text_of
 
 
 def test_grammars_that_nobody_uses_make_room_least_recently_used_first(grammars: GrammarCache, max_bytes: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import os
+import signal
 import struct
 import zlib
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from tests.vision_checkpoints import MAX_PIXELS, MIN_PIXELS
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.media import content_digest, surrogate_ids
+from tokenmill.ipc.sandbox import Outcome, Reply
 from tokenmill.vision.decoding import ImageDecoder
 from tokenmill.vision.prompts import MOST_BYTES, data_of
 from tokenmill.vision.resize import SizeRule, smart_resize
@@ -128,14 +131,21 @@ def test_only_the_first_frame_of_an_animation_is_decoded(decoder: ImageDecoder) 
     assert (head.height, head.width) == (64, 64)
 
 
-def test_the_process_is_started_again_when_it_has_died(decoder: ImageDecoder) -> None:
-    decoder.decode(_whole(), RULE)
-    assert decoder._process is not None
-    decoder._process.kill()
-    decoder._process.wait()
-    with pytest.raises(InvalidRequest):
-        decoder.decode(_whole(), RULE)
-    decoder.decode(_whole(), RULE)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("data", [_whole(), file_of(Image.effect_noise((1500, 1500), 90))], ids=["small", "large"])
+def test_no_image_is_blamed_for_a_process_that_is_gone(decoder: ImageDecoder, number: int, data: bytes) -> None:
+    expected = decoder.decode(data, RULE)
+    for pid in decoder.sandbox.pids:
+        os.kill(pid, number)
+    assert decoder.decode(data, RULE) == expected
+
+
+def test_a_file_that_crashes_a_decoder_is_refused(decoder: ImageDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    for outcome in (Outcome.CRASHED, Outcome.TOO_SLOW):
+        with monkeypatch.context() as patch:
+            patch.setattr(decoder.sandbox, "ask", lambda data, outcome=outcome: Reply(outcome, b""))
+            with pytest.raises(InvalidRequest, match="cannot be decoded"):
+                decoder.decode(_whole(), RULE)
 
 
 def test_data_urls_are_read_and_others_are_not() -> None:

@@ -92,6 +92,19 @@ class EngineFailed(TokenMillError):
     type = "engine_unavailable"
 
 
+class Unavailable(TokenMillError):
+    """Something beside the model that the request needs does not work now; the request is not at fault.
+
+    Attributes:
+        retry_after: seconds after which it is worth another try.
+    """
+
+    status = 503
+    type = "server_busy"
+    code = "server_busy"
+    retry_after = 1
+
+
 class QueueFull(TokenMillError):
     """More waits than `--max-num-queued-reqs` or `--max-num-queued-tokens` allow.
 
@@ -106,3 +119,7 @@ class QueueFull(TokenMillError):
     def __init__(self, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+Refusal = InvalidRequest | Unavailable
+"""Why a request cannot begin: by its own fault, or for a reason that may pass."""

@@ -18,7 +18,7 @@ import msgspec
 
 from tokenmill.core.adapters import digest_of
 from tokenmill.core.engine_messages import EngineStats
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest, Refusal
 from tokenmill.core.media import without_pixels
 from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
@@ -265,7 +265,7 @@ class Engine:
         """Let requests go on whose gates have opened; the terminal outputs of those that are refused."""
         outputs = []
         for request_id, news in self._gates.collect(timeout):
-            if isinstance(news, InvalidRequest):
+            if isinstance(news, Refusal):
                 self.abort([request_id])
                 outputs.append(_refused(request_id, news))
             elif news is RequestStatus.WAITING:
@@ -368,5 +368,5 @@ class Engine:
         self._observer.close()
 
 
-def _refused(request_id: str, error: InvalidRequest) -> TokenOutput:
+def _refused(request_id: str, error: Refusal) -> TokenOutput:
     return TokenOutput(request_id, [], FinishReason.ERROR, error=str(error), error_status=error.status)

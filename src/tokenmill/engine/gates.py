@@ -9,10 +9,10 @@ The engine's loop knows that there are gates, and nothing of what is behind them
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest, Refusal
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import RequestStatus
 
@@ -33,7 +33,7 @@ class Gate(Protocol):
             InvalidRequest: what it needs can never be there.
         """
 
-    def collect(self, timeout: float) -> dict[str, InvalidRequest | None]:
+    def collect(self, timeout: float) -> Mapping[str, Refusal | None]:
         """Requests that need not wait here any longer, each told once: None, or why it is refused.
 
         Args:
@@ -86,13 +86,13 @@ class Gates:
         self._waiting[message.id] = closed
         return closed[0].status
 
-    def collect(self, timeout: float = 0.0) -> list[tuple[str, RequestStatus | InvalidRequest]]:
+    def collect(self, timeout: float = 0.0) -> list[tuple[str, RequestStatus | Refusal]]:
         """Requests that have come further: what each waits in now (WAITING: for its turn), or why it is refused.
 
         Args:
             timeout: seconds to wait, at the gate where the first of them waits.
         """
-        news: list[tuple[str, RequestStatus | InvalidRequest]] = []
+        news: list[tuple[str, RequestStatus | Refusal]] = []
         if not self._waiting:
             return news
         first = next(iter(self._waiting.values()))[0]

@@ -23,6 +23,7 @@ from tokenmill.engine.observer import Observer
 from tokenmill.engine.runners import capture, make_runner, masks_of, room_for_kv
 from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.engine.warm_up import warm_up
+from tokenmill.ipc.sandbox import Limits
 from tokenmill.kv.events import KVEventLog
 from tokenmill.machine.kv_size import KVSize, wanted_context
 from tokenmill.machine.state_size import num_states, with_states
@@ -38,7 +39,6 @@ from tokenmill.runner.model_runner import ModelRunner
 from tokenmill.scheduler.config import find_policies
 from tokenmill.structured.cache import GrammarCache
 from tokenmill.structured.compiler import GrammarTokenizer
-from tokenmill.structured.sandbox import Limits
 from tokenmill.vision.start import Vision, load_vision
 from tokenmill.weights.fingerprint import fingerprint
 

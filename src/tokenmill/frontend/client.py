@@ -16,7 +16,7 @@ import msgspec
 
 from tokenmill.core.api_messages import FinishedRequest
 from tokenmill.core.engine_messages import EngineReady
-from tokenmill.core.errors import InvalidRequest, TokenMillError
+from tokenmill.core.errors import InvalidRequest, TokenMillError, Unavailable
 from tokenmill.core.messages import (
     AbortRequests,
     Decoded,
@@ -339,7 +339,9 @@ class EngineClient:
         request.generation.deliver(output)
 
     def _reject(self, message: RequestRejected) -> None:
-        error = RejectedRequest(message.error, message.param, message.status, message.code)
+        error: TokenMillError = RejectedRequest(message.error, message.param, message.status, message.code)
+        if message.status == Unavailable.status:
+            error = Unavailable(message.error)
         for request_id in message.ids:
             request = self._open.get(request_id)
             if request is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.engine_messages import EngineReady
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest, Unavailable
 from tokenmill.core.media import MediaInput
 from tokenmill.core.messages import CallRules, Decoded, DecodeTokens, Encoded, EncodeText, GenerateText, RequestRejected
 from tokenmill.core.sampling_params import Grammar, SamplingParams
@@ -155,9 +155,12 @@ def ids_of(message: Question) -> list[str]:
 
 
 def rejection(message: Question, error: Exception) -> RequestRejected:
-    """What is told of an error: all of one that the client can mend, of any other only that there was one."""
+    """Tell of an error: all of one that the client can mend or that may pass, of any other that there was one."""
     ids = ids_of(message)
     if isinstance(error, InvalidRequest):
         return RequestRejected(ids=ids, status=error.status, error=str(error), param=error.param, code=error.code)
+    if isinstance(error, Unavailable):
+        _logger.error("request %s could not be served: %s", ids, error)
+        return RequestRejected(ids=ids, status=error.status, error=str(error))
     _logger.error("request %s could not be handled", ids, exc_info=error)
     return RequestRejected(ids=ids, status=500, error="the request could not be handled")

@@ -18,6 +18,7 @@ import msgspec
 
 from tokenmill.config import EngineConfig
 from tokenmill.core.engine_messages import EngineReady
+from tokenmill.core.errors import TokenMillError
 from tokenmill.core.media import with_surrogates
 from tokenmill.core.messages import (
     AbortRequests,
@@ -217,7 +218,7 @@ class TextProcessor:
             request = self._open.get(output.id)
             if request is None:
                 continue
-            if output.error is not None and output.error_status < 500:
+            if output.error is not None and output.error_status != TokenMillError.status:
                 refused.append(_refusal(self._open.pop(output.id), output))
                 continue
             prompt = None if request.reporter is None else request.reporter.take(output)
@@ -358,6 +359,6 @@ def _answer_parser(message: GenerateText, thinking: Thinking | None) -> AnswerPa
 
 
 def _refusal(request: _OpenRequest, output: TokenOutput) -> RequestRejected:
-    """The engine found the request itself at fault."""
+    """The engine could not begin with the request: it is itself at fault, or something does not work now."""
     param = request.params.grammar.param if request.params.grammar is not None else None
     return RequestRejected(ids=[output.id], status=output.error_status, error=output.error or "", param=param)

@@ -56,6 +56,7 @@ from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.topology import request_mark
 from tokenmill.routing.policies import policy_of
 from tokenmill.routing.router import Router
+from tokenmill.vision.prompts import has_media
 
 # A message of the first size takes some milliseconds, and many may come at once; one of the second takes seconds.
 LONG_BYTES = 4 << 10
@@ -169,7 +170,7 @@ class WorkerLoop:
 
     def take(self, message: TextMessage | EngineReport, num_bytes: int) -> None:
         """Handle a message of this size, or let a thread begin with it."""
-        if num_bytes > LONG_BYTES and isinstance(message, GenerateText | EncodeText | DecodeTokens):
+        if isinstance(message, GenerateText | EncodeText | DecodeTokens) and _takes_long(message, num_bytes):
             (self._huge if num_bytes > HUGE_BYTES else self._long).put(message)
             return
         if isinstance(message, AbortRequests):
@@ -216,6 +217,11 @@ class WorkerLoop:
                 self._engines.abort(message.ids)
         for to_api in routed.to_api:
             self._api.send(to_api)
+
+
+def _takes_long(message: Question, num_bytes: int) -> bool:
+    """True for long texts and for images, which another process decodes however short they are."""
+    return num_bytes > LONG_BYTES or (not isinstance(message, DecodeTokens) and has_media(message.messages))
 
 
 def _watched(prepare: Callable[[Question], Prepared], heartbeat: Heartbeat, job: str) -> Callable[[Question], Prepared]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tokenmill.config import EngineConfig
 from tokenmill.core import messages
 from tokenmill.core.adapters import AdapterRef
-from tokenmill.core.errors import InvalidRequest, TokenMillError
+from tokenmill.core.errors import InvalidRequest, TokenMillError, Unavailable
 from tokenmill.core.media import with_placeholders
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
@@ -189,7 +189,8 @@ class LocalEngine:
         deltas: list[messages.TextOutput] = []
         for reply in routed.to_api:
             if isinstance(reply, messages.RequestRejected):
-                raise InvalidRequest(reply.error, reply.param) if reply.status < 500 else TokenMillError(reply.error)
+                kind = Unavailable if reply.status == Unavailable.status else TokenMillError
+                raise InvalidRequest(reply.error, reply.param) if reply.status < 500 else kind(reply.error)
             if isinstance(reply, messages.TextOutputs):
                 deltas.extend(self._take(delta) for delta in reply.outputs)
         for message in routed.to_engine:

@@ -87,7 +87,7 @@ class GrammarCompiler:
             ids = list(self._tokenizer.eos_token_ids)
             size = self._tokenizer.vocab_size
             return llguidance.LLTokenizer(raw, n_vocab=size, eos_token=ids or None, slices=_SLICES)
-        except (ValueError, OSError) as error:
+        except (ValueError, FileNotFoundError) as error:  # any other OSError may pass
             raise InvalidRequest("structured output is not possible with this model's tokenizer") from error
 
 

@@ -202,6 +202,12 @@ class MediaPrompts:
         return [self._hidden(item, mark) for item in value] if isinstance(value, list) else value
 
 
+def has_media(messages: Sequence[Mapping[str, Any]] | None) -> bool:
+    """Return True if a chat has parts that are not text."""
+    contents = (message.get("content") for message in messages or ())
+    return any(part.get("type") != "text" for parts in contents if isinstance(parts, list) for part in parts)
+
+
 def data_of(url: str) -> bytes:
     """The bytes of a data: URL.
 

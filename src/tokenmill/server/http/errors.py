@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenmill.core.errors import InvalidRequest, QueueFull, TokenMillError
+from tokenmill.core.errors import InvalidRequest, QueueFull, TokenMillError, Unavailable
 
 _logger = logging.getLogger(__name__)
 
@@ -66,17 +66,8 @@ class ServerStopping(TokenMillError):
     type = "server_stopping"
 
 
-class ServerBusy(TokenMillError):
-    """The server cannot take in this request now.
-
-    Attributes:
-        retry_after: seconds after which it is worth another try.
-    """
-
-    status = 503
-    type = "server_busy"
-    code = "server_busy"
-    retry_after = 1
+class ServerBusy(Unavailable):
+    """The server cannot take in this request now."""
 
 
 class ErrorInfo(msgspec.Struct):
@@ -143,7 +134,7 @@ def error_response(error: Exception, path: str = "") -> Response:
     headers = {}
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, QueueFull | ServerBusy):
+    if isinstance(error, QueueFull | Unavailable):
         headers["Retry-After"] = str(error.retry_after)
     body = anthropic_body(error) if path.startswith(ANTHROPIC_PATH) else error_body(error)
     return Response(msgspec.json.encode(body), error_status(error), headers, media_type="application/json")
