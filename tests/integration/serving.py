@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,21 @@ COMMON_FLAGS = ("--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--
 TIGHT = ("--num-pages", "40", "--page-size", "8", "--max-num-seqs", "12", "--max-num-batched-tokens", "32")
 
 
+COMMAND = (sys.executable, "-m", "tokenmill")
+
+
 @contextlib.contextmanager
-def serve(model: Path, *flags: str) -> Iterator[RunningServer]:
-    """`tokenmill serve MODEL FLAGS`, ready; ended by SIGINT, which must take it down cleanly."""
+def serve(
+    model: Path, *flags: str, program: Sequence[str] = COMMAND, folder: Path = REPOSITORY
+) -> Iterator[RunningServer]:
+    """`tokenmill serve MODEL FLAGS`, called in a folder, ready; ended by SIGINT, which must take it down cleanly."""
     port = free_port()
     private = Path(tempfile.mkdtemp(prefix="tm-integration-"))
     log = private.with_suffix(".log")
-    command = [sys.executable, "-m", "tokenmill", "serve", str(model), "--port", str(port), *COMMON_FLAGS, *flags]
+    command = [*program, "serve", str(model), "--port", str(port), *COMMON_FLAGS, *flags]
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, cwd=REPOSITORY, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(private)}
+            command, cwd=folder, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(private)}
         )
     server = RunningServer(process, f"http://127.0.0.1:{port}", log, private)
     try:
