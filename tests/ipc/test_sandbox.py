@@ -52,6 +52,10 @@ def zombies() -> list[int]:
     return [pid for pid, command in children_of(os.getpid()).items() if not is_alive(pid) and command == [""]]
 
 
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
 def has_begun(path: Path) -> tuple[int, int]:
     """Wait for a job that tells of itself: its process and its fork."""
     wait_until(path.exists)
@@ -96,6 +100,26 @@ def test_an_idle_process_that_is_killed_or_stopped_is_replaced(sandbox: Sandbox,
     assert sandbox.ask(b"echo " + bytes(size)) == (Outcome.DONE, bytes(size))
     assert before not in sandbox.pids
     assert not is_alive(before)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_however_many_idle_processes_are_lost_the_next_job_is_done(
+    sandbox: Sandbox, tmp_path: Path, number: int
+) -> None:
+    with ThreadPoolExecutor() as threads:
+        asked = [threads.submit(sandbox.ask, b"once " + bytes(tmp_path / str(one))) for one in range(3)]
+        forks = [has_begun(tmp_path / str(one))[1] for one in range(3)]
+        assert len(sandbox.pids) == 3
+        for fork in forks:
+            os.kill(fork, signal.SIGKILL)
+        assert [one.result(60).outcome for one in asked] == [Outcome.DONE] * 3
+    before = sandbox.pids
+    for pid in before:
+        os.kill(pid, number)
+        wait_until(lambda pid=pid: state_of(pid) in ("Z", "T"))
+    assert sandbox.ask(b"echo on").data == b"on"
+    assert len(sandbox.pids) == 1
+    assert not any(map(is_alive, before))
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -91,8 +91,11 @@ class RunningServer:
 
     def children(self) -> dict[str, int]:
         """Process ids of the engines and text workers by module."""
-        commands = children_of(self.api_pid)
-        return {" ".join(command[3:4] + command[5:-2]): pid for pid, command in commands.items()}
+        found = {}
+        for pid, command in children_of(self.api_pid).items():
+            module = command[command.index("-m") + 1 :] if "-m" in command else []
+            found[" ".join(module[:1] + module[2:-2])] = pid  # without its folder and its life
+        return found
 
     def clean(self) -> None:
         """Remove what this helper made."""

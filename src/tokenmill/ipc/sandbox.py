@@ -92,9 +92,9 @@ class Sandbox:
         Raises:
             Unavailable: two processes were lost with it, or none can be started.
         """
-        for _ in range(2):
+        for is_fresh in (False, True):
             with contextlib.suppress(ProcessLost, OSError):
-                return self._try(data)
+                return self._try(data, is_fresh)
         raise Unavailable("a helper process of the server was lost; try again")
 
     def close(self) -> None:
@@ -107,8 +107,8 @@ class Sandbox:
         for process in idle:
             process.close()
 
-    def _try(self, data: bytes) -> Reply:
-        process = self._take()
+    def _try(self, data: bytes, is_fresh: bool) -> Reply:
+        process = self._take(is_fresh)
         try:
             reply = process.ask(data, self._patience)
             if reply.outcome is Outcome.LOST:
@@ -126,17 +126,16 @@ class Sandbox:
         process.close()
         return reply
 
-    def _take(self) -> _Process:
-        """A process that is alive, marked as busy; those that have died while they were idle are put away."""
-        dead = []
+    def _take(self, is_fresh: bool) -> _Process:
+        """Mark a process as busy, an idle one unless `is_fresh`, and put away those that were lost while idle."""
         with self._lock:
             if self._is_closed:
                 raise ProcessLost
-            while self._idle and not self._idle[-1].is_alive:
-                dead.append(self._idle.pop())
-            process = self._idle.pop() if self._idle else _Process(self._command)
+            lost = [process for process in self._idle if not process.is_well]
+            self._idle = [process for process in self._idle if process not in lost]
+            process = self._idle.pop() if self._idle and not is_fresh else _Process(self._command)
             self._busy.add(process)
-        for one in dead:
+        for one in lost:
             one.close()
         return process
 
@@ -155,9 +154,9 @@ class _Process:
         self.pid = self._process.pid
 
     @property
-    def is_alive(self) -> bool:
-        """False once it has ended."""
-        return self._process.poll() is None
+    def is_well(self) -> bool:
+        """False once it has ended or been stopped."""
+        return self._process.poll() is None and not is_stopped(self.pid)
 
     def ask(self, data: bytes, patience: float) -> Reply:
         """Hand over an input and wait for the output.
