@@ -5,7 +5,7 @@ import pytest
 
 from tests.frontend.test_text_processor import ready
 from tokenmill.core.engine_messages import EngineReady
-from tokenmill.core.errors import EngineDead, InvalidRequest
+from tokenmill.core.errors import EngineDead, InvalidRequest, Unavailable
 from tokenmill.core.messages import (
     AbortRequests,
     Decoded,
@@ -156,6 +156,19 @@ def test_a_rejection_refuses_the_call_and_aborts_its_other_prompts():
         assert (caught.value.status, caught.value.param) == (400, "prompt")
         assert workers.sent[0][-1] == AbortRequests(first)
         assert client.num_open == 0
+
+    run(scenario())
+
+
+def test_what_may_pass_is_unavailable_and_no_fault_of_the_request():
+    async def scenario():
+        workers = Workers()
+        client = workers.client()
+        async with client.generate([prompt()]) as generation:
+            client.dispatch(RequestRejected(ids=workers.sent[0][0].ids, status=503, error="try again"))
+            with pytest.raises(Unavailable, match="try again") as caught:
+                await anext(generation)
+        assert (caught.value.status, caught.value.retry_after) == (503, 1)
 
     run(scenario())
 

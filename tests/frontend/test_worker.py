@@ -10,6 +10,7 @@ from tokenmill.core.messages import EncodeText
 from tokenmill.frontend.text_processor import Routed
 from tokenmill.frontend.worker import HUGE_BYTES, LONG_BYTES, PREPARE_PATIENCE, WorkerLoop
 from tokenmill.ipc.heartbeat import Heartbeat
+from tokenmill.vision.prompts import has_media
 
 
 class StuckProcessor:
@@ -40,3 +41,25 @@ def test_a_text_that_is_prepared_in_a_thread_shows_in_the_beats():
     finally:
         processor.let_go.set()
         loop.close()
+
+
+def test_an_image_is_decoded_in_a_thread_however_short_its_message_is():
+    heartbeat = Heartbeat(zmq.Context.instance(), Path(), SimpleNamespace(name="worker-0", num_dropped=0), timeout=30)
+    processor = StuckProcessor()
+    loop = WorkerLoop("worker-0", processor, (None, None, None), heartbeat)
+    parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]
+    try:
+        loop.take(EncodeText(id="a", messages=[{"role": "user", "content": parts}]), 100)
+        assert processor.begun.acquire(timeout=10)
+    finally:
+        processor.let_go.set()
+        loop.close()
+
+
+def test_only_parts_that_are_not_text_are_media():
+    text = {"role": "user", "content": "image_url"}
+    parts = {"role": "user", "content": [{"type": "text", "text": "image_url"}]}
+    assert not has_media([text, parts, {"role": "assistant", "content": None}, {"role": "tool"}])
+    assert not has_media(None)
+    for kind in ("image_url", "image", "video"):
+        assert has_media([text, {"role": "user", "content": [*parts["content"], {"type": kind}]}])
