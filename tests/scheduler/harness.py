@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.scheduler.drafters import KnowingDrafter
+from tests.scheduler.page_uses import PageUses
 from tests.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output, next_token
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidRequest
@@ -144,6 +145,8 @@ class Harness:
         observer = Observer(StepLog(s.log, self.header), Watchdog(s.watchdog))
         self.desk = None if s.connect is None else s.connect(self)
         executor = self.runner if self.desk is None else TransferExecutor(self.runner, self.desk)
+        self.uses = PageUses(self.scheduler)
+        self.runner.told.append(self.uses.launched)
         self.engine = Engine(self.scheduler, executor, limits, s.depth, observer, s.gates, self.desk)
         self.records: dict[str, Record] = {}
         self.page_tables: dict[tuple[str, int], list[int]] = {}

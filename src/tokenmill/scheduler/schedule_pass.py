@@ -216,12 +216,15 @@ class SchedulePass:
             add_drafts(self._drafter, self.builder, self._kv, self._num_reserved)
 
     def _drop_draft_pages(self) -> bool:
-        """Take back the pages that rejected drafts have left to running requests. False if there are none."""
+        """Take back the pages that rejected drafts have left to running requests. False if there are none.
+
+        Not where launched steps may still write behind the tokens that count as computed.
+        """
         if self._drafter is None:
             return False
         num_dropped = 0
         for request in self._state.running:
-            if not request.has_drafts:
+            if not (request.has_drafts or request.mask_missed):
                 end = max(request.num_computed_tokens, request.num_tokens)
                 num_dropped += self._kv.trim(request, self._num_tokens_to_hold(request, end))
         return num_dropped > 0
