@@ -55,6 +55,7 @@ class Settings:
     transfers: TransferSettings | None = None
     max_loras: int = 0
     lora_patience: int = 8
+    patience: int = 1024
     encoder_budget: int = 0
     encoder_cache_tokens: int = 0
     whole_images: bool = False
@@ -121,6 +122,7 @@ class Harness:
             encoder_cache_tokens=s.encoder_cache_tokens,
             disable_chunked_mm_input=s.whole_images,
             state_slots=s.state_slots,
+            patience=s.patience,
         )
         self.header = LogHeader(
             scheduler=config,
@@ -255,6 +257,16 @@ class Harness:
         alone += [2 * self.settings.max_model_len for inputs in self.inputs.values() for _ in inputs]
         turns = 2 if self.settings.policy == "fair" else 1
         return turns * self.settings.depth * (sum(alone) + 2)
+
+    def most_steps_of_an_elder(self) -> int:
+        """A bound on the steps of a request's turn as the elder, those until it is that included.
+
+        It is looked for twice; those who run end, since nobody enters before it; then it runs, and comes first.
+        """
+        s = self.settings
+        chunk = min(s.budget, s.threshold or s.budget)
+        longest = -(-s.max_model_len // chunk) + s.max_model_len
+        return 2 * s.patience + s.depth * (s.max_num_seqs + 2) * longest
 
     def drain(self) -> None:
         """Run until nothing is left; then nothing may be in use."""
