@@ -240,8 +240,8 @@ class SchedulePass:
             enough_pages = False
             missing = Shortage.of(self._kv, request, end, self._num_reserved)
             if self._state.will_return(missing):
-                users = "are being saved" if self._state.num_saving_pages else "launched steps still use"
-                request.wait_reason = f"waits for {missing} that {users}"
+                users = "saves" if self._state.num_saving_pages else "launched steps"
+                request.wait_reason = f"waits for {missing} that {users} still use"
                 self._reserve(request, self._kv.num_missing_pages(request, end))
                 return False
             if not self._state.preempt_idle():
