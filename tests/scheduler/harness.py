@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.scheduler.drafters import KnowingDrafter
+from tests.scheduler.page_uses import PageUses
 from tests.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner, expected_output, next_token
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidRequest
@@ -24,6 +25,7 @@ from tokenmill.engine.observer import Observer, Watchdog
 from tokenmill.engine.step_log import LogHeader, StepLog
 from tokenmill.kv.window_pages import WindowSettings
 from tokenmill.scheduler.config import SchedulerConfig
+from tokenmill.scheduler.seniority import is_ready
 from tokenmill.speculation.config import SpeculationSettings
 from tokenmill.transfer.desk import TransferDesk, TransferExecutor
 
@@ -54,6 +56,7 @@ class Settings:
     transfers: TransferSettings | None = None
     max_loras: int = 0
     lora_patience: int = 8
+    patience: int = 1024
     encoder_budget: int = 0
     encoder_cache_tokens: int = 0
     whole_images: bool = False
@@ -75,6 +78,15 @@ class Record:
     told: list[int] = field(default_factory=list)
     pooling: str = ""
     embedding: bytes | None = None
+
+
+@dataclass
+class Turns:
+    """Turns of the loop in which a request could run, and a bound on them; see `Harness.check_bounds`."""
+
+    most: int
+    num_late: int
+    count: int = 0
 
 
 class HalfRightDrafter(KnowingDrafter):
@@ -120,6 +132,7 @@ class Harness:
             encoder_cache_tokens=s.encoder_cache_tokens,
             disable_chunked_mm_input=s.whole_images,
             state_slots=s.state_slots,
+            patience=s.patience,
         )
         self.header = LogHeader(
             scheduler=config,
@@ -144,8 +157,11 @@ class Harness:
         observer = Observer(StepLog(s.log, self.header), Watchdog(s.watchdog))
         self.desk = None if s.connect is None else s.connect(self)
         executor = self.runner if self.desk is None else TransferExecutor(self.runner, self.desk)
+        self.uses = PageUses(self.scheduler)
+        self.runner.told.append(self.uses.launched)
         self.engine = Engine(self.scheduler, executor, limits, s.depth, observer, s.gates, self.desk)
         self.records: dict[str, Record] = {}
+        self.turns: dict[str, Turns] = {}
         self.page_tables: dict[tuple[str, int], list[int]] = {}
         self.sessions: dict[str, list[Record]] = {}
         self.inputs: dict[str, list[tuple[list[int], SamplingParams]]] = {}
@@ -172,6 +188,7 @@ class Harness:
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.settings.eos)
         self.records[request_id] = Record(prompt, sampling, stop_ids, pooling=pooling)
+        self.count_turns(request_id)
         message = AddRequest(
             id=request_id,
             prompt_token_ids=with_surrogates(prompt, media),
@@ -216,6 +233,7 @@ class Harness:
         # The last token of a turn was never run; the next turn does not see it.
         prompt = record.prompt + record.tokens[:-1] + token_ids
         self.records[request_id] = Record(prompt, params, record.stop_ids)
+        self.count_turns(request_id)
 
     def abort(self, *ids: str) -> None:
         """End requests."""
@@ -229,6 +247,7 @@ class Harness:
         self.check_page_tables()
         self.check_batch()
         self.check_stages()
+        self.check_bounds()
         assert not (self.engine.is_idle and self.scheduler.is_stuck), "somebody could run and the plan is empty"
 
     def check_stages(self) -> None:
@@ -252,6 +271,33 @@ class Harness:
         alone += [2 * self.settings.max_model_len for inputs in self.inputs.values() for _ in inputs]
         turns = 2 if self.settings.policy == "fair" else 1
         return turns * self.settings.depth * (sum(alone) + 2)
+
+    def most_steps_of_an_elder(self) -> int:
+        """A bound on the steps of a request's turn as the elder, those until it is that included.
+
+        It is looked for twice; those who run end, since nobody enters before it; then it runs, and comes first.
+        """
+        s = self.settings
+        chunk = min(s.budget, s.threshold or s.budget)
+        longest = -(-s.max_model_len // chunk) + s.max_model_len
+        return 2 * s.patience + s.depth * (s.max_num_seqs + 2) * longest
+
+    def count_turns(self, request_id: str) -> None:
+        """A request comes, or a session's turn: those before it may each be the elder first."""
+        num_before = len(self.scheduler.requests)
+        self.turns[request_id] = Turns((num_before + 1) * self.most_steps_of_an_elder(), self.runner.num_late)
+
+    def check_bounds(self) -> None:
+        """Whoever has come later, no request that could run has been there for longer than its bound.
+
+        A sample that was late costs the steps that were launched behind it.
+        """
+        for request in self.scheduler.requests.values():
+            if request.is_running or is_ready(request):
+                turns = self.turns[request.id]
+                turns.count += 1
+                most = turns.most + self.settings.depth * (self.runner.num_late - turns.num_late)
+                assert turns.count <= most, f"request {request.id} starves: {self.scheduler.explain(request.id)}"
 
     def drain(self) -> None:
         """Run until nothing is left; then nothing may be in use."""

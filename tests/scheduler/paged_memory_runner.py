@@ -7,6 +7,7 @@ too early, or read before it was written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -87,6 +88,7 @@ class PagedMemoryRunner:
         self.failing_steps: set[int] = set()
         self.has_failed = False
         self.plans: list[StepPlan] = []
+        self.told: list[Callable[[StepPlan], None]] = []  # of each plan
         self.starts: list[Any] = []
         self.owners: dict[int, AdmittedRequest] = {}
         self.num_late = 0
@@ -98,6 +100,8 @@ class PagedMemoryRunner:
     def launch(self, plan: StepPlan) -> StepOutcome:
         """Run the step. Behind a failed step all are refused until `recover`."""
         self.plans.append(plan)
+        for tell in self.told:
+            tell(plan)
         try:
             if self.has_failed:
                 raise RuntimeError("a step before this one failed")

@@ -129,3 +129,17 @@ def test_a_log_with_adapters_is_replayed_with_the_same_plans(tmp_path: Path, rng
     _, records = read_log(log)
     assert any(new["adapter"] for record in records if record.plan for new in record.plan["new_rows"])
     assert replay(log).difference is None
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_a_slot_that_only_paused_sessions_hold_is_freed_in_the_first_turn(num_slots: int) -> None:
+    harness = Harness(max_loras=num_slots, lora_patience=50, num_pages=60, max_num_seqs=6)
+    for number in range(num_slots):
+        session = harness.add([number, 2, 3], 2, is_resumable=True, adapter=number)
+        harness.sessions[session] = []
+    while harness.engine.has_work:
+        harness.step()
+    late = harness.add([4, 5, 6], 2, adapter="late")
+    harness.step()  # which fails where somebody could run and the plan is empty
+    assert harness.records[late].tokens
+    harness.drain()

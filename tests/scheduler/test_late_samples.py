@@ -7,10 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from tests.scheduler.harness import Harness
+from tests.scheduler.harness import Harness, Settings
 from tests.scheduler.paged_memory_runner import PagedMemoryRunner, result_of
+from tests.transfer.fake_source import TransferHarness
 from tokenmill.core.plan import RowFailure, StepPlan, StepResult
-from tokenmill.core.request import FinishReason
+from tokenmill.core.request import CacheKey, FinishReason
+from tokenmill.transfer.desk import TransferExecutor
 
 
 class LateRunner(PagedMemoryRunner):
@@ -19,12 +21,17 @@ class LateRunner(PagedMemoryRunner):
     def __init__(self, harness: Harness, rng: random.Random, share: float) -> None:
         settings = harness.settings
         sizes = (settings.max_num_seqs, settings.num_pages, settings.page_size, settings.max_model_len)
-        super().__init__(*sizes, bool(settings.state_slots))
+        super().__init__(*sizes, bool(settings.state_slots), settings.window)
+        self.told, self.memory = harness.runner.told, harness.runner.memory
         self.rng = rng
         self.share = share
         self.failing_rows: set[str] = set()
         self.next_position: dict[int, int] = {}
-        harness.runner = harness.engine.executor = self
+        harness.runner = self
+        if harness.desk is None:
+            harness.engine.executor = self
+        else:
+            harness.engine.executor = TransferExecutor(self, harness.desk)
 
     def execute(self, plan: StepPlan) -> StepResult:
         for new in plan.new_rows:
@@ -77,6 +84,40 @@ def test_late_samples_change_no_output(depth: int) -> None:
         num_preemptions += harness.scheduler.num_preemptions
     assert num_late > 50
     assert num_preemptions > 0
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("has_sources", [False, True])
+def test_pages_of_void_steps_are_nobody_elses_until_these_are_committed(depth: int, has_sources: bool) -> None:
+    """Draft pages are taken back while pages are short; not those that a launched step may still write."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    num_late = num_checked = 0
+    for _ in range(30):
+        settings = Settings(
+            num_pages=rng.randint(8, 16),
+            page_size=rng.choice([1, 2, 4]),
+            depth=depth,
+            drafts=4,
+            policy=rng.choice(["fair", "fcfs", "priority"]),
+            admission=rng.choice(["whole-prompt", "optimistic"]),
+        )
+        settings.max_model_len = min(32, settings.num_pages * settings.page_size)
+        harness = TransferHarness(settings, rng, 0.2) if has_sources else Harness(settings)
+        runner = LateRunner(harness, rng, rng.choice([0.1, 0.3, 0.6]))
+        for _ in range(rng.randint(3, 9)):
+            prompt = [rng.randrange(3) for _ in range(rng.randint(1, settings.max_model_len - 1))]
+            if isinstance(harness, TransferHarness) and rng.random() < 0.5:
+                harness.sources[0].put(CacheKey(), prompt)
+            harness.add(prompt, rng.randint(1, 12))
+            for _ in range(rng.randint(0, 6)):
+                harness.step()
+        harness.drain()
+        num_late += runner.num_late
+        num_checked += harness.uses.num_checked
+    assert num_late > 50
+    assert num_checked > 1000
 
 
 @pytest.mark.parametrize("depth", [1, 2])

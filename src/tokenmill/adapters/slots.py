@@ -5,8 +5,9 @@ slot of its adapter as long as it owns a row; a slot that nobody takes part in k
 least recently used first. Requests whose adapter has no slot are passed over.
 
 Nobody waits for ever: who has been passed over for `patience` steps is heir to the slot that has been held longest.
-From then on no request joins that slot, and those in it yield as soon as each has brought a token since it began; so
-every turn of a slot gets everybody in it further, and the wait is bounded by the turns of those who waited longer.
+From then on no request joins that slot, and those in it yield as soon as each has brought a token since it began, or at
+once where their class comes after its own; so every turn of a slot gets everybody in it further who gets on at all, and
+the wait is bounded by the turns of those who waited longer.
 
 Counts steps, knows no clock: the same calls give the same choices.
 """
@@ -46,9 +47,9 @@ class AdapterSlots:
         self.num_slots = num_slots
         self._patience = patience
         self._slots: dict[str, _Slot] = {}
-        self._passed_since: dict[str, tuple[int, int, str]] = {}  # request -> step, arrival, adapter
+        self._passed_since: dict[str, tuple[int, Request]] = {}  # by request: the step, and itself
         self._closing = ""
-        self._heir: tuple[str, str] | None = None  # the request that waits for a slot, and its adapter
+        self._heir: Request | None = None  # who waits for the slot that is closed, or has it now
 
     def reason_to_wait(self, request: Request, step: int) -> str:
         """Why a request cannot get a row now; "": its adapter has a slot, can have one, or it needs none."""
@@ -56,7 +57,7 @@ class AdapterSlots:
         if not adapter or (self._has_slot_for(adapter) and adapter != self._closing):
             self._passed_since.pop(request.id, None)
             return ""
-        self._passed_since.setdefault(request.id, (step, request.arrival, adapter))
+        self._passed_since.setdefault(request.id, (step, request))
         if adapter == self._closing:
             why = f"whose slot goes to another that has waited for {self._patience} steps"
         else:
@@ -76,7 +77,7 @@ class AdapterSlots:
         slot.users[request.id] = request, request.num_tokens
         slot.used_at = step
         self._passed_since.pop(request.id, None)
-        if self._heir is not None and adapter == self._heir[1]:
+        if self._heir is not None and adapter == self._heir.cache_key.adapter:
             self._closing, self._heir = "", None
 
     def leave(self, request: Request, step: int) -> None:
@@ -90,7 +91,7 @@ class AdapterSlots:
     def forget(self, request: Request) -> None:
         """A request has ended, perhaps without ever getting a row."""
         self._passed_since.pop(request.id, None)
-        if self._heir is not None and request.id == self._heir[0]:
+        if request is self._heir:
             self._closing, self._heir = "", None
 
     def number(self, request: Request) -> int:
@@ -107,8 +108,10 @@ class AdapterSlots:
             self._choose_heir(step, 0 if is_idle else self._patience)
         if not self._closing:
             return []
-        users = self._slots[self._closing].users.values()
-        return [request for request, num_tokens in users if _has_gained(request, num_tokens) or is_idle]
+        heir, users = self._heir, self._slots[self._closing].users.values()
+        assert heir is not None, "a slot is closed for somebody"
+        # Whoever is behind the heir may gain nothing for as long as others of its class come.
+        return [one for one, num_tokens in users if is_idle or one.is_behind(heir) or _has_gained(one, num_tokens)]
 
     def check_invariants(self, owners: Iterable[Request]) -> None:
         """Raise AssertionError where slots and the requests that own rows disagree."""
@@ -122,20 +125,21 @@ class AdapterSlots:
 
     def _choose_heir(self, step: int, patience: int) -> None:
         """Let who has waited for longest have the slot that has been held for longest, if both have lasted."""
-        first = min(((since, arrival, name) for name, (since, arrival, _) in self._passed_since.items()), default=None)
-        if first is None or step - first[0] < patience:
+        waiting = self._passed_since.values()
+        since, heir = min(waiting, key=lambda one: (one[0], one[1].arrival), default=(step, None))
+        if heir is None or step - since < patience:
             return
-        adapter = self._passed_since[first[2]][2]
+        adapter = heir.cache_key.adapter
         held = [(slot.held_since, slot.number, name) for name, slot in self._slots.items() if slot.users]
         if held and step - min(held)[0] >= patience and not self._has_slot_for(adapter):
-            self._heir, self._closing = (first[2], adapter), min(held)[2]
+            self._heir, self._closing = heir, min(held)[2]
 
     def _has_slot_for(self, adapter: str) -> bool:
         return adapter in self._slots or len(self._slots) < self.num_slots or bool(self._unused())
 
     def _unused(self) -> list[tuple[int, int, str]]:
         """Slots that nobody takes part in or has been promised, those first that have not been used for longest."""
-        kept = None if self._heir is None else self._heir[1]
+        kept = None if self._heir is None else self._heir.cache_key.adapter
         slots = [
             (slot.used_at, slot.number, name) for name, slot in self._slots.items() if not slot.users and name != kept
         ]
@@ -154,7 +158,7 @@ class AdapterSlots:
         """The slot that is being closed is empty: its heir has it, and nobody else, from now on."""
         assert self._heir is not None, "a slot is closed for somebody"
         slot = self._slots.pop(self._closing)
-        self._slots[self._heir[1]] = _Slot(slot.number, slot.used_at, slot.used_at)
+        self._slots[self._heir.cache_key.adapter] = _Slot(slot.number, slot.used_at, slot.used_at)
         self._closing = ""
 
 

@@ -129,7 +129,7 @@ class Request:
         num_draft_tokens, num_accepted_tokens: what speculation has run of it, and what was kept of that.
         pooling: "mean" or "last": a vector is wanted for the prompt instead of a continuation.
         proposal: what may follow its tokens, if the step that brought the last of them had a notion of it.
-        rank: its place in the queues: (background or what the policy says, turn of its tenant, arrival).
+        rank: its place in the queues: (its class: background and what the policy says, turn of its tenant, arrival).
         row: the row of the page and token tables it owns, or None.
         tenant: who takes turns, where the policy has turns. wait_reason: why it was not in the last step; or empty.
     """
@@ -204,27 +204,23 @@ class Request:
         self.cache_key = cache_key
         self.adapter_name = adapter_name
         self.tenant = tenant
-        self.rank: tuple[tuple[bool, Any], int, int] = (is_background, 0), 0, arrival
+        self.rank: tuple[tuple[int, Any], int, int] = (is_background, 0), 0, arrival
         self.awaited_page: Hashable | None = None
         self.is_background = is_background
         self.media = media
         self.is_resumable = is_resumable
         self.inputs: deque[TurnInput] = deque()
         self.pooling = pooling
-        self.has_drafts = False
-        self.mask_missed = False
+        self.has_drafts = self.mask_missed = False
         self._buffer = np.concatenate([prompt, np.zeros(64, dtype=np.int32)])
         self.num_prompt_tokens = len(prompt)
         self.num_tokens = len(prompt)
-        self.num_computed_tokens = 0
-        self.num_pending_tokens = 0
-        self.num_cached_tokens = 0
-        self.num_charged_tokens = 0
+        self.num_computed_tokens = self.num_pending_tokens = 0
+        self.num_cached_tokens = self.num_charged_tokens = 0
         self.num_preemptions = 0
         self.num_draft_tokens = self.num_accepted_tokens = 0
         self.proposal: Proposal | None = None
-        self.num_reported_tokens = 0
-        self.num_inflight_steps = 0
+        self.num_reported_tokens = self.num_inflight_steps = 0
         self.row: int | None = None
         self.status = status
         self.finish_reason: FinishReason | None = None
@@ -262,6 +258,10 @@ class Request:
     def is_running(self) -> bool:
         """True while it owns a row and makes progress."""
         return self.status is RequestStatus.RUNNING
+
+    def is_behind(self, other: Request) -> bool:
+        """True if its class comes after that of another: it may get nothing for as long as such others come."""
+        return bool(self.rank[0] > other.rank[0])
 
     @property
     def awaits_kv(self) -> bool:

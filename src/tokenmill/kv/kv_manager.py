@@ -13,7 +13,7 @@ Does not know why a request wants or loses pages; that is the scheduler's busine
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -137,10 +137,16 @@ class KVManager:
         differs = np.flatnonzero(tokens[:length] != other.token_ids[:length])
         return (int(differs[0]) if len(differs) else length) // self.page_size * self.page_size
 
-    def writer_of(self, page: Hashable) -> Request | None:
-        """The request that is about to compute or load that page and to offer it to the cache."""
+    def writer_of(self, page: Hashable, waiting: Request) -> Request | None:
+        """The request that is about to compute or load that page, and to offer it to the cache, for one to wait for it.
+
+        None where that one's class comes first: it would wait for as long as others of its class come. A load takes no
+        turns.
+        """
         writer = self._writers.get(page)
-        return writer if writer is not None and (writer.is_running or writer.awaits_kv) else None
+        if writer is None or writer.awaits_kv:
+            return writer
+        return writer if writer.is_running and not writer.is_behind(waiting) else None
 
     def announce(self, request: Request) -> None:
         """Note which page a request will offer to the cache next, so that others may wait for it."""
@@ -149,7 +155,9 @@ class KVManager:
         end = (held.num_tree_pages + 1) * self.page_size
         if self.shares_prefixes and not held.is_private and end <= request.num_tokens:
             held.next_page = held.node, request.token_ids[end - self.page_size : end].tobytes()
-            self._writers.setdefault(held.next_page, request)
+            other = self._writers.get(held.next_page)
+            if other is None or other.is_behind(request):
+                self._writers[held.next_page] = request
 
     def _withdraw(self, request: Request, held: RequestPages) -> None:
         if held.next_page is not None and self._writers.get(held.next_page) is request:
@@ -246,11 +254,11 @@ class KVManager:
         """The deepest node of the tree that a request has locked."""
         return self._held[request.id].node
 
-    def num_returned_by(self, request: Request) -> int:
-        """Pages that could be taken if this request alone released what it holds."""
-        held = self._held[request.id]
-        own = len(held.pages) - held.num_tree_pages + len(held.duplicates)
-        return own + self.cache.num_locked_once(held.node)
+    def num_returned_by(self, requests: Iterable[Request], nodes: Iterable[RadixNode] = ()) -> int:
+        """Pages that could be taken if these requests released what they hold, and these nodes were unlocked."""
+        all_held = [self._held[request.id] for request in requests]
+        own = sum(len(held.pages) - held.num_tree_pages + len(held.duplicates) for held in all_held)
+        return own + self.cache.num_unlocked_by([*(held.node for held in all_held), *nodes])
 
     def cache_full_pages(self, request: Request, num_tokens: int, step: int) -> None:
         """Make the full pages among the first `num_tokens` tokens matchable: the step that wrote them is committed."""

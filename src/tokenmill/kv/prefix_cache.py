@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -40,8 +41,8 @@ class PrefixCache(Protocol):
     def unlock(self, node: RadixNode, step: int) -> None:
         """Unpin a path."""
 
-    def num_locked_once(self, node: RadixNode) -> int:
-        """Pages of the path to a locked node that would be evictable without that lock."""
+    def num_unlocked_by(self, nodes: Iterable[RadixNode]) -> int:
+        """Pages of the paths to locked nodes that would be evictable without one lock of each."""
 
     def evict(self, count: int) -> list[int]:
         """Give up pages."""
@@ -87,7 +88,7 @@ class NullCache:
         """Undo `lock`."""
         node.locks -= 1
 
-    def num_locked_once(self, node: RadixNode) -> int:
+    def num_unlocked_by(self, nodes: Iterable[RadixNode]) -> int:
         """There are no pages."""
         return 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,13 +140,15 @@ class RadixTree:
             walk = walk.parent
         self._drop_empty_root(node)
 
-    def num_locked_once(self, node: RadixNode) -> int:
-        """Pages of the path to a locked `node` that would be evictable without that lock."""
-        count = 0
-        walk: RadixNode | None = node
-        while walk is not None and walk.locks == 1:
-            count += walk.num_pages
-            walk = walk.parent
+    def num_unlocked_by(self, nodes: Iterable[RadixNode]) -> int:
+        """Pages of the paths to locked `nodes` that would be evictable without one lock of each."""
+        count, left = 0, dict[RadixNode, int]()
+        for node in nodes:
+            walk: RadixNode | None = node
+            while walk is not None:
+                left[walk] = left.get(walk, walk.locks) - 1
+                count += walk.num_pages if not left[walk] else 0
+                walk = walk.parent
         return count
 
     def evict(self, count: int) -> list[int]:

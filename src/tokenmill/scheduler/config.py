@@ -32,6 +32,7 @@ class SchedulerConfig:
             slot before one is freed for it.
         encoder_budget: tokens of images that a step encodes. encoder_cache_tokens: of those whose outputs are kept.
         disable_chunked_mm_input: a step does not end within an image.
+        patience: steps after which it is looked for the oldest request; see `Seniority`.
         state_slots: for recurrent states, of requests that run and of prefixes; 0: the model has none.
     """
 
@@ -50,6 +51,7 @@ class SchedulerConfig:
     encoder_cache_tokens: int = 0
     disable_chunked_mm_input: bool = False
     state_slots: int = 0
+    patience: int = 1024
 
     @property
     def largest_chunk(self) -> int:

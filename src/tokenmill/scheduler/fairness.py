@@ -163,7 +163,7 @@ def find_yielding(
             share.rows -= 1
             share.pages -= num_pages
             need.missing_rows -= 1
-            need.missing_pages -= kv.num_returned_by(request)
+            need.missing_pages -= kv.num_returned_by([request])
             need.missing_windows -= 0 if kv.windows is None else kv.windows.promised_to(request.id)
     return yielding if need.is_met else []
 
@@ -175,3 +175,28 @@ def _shares(running: RequestQueue, kv: KVManager) -> dict[str, Share]:
         share.rows += 1
         share.pages += len(kv.pages(request))
     return shares
+
+
+def serving_order(
+    queue: RequestQueue, elder: Request | None, takes_turns: bool, budget: int
+) -> tuple[list[Request], int]:
+    """The running requests in the order in which a step serves them, and how many decodes come before all prompts.
+
+    Where tenants take turns and decodes leave half of a step to prompts, decodes come first: one token of each takes
+    little from anybody, and texts go on evenly while others' prompts take turns. So they do before an elder's prompt.
+
+    Args:
+        queue: the running requests by rank. elder: see `Seniority`.
+        budget: tokens of a step.
+    """
+    running = list(queue)
+    elder_prefills = elder is not None and elder.is_running and elder.is_prefilling
+    if 2 * len(running) > budget or not (takes_turns or elder_prefills):
+        return running, 0
+    num_prompts = sum([request.is_prefilling for request in running])
+    if elder_prefills:
+        running.sort(key=lambda request: request.is_prefilling)
+    elif num_prompts:
+        running.sort(key=lambda request: (request.rank[0], request.is_prefilling))
+    is_one_class = bool(running) and running[0].rank[0] == running[-1].rank[0]
+    return running, len(running) - num_prompts if elder_prefills or is_one_class else 0

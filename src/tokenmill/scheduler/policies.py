@@ -144,6 +144,10 @@ class Step(Protocol):
     def is_empty(self) -> bool:
         """True while nothing is scheduled."""
 
+    @property
+    def is_for_decodes(self) -> bool:
+        """True if a decode should not have to wait for prompts in this step: that of the oldest request has waited."""
+
     def advance(self, which: Callable[[Request], bool] | None = None, lets_in: bool = True) -> bool:
         """Schedule running requests, all or some; True if none was short of pages: only then may others enter.
 
@@ -181,7 +185,7 @@ class PrefillFirst(BatchPolicy):
 
     def fill(self, step: Step) -> None:
         """See `BatchPolicy`."""
-        if step.advance(lambda request: request.is_prefilling):
+        if not step.is_for_decodes and step.advance(lambda request: request.is_prefilling):
             step.admit()
         if step.is_empty:
             step.advance(lambda request: not request.is_prefilling, lets_in=False)

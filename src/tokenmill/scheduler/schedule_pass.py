@@ -12,11 +12,12 @@ from tokenmill.kv.radix_tree import PrefixMatch
 from tokenmill.scheduler.config import Policies, SchedulerConfig
 from tokenmill.scheduler.draft_pass import add_drafts
 from tokenmill.scheduler.drafter import Drafter
-from tokenmill.scheduler.fairness import find_yielding
+from tokenmill.scheduler.fairness import find_yielding, serving_order
 from tokenmill.scheduler.plan_builder import PlanBuilder, request_seed
 from tokenmill.scheduler.reports import Shortage, short_of
 from tokenmill.scheduler.room import Room
-from tokenmill.scheduler.state import SchedulerState, is_ready
+from tokenmill.scheduler.seniority import is_ready
+from tokenmill.scheduler.state import SchedulerState
 
 # Decodes of a step that take hardly longer than one: they wait for weights. Shared out, they would be read more often.
 LEAST_SHARE = 16
@@ -46,6 +47,13 @@ class SchedulePass:
     def is_empty(self) -> bool:
         """True while nothing is scheduled."""
         return not self.builder.requests
+
+    @property
+    def is_for_decodes(self) -> bool:
+        """True in each second step while the oldest request, which comes before all others, decodes."""
+        elder = self._state.seniority.elder
+        is_decoding = elder is not None and elder.is_running and not elder.is_prefilling
+        return is_decoding and self.builder.step % 2 == 0
 
     def make_room(self) -> None:
         """Where tenants take turns, let those that hold more yield rows and pages to waiting ones that hold less.
@@ -98,7 +106,10 @@ class SchedulePass:
         lets_in = lets_in and bool(self._state.waiting)
         # Of a pipeline each step takes its share of the decodes, so that there are some for every stage.
         most_decoding = max(LEAST_SHARE, -(-len(self._state.running) // self._config.num_stages))
-        running, num_decodes = self._in_order()
+        state = self._state
+        running, num_decodes = serving_order(
+            state.running, state.seniority.elder, self._queue_policy.by_tenant, self._config.max_num_batched_tokens
+        )
         self._reserve_next_pages([] if which is None else [request for request in running if not which(request)])
         for number, request in enumerate(running):
             if not request.is_running or request.id in self._reserved:
@@ -135,21 +146,6 @@ class SchedulePass:
 
     def _is_held(self, request: Request) -> bool:
         return self._drafter is not None and self._drafter.holds(request, len(self._state.running))
-
-    def _in_order(self) -> tuple[list[Request], int]:
-        """The running requests in the order in which a step serves them, and how many decodes come before all prompts.
-
-        Where tenants take turns and decodes leave half of a step to prompts, decodes come first: one token of each
-        takes little from anybody, and texts go on evenly while others' prompts take turns.
-        """
-        running = list(self._state.running)
-        if self._queue_policy.by_tenant and 2 * len(running) <= self._config.max_num_batched_tokens:
-            num_prompts = sum([request.is_prefilling for request in running])
-            if num_prompts:
-                running.sort(key=lambda request: (request.rank[0], request.is_prefilling))
-            if running and running[0].rank[0] == running[-1].rank[0]:
-                return running, len(running) - num_prompts
-        return running, 0
 
     def _reserve_next_pages(self, requests: list[Request]) -> None:
         """Leave these requests the pages of their next token."""
@@ -216,12 +212,15 @@ class SchedulePass:
             add_drafts(self._drafter, self.builder, self._kv, self._num_reserved)
 
     def _drop_draft_pages(self) -> bool:
-        """Take back the pages that rejected drafts have left to running requests. False if there are none."""
+        """Take back the pages that rejected drafts have left to running requests. False if there are none.
+
+        Not where launched steps may still write behind the tokens that count as computed.
+        """
         if self._drafter is None:
             return False
         num_dropped = 0
         for request in self._state.running:
-            if not request.has_drafts:
+            if not (request.has_drafts or request.mask_missed):
                 end = max(request.num_computed_tokens, request.num_tokens)
                 num_dropped += self._kv.trim(request, self._num_tokens_to_hold(request, end))
         return num_dropped > 0
@@ -241,7 +240,8 @@ class SchedulePass:
             enough_pages = False
             missing = Shortage.of(self._kv, request, end, self._num_reserved)
             if self._state.will_return(missing):
-                request.wait_reason = f"waits for {missing} that launched steps still use"
+                users = "saves" if self._state.num_saving_pages else "launched steps"
+                request.wait_reason = f"waits for {missing} that {users} still use"
                 self._reserve(request, self._kv.num_missing_pages(request, end))
                 return False
             if not self._state.preempt_idle():
@@ -265,15 +265,18 @@ class SchedulePass:
             self.builder.enter_windows(request, self._kv.windows)
 
     def _choose_victim(self) -> Request:
-        """Who yields, of those that are not in the step already."""
+        """Who yields, of those that are not in the step already; the elder only if it is the last of them."""
         scheduled = {request.id for request in self.builder.requests}
-        return self._queue_policy.choose_victim([r for r in self._state.running if r.id not in scheduled])
+        candidates = [request for request in self._state.running if request.id not in scheduled]
+        if len(candidates) > 1 and candidates[0] is self._state.seniority.elder:
+            del candidates[0]
+        return self._queue_policy.choose_victim(candidates)
 
     def _is_passed_over(self, request: Request) -> bool:
         if not is_ready(request):
             if not (request.awaits_kv and request.wait_reason):  # which says for what, and from whom
                 request.wait_reason = f"is {request.status.value.replace('_', ' ')}"
-        elif request.awaited_page is not None and self._kv.writer_of(request.awaited_page):
+        elif request.awaited_page is not None and self._kv.writer_of(request.awaited_page, request):
             request.wait_reason = _SAME_PROMPT
         elif request.row is None and (reason := self._state.adapters.reason_to_wait(request, self.builder.step)):
             request.wait_reason = reason
@@ -283,9 +286,12 @@ class SchedulePass:
         return True
 
     def _awaits_page(self, request: Request, match: PrefixMatch) -> bool:
-        """See whether a running request is about to compute the page that follows a match; it is passed over then."""
+        """See whether a running request is about to compute the page that follows a match; it is passed over then.
+
+        Only for one that does not come after it: that one might have no turn.
+        """
         page = self._kv.missing_page(request, match)
-        writer = None if page is None else self._kv.writer_of(page)
+        writer = None if page is None else self._kv.writer_of(page, request)
         if writer is None or not self._leaves_state(writer, request, match):
             return False
         request.awaited_page, request.wait_reason = page, _SAME_PROMPT

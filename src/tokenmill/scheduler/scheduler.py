@@ -23,8 +23,9 @@ from tokenmill.scheduler.drafter import DraftCounts, Drafter
 from tokenmill.scheduler.queue import RequestQueue
 from tokenmill.scheduler.reports import add_extras, count_reasons, prompt_report, wait_reason
 from tokenmill.scheduler.schedule_pass import SchedulePass
+from tokenmill.scheduler.seniority import is_ready
 from tokenmill.scheduler.sessions import Sessions
-from tokenmill.scheduler.state import InFlightStep, SchedulerState, is_ready
+from tokenmill.scheduler.state import InFlightStep, SchedulerState
 from tokenmill.scheduler.transfers import Transfers
 from tokenmill.states.slots import StateCounts, StateSlots
 from tokenmill.vision.encoder_cache import EncoderCache
@@ -61,7 +62,7 @@ class Scheduler:
             config.encoder_budget, config.encoder_cache_tokens, not config.disable_chunked_mm_input
         )
         self._state = SchedulerState(
-            config.max_num_seqs,
+            config,
             self._policies.queue,
             kv,
             self.adapters,

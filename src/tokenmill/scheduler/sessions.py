@@ -70,5 +70,5 @@ class Sessions:
         except InvalidRequest as error:
             self._state.end(request, FinishReason.ERROR)
             return [TokenOutput(request.id, [], FinishReason.ERROR, error=str(error))]
-        self._state.waiting.add(request)
+        self._state.begin_turn(request)
         return []

@@ -6,7 +6,6 @@ last launched step that uses them is committed.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -16,39 +15,19 @@ from tokenmill.adapters.slots import AdapterSlots
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import FinishReason, Request, RequestStatus
 from tokenmill.kv.kv_manager import KVManager
+from tokenmill.scheduler.config import SchedulerConfig
 from tokenmill.scheduler.drafter import Drafter
 from tokenmill.scheduler.fairness import Rounds
 from tokenmill.scheduler.policies import QueuePolicy
 from tokenmill.scheduler.queue import RequestQueue
 from tokenmill.scheduler.reports import Shortage
+from tokenmill.scheduler.row_pool import RowPool
+from tokenmill.scheduler.seniority import Seniority, is_ready
 from tokenmill.scheduler.transfers import Transfers
 from tokenmill.states.slots import StateSlots
 from tokenmill.vision.encoder_cache import EncoderCache
 
-_READY = frozenset({RequestStatus.WAITING, RequestStatus.PREEMPTED})
 _LEAVING = frozenset({RequestStatus.PREEMPTED, RequestStatus.FINISHED})
-
-
-class RowPool:
-    """Free rows of the page and token tables. The lowest is taken first: rows in use stay dense, the choice repeats."""
-
-    def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
-        self._free = list(range(num_rows))
-
-    @property
-    def num_free(self) -> int:
-        """Rows that can be taken now."""
-        return len(self._free)
-
-    def take(self) -> int:
-        """The lowest free row."""
-        return heapq.heappop(self._free)
-
-    def give_back(self, row: int) -> None:
-        """The row's last launched step is committed."""
-        assert row not in self._free, f"row {row} is given back twice"
-        heapq.heappush(self._free, row)
 
 
 @dataclass(slots=True)
@@ -78,12 +57,13 @@ class SchedulerState:
         preempted: ids of requests that were, since somebody took note of them.
         adapters: the slots of adapters. encoder: the outputs of images.
         states: the slots of recurrent states; None: the model has none.
+        seniority: who comes before all others by now.
         full_at: `num_changes` when all rows or pages were in use, and nobody would yield any to those who wait.
     """
 
     def __init__(
         self,
-        num_rows: int,
+        config: SchedulerConfig,
         policy: QueuePolicy,
         kv: KVManager,
         adapters: AdapterSlots,
@@ -104,7 +84,8 @@ class SchedulerState:
         self._drafter = drafter
         self._policy = policy
         self._rounds = Rounds() if policy.by_tenant else None
-        self.rows = RowPool(num_rows)
+        self.rows = RowPool(config.max_num_seqs)
+        self.seniority = Seniority(config.patience)
         self.waiting = RequestQueue()
         self.running = RequestQueue()
         self.in_flight: deque[InFlightStep] = deque()
@@ -140,7 +121,7 @@ class SchedulerState:
     @property
     def num_saving_pages(self) -> int:
         """Pages that nobody holds any more but those who save them."""
-        return 0 if self.transfers is None else self.transfers.num_saving_pages
+        return 0 if self.transfers is None else self.kv.num_returned_by((), self.transfers.saving)
 
     def enter(self, request: Request) -> None:
         """A request arrives."""
@@ -158,8 +139,19 @@ class SchedulerState:
             self.waiting.sort()
             self.running.sort()
         self.encoder.begin()
+        elder = self.seniority.chosen(self.step + 1, self.requests.values())
+        if elder is not None:
+            self._set_ranks([elder])
+            self.waiting.sort()
         if self.adapters.num_slots:
             self._free_slots()
+
+    def begin_turn(self, request: Request) -> None:
+        """A session has further input: it waits for its turn as one that has just come."""
+        self.seniority.forget(request, self.step)
+        self.requests[request.id] = self.requests.pop(request.id)
+        request.rank = self._rank(request)
+        self.waiting.add(request)
 
     def launch(self, plan: StepPlan, requests: tuple[Request, ...]) -> None:
         """A step is launched: it pins its requests, and their tenants have been served."""
@@ -192,7 +184,12 @@ class SchedulerState:
 
     def _free_slots(self) -> None:
         """Let those yield in whose slot another adapter has waited to be for long enough."""
-        for request in self.adapters.yielding(self.step + 1, not self.running and not self.in_flight):
+        is_idle = not self.running and not self.in_flight
+        if is_idle:  # no step would pass in which it is noted who waits
+            for request in self.waiting:
+                if request.row is None and is_ready(request):
+                    self.adapters.reason_to_wait(request, self.step + 1)
+        for request in self.adapters.yielding(self.step + 1, is_idle):
             if request.is_running:
                 self.preempt(request)
             elif request.is_paused and not request.num_inflight_steps:
@@ -294,8 +291,9 @@ class SchedulerState:
         return len(self._leaving())
 
     def num_returning_pages(self) -> int:
-        """Pages of the same requests, and those that are being saved."""
-        return self.num_saving_pages + sum(len(self.kv.pages(request)) for request in self._leaving())
+        """Pages that nobody holds but the same requests, and those who save some."""
+        saving = () if self.transfers is None else self.transfers.saving
+        return self.kv.num_returned_by(self._leaving(), saving)
 
     def num_returning_windows(self) -> int:
         """Of the same requests, the window pages that were promised to them."""
@@ -318,9 +316,11 @@ class SchedulerState:
             self.waiting.sort()
             self.running.sort()
 
-    def _rank(self, request: Request) -> tuple[tuple[bool, Any], int, int]:
+    def _rank(self, request: Request) -> tuple[tuple[int, Any], int, int]:
+        # There is one elder at most, so below 0 what the policy says is compared with nothing.
+        precedence = -1 if request is self.seniority.elder else int(request.is_background)
         round = 0 if self._rounds is None else self._rounds.round_of(request)
-        return (request.is_background, self._policy.rank(request)), round, request.arrival
+        return (precedence, self._policy.rank(request)), round, request.arrival
 
     def _release(self, request: Request) -> None:
         self.num_changes += 1
@@ -377,8 +377,3 @@ class SchedulerState:
         launched = [step.plan for step in self.in_flight if request in step.requests]
         begins = [int(plan.num_computed[plan.request_ids.index(request.id)]) for plan in launched]
         return min([request.num_computed_tokens, *begins]), len(self.kv.pages(request))
-
-
-def is_ready(request: Request) -> bool:
-    """False while a waiting request waits for something besides its turn: a grammar, remote KV."""
-    return request.status in _READY

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from tokenmill.core.request import Request
 from tokenmill.core.transfers import KVNews, KVQuery, PlanTransfers
+from tokenmill.kv.radix_node import RadixNode
 from tokenmill.kv.radix_tree import PrefixMatch
 
 
@@ -18,13 +19,16 @@ class Transfers(Protocol):
     """Decides by what it is told here alone: the same calls give the same orders.
 
     Attributes:
-        num_saving_pages: that become free to be evicted once saves are over.
+        saving: the deepest nodes of the paths that are locked for saves, each as often as it is.
         num_loaded_tokens, num_stored_tokens: since the start; for metrics.
     """
 
-    num_saving_pages: int
     num_loaded_tokens: int
     num_stored_tokens: int
+
+    @property
+    def saving(self) -> Iterable[RadixNode]:
+        """See the class."""
 
     @property
     def is_busy(self) -> bool:

@@ -52,7 +52,7 @@ class Pin:
         node: the deepest node, locked.
         tokens: of the whole prefix, [pages * page_size] int32.
         pages: of the whole prefix.
-        num_saving: how many of them nobody else need hold: those that it is about, where they are being saved.
+        num_saving: how many of them it is about, where they are being saved.
         kept_of, kept_for: the request that they are kept of, and the source; "": they are being saved.
     """
 
@@ -103,6 +103,11 @@ class TransferState:
     def page_size(self) -> int:
         """Tokens of a page."""
         return self._kv.page_size
+
+    @property
+    def saving(self) -> Iterable[RadixNode]:
+        """See `Transfers`."""
+        return [pin.node for pin in self.pins.values() if pin.num_saving]
 
     @property
     def is_busy(self) -> bool:

@@ -1,0 +1,63 @@
+"""`Seniority`: who has been there for longest comes before all others at last, whatever the policy.
+
+A policy may prefer those who come later for as long as they come: others of a better priority, new tenants, all that
+are not in the background. So every `patience` steps the oldest request is looked for. Who was that at the last look too
+is the elder: it comes first until it ends, and waits for nobody who computes the same prompt. So a request ends after
+as many turns of an elder as there were requests before it, whoever comes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenmill.core.request import Request, RequestStatus
+
+_READY = frozenset({RequestStatus.WAITING, RequestStatus.PREEMPTED})
+
+
+class Seniority:
+    """Counts steps, knows no clock: the same calls give the same choices.
+
+    Attributes:
+        elder: who comes before all others; None: nobody.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.elder: Request | None = None
+        self._patience = patience
+        self._oldest: Request | None = None  # at the last look
+        self._next_look = patience
+
+    def chosen(self, step: int, requests: Iterable[Request]) -> Request | None:
+        """A step is about to be scheduled.
+
+        Args:
+            requests: all that are there, in the order in which they came.
+
+        Returns:
+            Who has become the elder; None: nobody has.
+        """
+        if self.elder is not None:
+            if not (self.elder.is_finished or self.elder.is_paused):
+                return None
+            self.forget(self.elder, step)
+        if step < self._next_look:
+            return None
+        self._next_look = step + self._patience
+        oldest = next((request for request in requests if request.is_running or is_ready(request)), None)
+        if oldest is not None and oldest is self._oldest:
+            self.elder = oldest
+        self._oldest = oldest
+        return self.elder
+
+    def forget(self, request: Request, step: int) -> None:
+        """A request ends, or begins another turn: it has been there for as long as one that has just come."""
+        if self._oldest is request:
+            self._oldest = None
+        if self.elder is request:
+            self.elder, self._next_look = None, step + self._patience
+
+
+def is_ready(request: Request) -> bool:
+    """False while a waiting request waits for something besides its turn: a grammar, remote KV."""
+    return request.status in _READY
