@@ -115,3 +115,44 @@ def test_the_cache_is_cleared_only_when_nobody_holds_pages_and_says_so() -> None
     assert state(kv) == (4, 0, 0)
     assert kv.cache.events is not None
     assert isinstance(kv.cache.events.take()[-1], CacheCleared)
+
+
+def test_the_tree_takes_copies_for_pages_that_nobody_else_holds() -> None:
+    kv = make_manager(10)
+    moved: list[tuple[list[int], list[int]]] = []
+    kv.on_replaced = lambda old, new: moved.append((old, new))
+    first, again = make_request("first", [1] * 8), make_request("again", [1] * 16)
+    acquire(kv, first)
+    kv.cache_full_pages(first, 8, 1)
+    # As one whose recurrent state was not kept: it begins before what the tree has.
+    assert kv.acquire(again, kv.cache.match(again.cache_key, again.token_ids[:0], 2), 16, 2, spare=0)
+    kv.cache_full_pages(again, 8, 2)
+    assert moved == [], "the first one uses the tree's"
+    assert state(kv) == (4, 0, 6)
+    kv.release(first, 3)
+    assert state(kv) == (4, 0, 6), "and now nobody does"
+    assert kv.give_copies([again])
+    assert moved == [([1, 2], [3, 4])]
+    assert state(kv) == (6, 0, 4)
+    assert kv.pages(again) == [3, 4, 5, 6], "a page table is append-only"
+    assert not kv.give_copies([again])
+    kv.cache_full_pages(again, 16, 4)
+    kv.release(again, 4)
+    assert kv.match(make_request("more", [1] * 17), 5).pages.tolist() == [3, 4, 5, 6]
+    assert kv.clear_cache()
+    events = kv.cache.events
+    assert isinstance(events, KVEventLog) and events.names() == [], "of moved pages the names are as they were"
+
+
+def test_a_copy_that_a_full_page_makes_of_what_nobody_holds_is_the_tree_s_at_once() -> None:
+    kv = make_manager(10)
+    kv.on_replaced = lambda old, new: None
+    first, again = make_request("first", [1] * 16), make_request("again", [1] * 8 + [2] * 8)
+    acquire(kv, first)
+    kv.cache_full_pages(first, 16, 1)
+    kv.release(first, 1)
+    assert kv.acquire(again, kv.cache.match(again.cache_key, again.token_ids[:0], 2), 16, 2, spare=0)
+    kv.cache_full_pages(again, 4, 2)
+    assert state(kv) == (3, 3, 4)
+    kv.cache_full_pages(again, 16, 3)
+    assert state(kv) == (4, 2, 4), "the two pages that the first one goes on with are as they were"

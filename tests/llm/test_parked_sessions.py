@@ -47,6 +47,20 @@ def test_parked_sessions_go_on_as_if_they_had_never_lost_a_page(folder: Path, tm
     assert run_tokens(with_disk) < run_tokens(without), "what was parked is not run again"
 
 
+def test_a_reset_leaves_the_disk_unless_it_is_told_otherwise(folder: Path, tmp_path: Path) -> None:
+    prompt = [random.Random(SEED).randrange(300) for _ in range(80)]
+    flags = {"num_pages": 24, "kv_disk": str(tmp_path), "kv_disk_size": 64 << 20}
+    with LLM(folder, dtype="bfloat16", max_num_seqs=2, max_model_len=160, **flags) as llm:
+        llm.generate([prompt], PARAMS, use_tqdm=False)
+    # What the first one had stored when it was closed.
+    with LLM(folder, dtype="bfloat16", max_num_seqs=2, max_model_len=160, **flags) as llm:
+        cached = []
+        for connector in (False, False, True, False):
+            cached.append(llm.generate([prompt], PARAMS, use_tqdm=False)[0].num_cached_tokens)
+            assert llm.reset_prefix_cache(reset_connector=connector)
+    assert cached == [64, 64, 64, 0]
+
+
 def run_tokens(stats: EngineStats) -> float:
     """Tokens that all steps have run."""
     assert stats.step_tokens is not None

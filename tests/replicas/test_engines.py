@@ -41,6 +41,20 @@ def test_an_engine_that_is_removed_is_not_waited_for() -> None:
     asyncio.run(work())
 
 
+def test_every_engine_is_told_what_to_forget() -> None:
+    async def work() -> None:
+        pair = Pair()
+        call = asyncio.ensure_future(pair.engines.reset_prefix_cache(False, reset_external=True))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [(asked.preempt_running, asked.reset_external) for asked in pair.asked.values()] == [(False, True)] * 2
+        for index, asked in pair.asked.items():
+            pair.engines[index].take(Done(asked.id, True))
+        assert await asyncio.wait_for(call, 10)
+
+    asyncio.run(work())
+
+
 def test_an_engine_that_dies_leaves_the_call_without_an_answer() -> None:
     async def work() -> None:
         pair = Pair()

@@ -199,6 +199,7 @@ def test_the_cache_is_reset_only_when_nothing_runs_or_when_told_to_preempt(serve
         ("/pause?clear_cache=perhaps", None),
         ("/pause?mode=keep&what=1", None),
         ("/reset_prefix_cache?reset_running_requests=2x", None),
+        ("/reset_prefix_cache?reset_external=2x", None),
         ("/abort_requests", {}),
         ("/abort_requests", {"request_ids": []}),
         ("/abort_requests", {"request_ids": ["x"], "abort_all": True}),

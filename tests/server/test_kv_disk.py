@@ -42,6 +42,11 @@ def test_a_killed_server_finds_its_pages_again_and_the_answer_does_not_change(ti
         assert cached(again) >= 0.95 * (PROMPT_TOKENS - 1) // 16 * 16
         assert again["choices"] == first["choices"] == undisturbed["choices"]
         server.wait_until_unused()
+        assert server.post("/reset_prefix_cache").status_code == 200
+        assert cached(server.post("/v1/completions", body).json()) == cached(again), "what is on the disk stays"
+        server.wait_until_unused()
+        assert server.post("/reset_prefix_cache?reset_external=true").status_code == 200
+        assert cached(server.post("/v1/completions", body).json()) == 0
 
 
 def cached(reply) -> int:

@@ -202,6 +202,40 @@ def test_an_abort_or_a_reset_while_pages_come_takes_them_back_at_once(preempt: b
     harness.drain()
 
 
+@pytest.mark.parametrize("reset_external", [False, True])
+def test_a_reset_leaves_what_is_stored_elsewhere_unless_it_is_told_otherwise(reset_external: bool) -> None:
+    harness = make_harness()
+    harness.sources[0].put(KEY, PROMPT)
+    for _ in range(2):
+        request_id = harness.add(PROMPT, max_tokens=2)
+        run(harness)
+        assert harness.engine.reset_prefix_cache(reset_external=reset_external)
+    assert harness.records[request_id].num_cached_tokens == (0 if reset_external else 12)
+
+
+def test_pages_that_were_just_to_be_saved_are_not_in_the_way_of_a_reset() -> None:
+    harness = make_harness()
+    harness.add(PROMPT, max_tokens=2)
+    while harness.scheduler.requests:
+        harness.step()
+    assert harness.kv.num_pinned > 0, "no plan has ordered the save yet"
+    assert harness.engine.reset_prefix_cache()
+    harness.scheduler.check_invariants()
+    assert harness.kv.num_available == harness.kv.pool.num_usable
+
+
+def test_a_reset_that_is_refused_leaves_what_is_stored_elsewhere() -> None:
+    harness = make_harness()
+    harness.sources[0].put(KEY, PROMPT)
+    harness.add([1, 2, 3], max_tokens=2)
+    harness.step()
+    assert not harness.engine.reset_prefix_cache(reset_external=True)
+    run(harness)
+    request_id = harness.add(PROMPT, max_tokens=2)
+    run(harness)
+    assert harness.records[request_id].num_cached_tokens == 12
+
+
 def test_an_id_may_come_again_right_after_its_load_was_aborted() -> None:
     harness = make_harness()
     harness.sources[0].put(KEY, PROMPT)

@@ -162,10 +162,12 @@ class ResetPrefixCache(Message):
 
     Attributes:
         preempt_running: send those back to the queue first.
+        reset_external: forget what is stored elsewhere too, in memory or on disk.
     """
 
     id: str
     preempt_running: bool
+    reset_external: bool = False
 
 
 class LookAtAdapter(Message):

@@ -34,7 +34,7 @@ def answer(engine: Engine, message: EngineControl, publish: Callable[[list[Token
             return Done(message.id, True)
         case ResetPrefixCache():
             _drain(engine, publish)
-            return Done(message.id, engine.reset_prefix_cache(message.preempt_running))
+            return Done(message.id, engine.reset_prefix_cache(message.preempt_running, message.reset_external))
         case LookAtAdapter():
             return _look_at(engine, message)
         case ExplainRequests():

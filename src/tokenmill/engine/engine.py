@@ -192,13 +192,17 @@ class Engine:
         self._observer.record(Woken(request_id))
         self.scheduler.wake(request_id)
 
-    def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
-        """Forget cached prefixes; see `Scheduler.reset_prefix_cache`."""
+    def reset_prefix_cache(self, preempt_running: bool = False, reset_external: bool = False) -> bool:
+        """Forget cached prefixes; see `Scheduler.reset_prefix_cache`.
+
+        Args:
+            reset_external: then what sources of KV have stored too; else prompts find it there as after a restart.
+        """
         if self._desk is not None:
             self.take_news(self._desk.reset(everything=preempt_running))
         self._observer.record(CacheReset(preempt_running))
         is_reset = self.scheduler.reset_prefix_cache(preempt_running)
-        if is_reset and self._desk is not None:
+        if is_reset and reset_external and self._desk is not None:
             self._desk.forget_stored()
         return is_reset
 

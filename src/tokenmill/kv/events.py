@@ -66,6 +66,11 @@ class KVEventLog:
         if hashes:
             self._events.append(PagesRemoved(hashes))
 
+    def replaced(self, old: Iterable[int], new: Iterable[int]) -> None:
+        """Pages have moved; by their names nothing has changed."""
+        for before, after in zip(old, new, strict=True):
+            self._hashes[after] = self._hashes.pop(before)
+
     def cleared(self) -> None:
         """Everything was evicted, page by page."""
         self._events.append(CacheCleared())

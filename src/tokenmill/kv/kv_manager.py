@@ -7,6 +7,10 @@
 A request that must run its whole prompt matches nothing. From the first page on that the tree has already, its pages
 are private: it keeps its copies and locks none of the tree's, so it never pins its prompt twice.
 
+A request with a recurrent state may begin before what the tree has, and makes copies of that. Where nobody else holds
+the tree's pages the tree takes the copies in their place: no request pins a page twice for itself alone, and what it
+computes behind its copies can be found.
+
 Does not know why a request wants or loses pages; that is the scheduler's business.
 """
 
@@ -58,6 +62,7 @@ class KVManager:
         on_cached: told of pages of a request that the prefix cache has taken over.
         windows: the pages of layers with a window, where they are a group of their own; None: all are one group.
         on_evicted: told of pages that it has given up.
+        on_replaced: told of pages that it has given up for copies of them, in order; None: it keeps its own.
         depth: of a path of pages, how many a request can begin behind; None: behind any.
     """
 
@@ -70,6 +75,7 @@ class KVManager:
         self.num_hit_tokens = 0
         self.on_cached: Callable[[Request, PageArray], None] | None = None
         self.on_evicted: Callable[[list[int]], None] | None = None
+        self.on_replaced: Callable[[list[int], list[int]], None] | None = None
         self.depth: Callable[[list[int]], int] | None = None
         self._held: dict[str, RequestPages] = {}
         self._writers: dict[Hashable, Request] = {}
@@ -282,9 +288,32 @@ class KVManager:
             # Of duplicates too: where the tree has a hole it takes the window page.
             in_tree = held.node.path_pages()[first:num_full] if len(duplicates) else pages
             self.windows.offer(request.id, first, in_tree.tolist())
+        if len(duplicates):
+            self._give_copies(held)
         self.announce(request)
         if self.on_cached is not None:
             self.on_cached(request, pages[len(duplicates) :])
+
+    def give_copies(self, requests: Iterable[Request]) -> bool:
+        """Let the tree have requests' copies in place of pages that nobody else holds; False if there are none.
+
+        Pages that were matched for somebody who has no lock yet may go. Page tables stay as they are.
+        """
+        return sum([self._give_copies(self._held[request.id]) for request in requests]) > 0
+
+    def _give_copies(self, held: RequestPages) -> int:
+        if self.on_replaced is None:
+            return 0
+        before, node, end = len(held.duplicates), held.node, held.num_tree_pages
+        while held.duplicates and node.locks == 1 and node.parent is not None:
+            begin = end - node.num_pages
+            old, new = self.cache.replace(node, np.array(held.pages[begin:end], dtype=np.int32))
+            self.on_replaced(old, new)
+            self.pool.free(old[::-1])
+            given = set(new)
+            held.duplicates = [page for page in held.duplicates if page not in given]
+            node, end = node.parent, begin
+        return before - len(held.duplicates)
 
     def release(self, request: Request, step: int) -> None:
         """Take back all that a request holds. Cached pages stay matchable; its own go back tail first."""

@@ -35,6 +35,9 @@ class PrefixCache(Protocol):
     def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray) -> tuple[RadixNode, PageArray]:
         """Take over full pages below a locked node; returns the new deepest node and the pages not taken."""
 
+    def replace(self, node: RadixNode, pages: PageArray) -> tuple[list[int], list[int]]:
+        """Take other pages of the same content for those of a node."""
+
     def lock(self, node: RadixNode) -> None:
         """Pin a path."""
 
@@ -79,6 +82,10 @@ class NullCache:
     def extend(self, node: RadixNode, tokens: TokenArray, pages: PageArray) -> tuple[RadixNode, PageArray]:
         """Refuse all pages, as if they were duplicates: they stay the request's own."""
         return node, pages
+
+    def replace(self, node: RadixNode, pages: PageArray) -> tuple[list[int], list[int]]:
+        """There are no pages."""
+        return [], []
 
     def lock(self, node: RadixNode) -> None:
         """Count the users of the root."""

@@ -113,6 +113,19 @@ class RadixTree:
                 node = self._add_child(node, new_tokens, new)
         return node, duplicates
 
+    def replace(self, node: RadixNode, pages: PageArray) -> tuple[list[int], list[int]]:
+        """Take `pages`, which hold the same content, for those of a node; some may be its own already.
+
+        Returns:
+            The pages that it had and those it has for them, in order.
+        """
+        differs = node.pages != pages
+        old, new = node.pages[differs].tolist(), pages[differs].tolist()
+        node.pages[:] = pages
+        if self.events is not None:
+            self.events.replaced(old, new)
+        return old, new
+
     def lock(self, node: RadixNode) -> None:
         """Pin the path from the root to `node`."""
         walk: RadixNode | None = node

@@ -221,13 +221,14 @@ class LLM:
 
         return list(read_metrics(self.info, self.stats(), prefix))
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes; False, and nothing is forgotten, where requests still run.
 
         Args:
             reset_running_requests: send those back to the queue first; they are computed again.
+            reset_connector: forget what is stored elsewhere too (`kv_disk`, `kv_host_size`, sources of one's own).
         """
-        return self._local.engine.reset_prefix_cache(reset_running_requests)
+        return self._local.engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def sleep(self, level: int = 1) -> None:
         """Give back memory until `wake_up`: 1, the KV cache (and the weights of a GPU); 2, KV cache and weights.

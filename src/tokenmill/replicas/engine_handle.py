@@ -149,9 +149,9 @@ class EngineHandle:
         self.is_paused = is_paused
         await self._call(SetPaused(_new_id(), is_paused))
 
-    async def reset_prefix_cache(self, preempt_running: bool) -> bool:
+    async def reset_prefix_cache(self, preempt_running: bool, reset_external: bool = False) -> bool:
         """Forget cached prefixes; False where running requests hold pages and may not be preempted."""
-        reply = await self._call(ResetPrefixCache(_new_id(), preempt_running))
+        reply = await self._call(ResetPrefixCache(_new_id(), preempt_running, reset_external))
         assert isinstance(reply, Done)
         return reply.is_done
 

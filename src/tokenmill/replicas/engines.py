@@ -61,9 +61,9 @@ class Engines:
         """See `EngineHandle`; of all of them, as are those below."""
         await self._ask_all(lambda engine: engine.set_paused(is_paused))
 
-    async def reset_prefix_cache(self, preempt_running: bool) -> bool:
+    async def reset_prefix_cache(self, preempt_running: bool, reset_external: bool = False) -> bool:
         """False where one of them has refused; the others have forgotten theirs."""
-        return all(await self._ask_all(lambda engine: engine.reset_prefix_cache(preempt_running)))
+        return all(await self._ask_all(lambda engine: engine.reset_prefix_cache(preempt_running, reset_external)))
 
     async def look_at_adapter(self, name: str, path: str) -> list[AdapterSeen]:
         """What each of them makes of an adapter."""

@@ -235,7 +235,7 @@ class SchedulePass:
         end = request.num_computed_tokens + num_tokens
         enough_pages = True
         while (new_pages := self._kv.allocate(request, end, self._num_reserved)) is None:
-            if self._drop_draft_pages():
+            if self._drop_draft_pages() or self._kv.give_copies(self._state.running):
                 continue
             enough_pages = False
             missing = Shortage.of(self._kv, request, end, self._num_reserved)
@@ -379,7 +379,9 @@ class SchedulePass:
         return num_tokens, ""
 
     def _num_tokens_to_hold(self, request: Request, end: int) -> int:
-        return max(end, self._admission.num_tokens_to_hold(request, end, self._state))
+        # What one computed before it was preempted is lost with its state: it begins anew only where all of it fits.
+        again = request.num_tokens if request.num_preemptions and self._state.states is not None else 0
+        return max(end, again, self._admission.num_tokens_to_hold(request, end, self._state))
 
     def _launch_row(self, request: Request, num_tokens: int, first_page: int, new_pages: list[int]) -> None:
         slot = self._state.adapters.number(request) if request.cache_key.adapter else 0

@@ -334,6 +334,8 @@ class Scheduler:
                 self._state.preempt(request)
             while self._state.preempt_idle():
                 pass
+        if self.transfers is not None:
+            self.transfers.drop_saves(self.step)
         return self.kv.clear_cache()
 
     def explain(self, request_id: str) -> str:

@@ -64,6 +64,9 @@ class Transfers(Protocol):
     def take_orders(self) -> PlanTransfers | None:
         """The orders for the next plan, each once."""
 
+    def drop_saves(self, step: int) -> None:
+        """Give up the saves that no plan has ordered yet, and let go of their pages."""
+
     def apply(self, news: KVNews, step: int) -> None:
         """Take in news. Those of what is over already are ignored."""
 

@@ -99,7 +99,7 @@ class StateSlots:
     def over(cls, kv: KVManager, num_slots: int) -> StateSlots:
         """Slots for a scheduler over these pages, whose manager is told where requests can begin."""
         slots = cls(num_slots, kv.page_size, kv.shares_prefixes)
-        kv.depth, kv.on_evicted = slots.depth, slots.forget
+        kv.depth, kv.on_evicted, kv.on_replaced = slots.depth, slots.forget, slots.move
         return slots
 
     @property
@@ -223,6 +223,15 @@ class StateSlots:
             if kept is not None:
                 self._let_go(kept)
                 self._give_back(kept.slot)
+
+    def move(self, old: Iterable[int], new: Iterable[int]) -> None:
+        """The prefix cache has taken new pages for old ones: the states at their ends are at those of the new ones."""
+        for before, after in zip(old, new, strict=True):
+            kept = self._kept.pop(before, None)
+            if kept is not None:
+                self._kept[after] = kept  # somebody has just passed it: the last to be given up
+                if kept.tail_of:
+                    self._tails[kept.tail_of] = after
 
     def take_orders(self) -> PlanStates | None:
         """What the plan says of states; told once."""

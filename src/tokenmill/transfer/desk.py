@@ -310,7 +310,7 @@ class TransferDesk:
         return self.cancel([*self._saves, *(self._loads if everything else ()), *(self._kept if everything else ())])
 
     def forget_stored(self) -> None:
-        """The prefix cache has been forgotten; so is what was stored of it."""
+        """Let every source forget what it has stored."""
         for source in self.sources:
             source.reset()
 

@@ -141,7 +141,7 @@ class KVSource(Protocol):
         """The time of kept pages is up: they are released, and must not be read any more."""
 
     def reset(self) -> None:
-        """Forget all that is stored, as after a change of weights."""
+        """Forget all that is stored: an operator has asked for it."""
 
     def close(self) -> None:
         """The engine ends: finish what was begun, and let go of threads and files."""

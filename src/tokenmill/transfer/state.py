@@ -222,6 +222,12 @@ class TransferState:
         orders, self._orders = self._orders, _Orders()
         return PlanTransfers(orders.loads, orders.saves) if orders.loads or orders.saves else None
 
+    def drop_saves(self, step: int) -> None:
+        """See `Transfers`."""
+        saves, self._orders.saves = self._orders.saves, []
+        for save in saves:
+            self._unpin(save.id, False, step)
+
     def apply(self, news: KVNews, step: int) -> None:
         """See `Transfers`."""
         match news:

@@ -70,9 +70,15 @@ class PauseQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResetQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """Whether running requests are sent back to the queue first; otherwise they keep the cache from being emptied."""
+    """The query of /reset_prefix_cache, in vLLM's names.
+
+    Attributes:
+        reset_running_requests: send these back to the queue first; else they keep the cache from being emptied.
+        reset_external: forget what is stored outside of the KV cache too, in memory or on disk.
+    """
 
     reset_running_requests: bool = False
+    reset_external: bool = False
 
 
 class RequestReport(msgspec.Struct):
@@ -130,7 +136,7 @@ class AdminRoutes:
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Forget all cached prefixes."""
         query = read_query(request, ResetQuery)
-        if not await self._context.engines.reset_prefix_cache(query.reset_running_requests):
+        if not await self._context.engines.reset_prefix_cache(query.reset_running_requests, query.reset_external):
             raise Conflict("requests are running; reset_running_requests=true sends them back to the queue first")
         return json_response({"status": "reset"})
 
