@@ -21,7 +21,7 @@ INSTALL = $(PIP) install $$([ -t 2 ] || echo --quiet)
 # What there is to install, for "3 of 5": the tools of the tests come on top for all but these targets.
 STEPS := $(if $(filter-out serve chat bench gpu,$(MAKECMDGOALS)),5,4)
 
-.PHONY: help serve chat test browser exactness chaos clients ray nixl routers lint format lines bench gpu gpu-rehearsal docs clean
+.PHONY: help serve chat test browser exactness chaos fuzz clients ray nixl routers lint format lines bench gpu gpu-rehearsal docs clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -48,6 +48,9 @@ exactness: $(NATIVE_STAMP) $(DEV_STAMP) ## a million tokens with speculation and
 
 chaos: $(NATIVE_STAMP) $(DEV_STAMP) ## 64 streams while engines and text workers are killed, crash and hang; ARGS are passed on
 	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.server.chaos $(ARGS)
+
+fuzz: $(NATIVE_STAMP) $(DEV_STAMP) ## 20,000 odd bodies for all routes, and the longest stall of the event loop; ARGS are passed on
+	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.threats.fuzz $(ARGS)
 
 clients: $(NATIVE_STAMP) $(DEV_STAMP) ## clients that need other pins than ours, in an environment of their own
 	@$(BIN)/python -m venv $(VENV)/clients

@@ -1,4 +1,5 @@
 import asyncio
+import time
 
 from tokenmill.core.part_messages import Beat, Pong
 from tokenmill.replicas.hang_watch import TICK_SECONDS, HangWatch
@@ -84,13 +85,14 @@ def test_no_progress_is_trouble():
 class Watched:
     """A watch over two parts that collects what it does."""
 
-    def __init__(self):
+    def __init__(self, clock=time.monotonic):
         self.pinged, self.said, self.told = [], [], []
         self.watch = HangWatch(
             ping=self.pinged.append,
             stacks=self.stacks,
             say=lambda name, text: self.said.append((name, text)),
             on_tick=lambda name, part: self.told.append((name, part.is_deaf)),
+            clock=clock,
         )
         for name in ("engine", "worker-0"):
             self.watch.parts[name] = PartHealth(f"the {name}", 30)
@@ -110,6 +112,38 @@ def test_each_loop_is_asked_once_until_it_answers():
     watched.watch.hear("worker-0", Pong("worker-0"))
     watched.watch.tick(0.5)
     assert watched.pinged == ["engine", "worker-0", "worker-0"]
+
+
+class HeldUp:
+    """A clock: between a look and the next so much passes as is drawn, more than any part may be silent."""
+
+    def __init__(self, rng):
+        self.stalls = rng.uniform(1, 60, size=25)
+        self.num_asked = 0
+        self.now = 0.0
+
+    def __call__(self):
+        self.num_asked += 1
+        if self.num_asked % 2 == 0:
+            self.now += self.stalls[min(self.num_asked // 2, len(self.stalls)) - 1]
+        return self.now
+
+
+def test_what_this_process_was_held_up_for_is_nobodys_silence(rng):
+    async def scenario():
+        clock = HeldUp(rng)
+        watched = Watched(clock)
+        watched.watch.started()
+        running = asyncio.ensure_future(watched.watch.run())
+        while clock.num_asked < 2 * len(clock.stalls):
+            await asyncio.sleep(0.01)
+        running.cancel()
+        assert len(watched.told) >= 8, "it goes on looking"
+        assert clock.now > 60, "by the clock all of them have been silent for long"
+        assert watched.watch.trouble is None
+        assert watched.said == []
+
+    asyncio.run(scenario())
 
 
 def test_a_hang_is_one_line_with_the_stack_and_its_end_another():

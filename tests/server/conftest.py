@@ -2,6 +2,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tests.seeding import rng  # noqa: F401 - a fixture
 from tests.server.running_server import start_server
 from tokenmill.config import EngineConfig
 from tokenmill.replicas.starter import ENGINE_MODULE

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tests.threats.loop_probe import LoopProbe
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.replicas.starter import ENGINE_MODULE
 from tokenmill.replicas.topology import EngineSpec
@@ -24,6 +25,7 @@ class Spec(msgspec.Struct):
     engine_module: str = ENGINE_MODULE
     engines: tuple[EngineSpec, ...] = ()
     max_files: tuple[int, int] | None = None  # the soft and the hard limit of descriptors
+    probe_loop: bool = False  # whether the API process says for how long its loop stands still
 
 
 class Phases(StandardError):
@@ -36,8 +38,17 @@ class Phases(StandardError):
         print("READY", ready.model, file=sys.stderr, flush=True)
 
 
+class ProbedPhases(Phases):
+    """Has the loop probed from then on."""
+
+    def on_ready(self, ready: EngineReady) -> None:
+        super().on_ready(ready)
+        LoopProbe().start()
+
+
 if __name__ == "__main__":
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
     if spec.max_files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, spec.max_files)
-    sys.exit(run(spec.engine, spec.server, Phases, engine_module=spec.engine_module, engines=spec.engines))
+    phases = ProbedPhases if spec.probe_loop else Phases
+    sys.exit(run(spec.engine, spec.server, phases, engine_module=spec.engine_module, engines=spec.engines))

@@ -195,7 +195,7 @@ NOT_REQUESTS = [
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
 def test_a_body_that_is_no_request_is_refused(echo_server, route):
     for raw in NOT_REQUESTS:
-        assert_refused(echo_server.post(route, content=raw))
+        assert_refused(echo_server.post(route, content=raw), statuses=(400, 413))
 
 
 def test_random_bytes_and_mutated_bodies_are_never_a_server_error(echo_server):

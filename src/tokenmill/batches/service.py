@@ -164,6 +164,10 @@ class BatchService:
         """
         return await self._storage.ask(self._store.batch, owner, batch_id)
 
+    async def owner(self, batch_id: str) -> str:
+        """Whose a batch is."""
+        return await self._storage.ask(self._store.owner, batch_id)
+
     async def batches(self, owner: str, page: Page) -> tuple[list[Batch], bool]:
         """A page of batches, and whether more follow."""
         return await self._storage.ask(self._store.batches, owner, page)

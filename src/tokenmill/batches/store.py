@@ -145,6 +145,11 @@ class BatchStore:
             (batch.id, owner, batch.input_file_id, output_seconds, msgspec.json.encode(batch)),
         )
 
+    def owner(self, batch_id: str) -> str:
+        """Whose a batch is; of one that is not there, nobody's that could come by HTTP."""
+        row = self._db.execute("select owner from batches where id=?", (batch_id,)).fetchone()
+        return batch_id if row is None else str(row[0])
+
     def batch(self, owner: str | None, batch_id: str) -> Batch:
         """A batch; of whomever, where the owner is None.
 

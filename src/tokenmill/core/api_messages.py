@@ -115,10 +115,13 @@ class ServerEnds(Message):
 
 
 class FindCalls(Message):
-    """Asks for the open calls that bear these names, see `EngineClient.find`; none named: for all open requests."""
+    """Asks for the open calls of an owner that bear these names, see `EngineClient.find`; none named: for all open
+    requests of anybody.
+    """
 
     id: str
     names: list[str]
+    owner: str = ""
 
 
 class AbortCalls(Message):

@@ -62,6 +62,7 @@ class GenerateText(Message, kw_only=True):
         is_background: it runs beside requests that somebody waits for, never before one.
         kv_transfer_params: what the client says to the sources of KV.
         adapter: what is added to the model's matrices; None: nothing is.
+        num_estimated: tokens of the prompt, by a guess; None: nobody has guessed yet.
         resumed: the text worker that had the call has died. The tokens of each delta that the client has been sent, by
             the ids of the requests that are still open.
     """
@@ -86,6 +87,7 @@ class GenerateText(Message, kw_only=True):
     is_background: bool = False
     kv_transfer_params: dict[str, Any] | None = None
     adapter: AdapterRef | None = None
+    num_estimated: int | None = None
     resumed: dict[str, list[list[int]]] | None = None
 
 

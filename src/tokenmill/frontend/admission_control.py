@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tokenmill.config import ServerConfig
@@ -17,6 +17,8 @@ BYTES_PER_TOKEN = 4
 LONGEST_RETRY_SECONDS = 600
 # The rate is measured over the last so many requests that ended.
 _ENDS_KEPT = 64
+# Characters of a text whose size is measured.
+_LOOKED_AT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,35 @@ class AdmissionControl:
 
 def estimated_tokens(prompt: GenerateText) -> int:
     """Tokens of a prompt: exact for token ids, from the length of the text before it is encoded."""
+    if prompt.num_estimated is not None:
+        return prompt.num_estimated
     if prompt.token_ids is not None:
         return len(prompt.token_ids)
     if prompt.text is not None:
-        return -(-len(prompt.text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
-    return -(-sum(len(str(message.get("content") or "")) for message in prompt.messages or ()) // BYTES_PER_TOKEN)
+        return -(-_num_bytes(prompt.text) // BYTES_PER_TOKEN)
+    return -(-sum(_num_characters(message.get("content")) for message in prompt.messages or ()) // BYTES_PER_TOKEN)
+
+
+def _num_bytes(text: str) -> int:
+    """In UTF-8; of a long text as many as its beginning lets expect: nobody should wait for it to be spelled out."""
+    if text.isascii():
+        return len(text)
+    num_bytes = len(text[:_LOOKED_AT].encode("utf-8", "surrogatepass"))
+    return num_bytes if len(text) <= _LOOKED_AT else num_bytes * len(text) // _LOOKED_AT
+
+
+def _num_characters(content: object) -> int:
+    """Of a message: of its text, or of the texts and addresses of its parts."""
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, list) else ()
+    return sum(len(value) for part in parts for value in _texts(part))
+
+
+def _texts(value: object) -> Iterator[str]:
+    """The texts in a part, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)

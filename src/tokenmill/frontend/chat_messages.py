@@ -14,6 +14,8 @@ from tokenmill.core.errors import InvalidRequest
 
 MAX_DEPTH = 64
 MAX_KWARGS_BYTES = 64 << 10
+# More than any model is shown at once; what a server takes is less, see `MediaLimits`.
+MAX_PICTURES = 4096
 # At what rate the makers of such models sample videos, where a client does not say it.
 FRAMES_PER_SECOND = 2.0
 _PARTS = ("text", "image_url", "image", "video", "video_url")
@@ -35,7 +37,10 @@ def normalize_messages(messages: object) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list of at least one message", "messages")
     check_depth(messages, "messages")
-    return [_normalize(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    normal = [_normalize(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if (count := sum(_num_pictures(message.get("content")) for message in normal)) > MAX_PICTURES:
+        raise InvalidRequest(f"messages show {count} images and frames; at most {MAX_PICTURES} are read", "messages")
+    return normal
 
 
 def check_depth(value: object, param: str) -> None:
@@ -58,13 +63,22 @@ def check_template_kwargs(kwargs: dict[str, Any]) -> None:
     Raises:
         InvalidRequest: naming the field.
     """
+    check_size(kwargs, "chat_template_kwargs", MAX_KWARGS_BYTES)
+
+
+def check_size(value: object, param: str, max_bytes: int) -> None:
+    """Refuse JSON that takes more bytes, or is nested more than `MAX_DEPTH` deep.
+
+    Raises:
+        InvalidRequest: naming `param`.
+    """
     try:
-        is_large = len(msgspec.json.encode(kwargs)) > MAX_KWARGS_BYTES
+        is_large = len(msgspec.json.encode(value)) > max_bytes
     except RecursionError:
         is_large = False  # but deep
     if is_large:
-        raise InvalidRequest(f"chat_template_kwargs: at most {MAX_KWARGS_BYTES} bytes", "chat_template_kwargs")
-    check_depth(kwargs, "chat_template_kwargs")
+        raise InvalidRequest(f"{param}: at most {max_bytes} bytes", param)
+    check_depth(value, param)
 
 
 def _children(node: object) -> list[object]:
@@ -108,6 +122,12 @@ def _content_text(content: object, where: str) -> str | list[dict[str, Any]] | N
     if any(part["type"] != "text" for part in parts):
         return parts
     return "\n".join(part["text"] for part in parts)
+
+
+def _num_pictures(content: object) -> int:
+    """Images, and frames of videos."""
+    parts = content if isinstance(content, list) else ()
+    return sum(len(part.get("video", "1")) for part in parts if part["type"] != "text")
 
 
 def _part(part: object, where: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from tokenmill.core.part_messages import EngineNews
 from tokenmill.core.request import FinishReason
 from tokenmill.frontend.admission_control import AdmissionControl, AdmissionLimits
 from tokenmill.frontend.generation import Generation
-from tokenmill.frontend.open_request import Call, OpenRequest, RequestObserver
+from tokenmill.frontend.open_request import NOBODY, Call, Caller, OpenRequest, RequestObserver
 from tokenmill.frontend.worker_turns import WorkerTurns
 from tokenmill.replicas.topology import request_mark
 
@@ -122,21 +122,12 @@ class EngineClient:
         self._turns.avoid(worker, is_avoided)
 
     def generate(
-        self,
-        prompts: Sequence[GenerateText],
-        label: str = "",
-        trace: str = "",
-        tenant: str = "",
-        is_background: bool = False,
-        worker: int | None = None,
+        self, prompts: Sequence[GenerateText], caller: Caller = NOBODY, worker: int | None = None
     ) -> Generation:
         """Start `params.n` requests for each prompt; indices run over the prompts, then over n.
 
         Args:
-            label: what clients know the call by; see `find`.
-            trace: the `traceparent` header of the call, for who observes.
-            tenant: who takes turns with others for the engine; empty: this call.
-            is_background: it runs beside calls that somebody waits for, never before one.
+            caller: whose call it is.
             worker: the text worker that it goes through; None: the next in turn.
 
         Raises:
@@ -145,16 +136,16 @@ class EngineClient:
             InvalidRequest: a value in a message or a template variable cannot be sent.
         """
         self._raise_failure()
-        if not is_background:
+        if not caller.is_background:
             self._admission.check(prompts, sum(not one.prompt.is_background for one in self._open.values()))
         # Before anything is sent: the engine may have begun by the time that this call goes on.
         arrived = time.monotonic()
         worker = self._turns.next(prompts[0].session) if worker is None else worker
-        tenant = tenant or _new_id()
+        tenant = caller.tenant or _new_id()
         mark = request_mark(self._first_worker + worker)
-        prompts = [self._accepted(prompt, mark, tenant, is_background) for prompt in prompts]
+        prompts = [self._accepted(prompt, mark, tenant, caller.is_background) for prompt in prompts]
         ids = [request_id for prompt in prompts for request_id in prompt.ids]
-        generation = Generation(ids, lambda generation: self._leave(generation, worker), label, trace)
+        generation = Generation(ids, lambda generation: self._leave(generation, worker))
         try:
             for prompt in prompts:
                 self._send(worker, prompt)
@@ -162,10 +153,10 @@ class EngineClient:
             self._send(worker, AbortRequests(ids))
             raise
         for prompt in prompts:
-            if not is_background:
+            if not caller.is_background:
                 self._admission.enter(prompt)
             for request_id in prompt.ids:
-                self._open[request_id] = OpenRequest(generation, prompt, worker, arrived, arrived)
+                self._open[request_id] = OpenRequest(generation, caller, prompt, worker, arrived, arrived)
         return generation
 
     def _accepted(self, prompt: GenerateText, mark: str, tenant: str, is_background: bool) -> GenerateText:
@@ -188,16 +179,17 @@ class EngineClient:
         for generation in {request.generation for request in self._open.values()}:
             generation.remark()
 
-    def find(self, name: str) -> list[list[str]]:
-        """The open requests of each call of this label, or the request of this id: whole names, never parts of them.
+    def find(self, names: Iterable[str], owner: str) -> dict[str, list[list[str]]]:
+        """By each name, the open requests of each call of this label, or the request of this id: whole names, never
+        parts of them, and calls of this owner only.
 
         A label is the client's choice, so several calls may have it.
         """
-        calls: dict[Generation, list[str]] = {}
+        calls: dict[str, dict[Generation, list[str]]] = {name: {} for name in names}
         for request_id, request in self._open.items():
-            if name in (request_id, request.generation.label):
-                calls.setdefault(request.generation, []).append(request_id)
-        return list(calls.values())
+            for name in {request_id, request.caller.label} & calls.keys() if request.caller.owner == owner else ():
+                calls[name].setdefault(request.generation, []).append(request_id)
+        return {name: list(found.values()) for name, found in calls.items()}
 
     def abort(self, ids: Sequence[str]) -> None:
         """End requests, those of them that are open; their readers get a last delta that says so."""
@@ -365,8 +357,8 @@ class EngineClient:
         if self._observer is not None:
             self._observer.finished(
                 FinishedRequest(
-                    label=request.generation.label,
-                    trace=request.generation.trace,
+                    label=request.caller.label,
+                    trace=request.caller.trace,
                     reason=reason,
                     arrived=request.arrived,
                     scheduled=request.scheduled,

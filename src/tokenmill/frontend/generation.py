@@ -23,13 +23,9 @@ class Generation:
         takes_remarks: its reader knows what a delta with nothing in it is: a sign that it is not forgotten.
     """
 
-    def __init__(
-        self, ids: Sequence[str], close: Callable[[Generation], None], label: str = "", trace: str = ""
-    ) -> None:
-        """`close` is called once, when the reader leaves; `label` and `trace`: see `EngineClient.generate`."""
+    def __init__(self, ids: Sequence[str], close: Callable[[Generation], None]) -> None:
+        """`close` is called once, when the reader leaves."""
         self.takes_remarks = False
-        self.label = label
-        self.trace = trace
         self._index = {request_id: i for i, request_id in enumerate(ids)}
         self._waiting: dict[str, list[TextOutput]] = {}
         self._failure: Exception | None = None

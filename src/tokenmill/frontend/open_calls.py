@@ -20,10 +20,10 @@ class OpenCalls:
         """Requests without a terminal output; those of siblings as they were a second ago."""
         return self._client.num_open + (0 if self._siblings is None else self._siblings.num_open)
 
-    async def find(self, names: Sequence[str]) -> dict[str, list[list[str]]]:
-        """By each name, the open requests of each call that bears it; see `EngineClient.find`."""
-        found = {name: self._client.find(name) for name in names}
-        for name, ids in [] if self._siblings is None else await self._siblings.find(names):
+    async def find(self, names: Sequence[str], owner: str) -> dict[str, list[list[str]]]:
+        """By each name, the open requests of each call of this owner that bears it; see `EngineClient.find`."""
+        found = self._client.find(names, owner)
+        for name, ids in [] if self._siblings is None else await self._siblings.find(names, owner):
             found[name].append(ids)
         return found
 

@@ -11,16 +11,40 @@ from tokenmill.core.messages import Decoded, DecodeTokens, Encoded, EncodeText, 
 from tokenmill.frontend.generation import Generation
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a call, and how it is spoken of.
+
+    Attributes:
+        label: what clients know the call by; see `EngineClient.find`.
+        trace: the `traceparent` header of the call, for who observes.
+        tenant: who takes turns with others for the engine; empty: this call.
+        owner: who may find the call: the hash of a key; empty: where there are no keys.
+        is_background: it runs beside calls that somebody waits for, never before one.
+    """
+
+    label: str = ""
+    trace: str = ""
+    tenant: str = ""
+    owner: str = ""
+    is_background: bool = False
+
+
+NOBODY = Caller()
+
+
 @dataclass(slots=True)
 class OpenRequest:
     """One request in flight, with all that another text worker needs to go on with it.
 
     Attributes:
+        caller: whose call it is part of.
         prompt: the message that it came with.
         deltas: the tokens of each output so far.
     """
 
     generation: Generation
+    caller: Caller
     prompt: GenerateText
     worker: int
     arrived: float

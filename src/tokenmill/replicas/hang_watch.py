@@ -13,8 +13,8 @@ from tokenmill.core.part_messages import Beat, Pong, SignOfLife
 from tokenmill.replicas.health import PartHealth, trouble_of
 
 TICK_SECONDS = 0.5
-# A tick that comes later than this shows that this process itself was held up: it has not listened for longer.
-_LONGEST_TICK = 2 * TICK_SECONDS
+# So often it is looked whether this process itself was held up.
+LOOK_SECONDS = 0.1
 
 
 class HangWatch:
@@ -26,6 +26,7 @@ class HangWatch:
         stacks: Callable[[str], Awaitable[str]],
         say: Callable[[str, str], None],
         on_tick: Callable[[str, PartHealth], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
@@ -33,12 +34,14 @@ class HangWatch:
             stacks: the stacks of a part's threads, or why there are none.
             say: takes a part and what there is to say of it, with its stacks.
             on_tick: told of each part at each tick.
+            clock: seconds.
         """
         self.parts: dict[str, PartHealth] = {}
         self._ping = ping
         self._stacks = stacks
         self._say = say
         self._on_tick = on_tick
+        self._clock = clock
         self._hanging: set[str] = set()
         self._reported: set[str] = set()
         self._reports: set[asyncio.Task[None]] = set()
@@ -74,12 +77,18 @@ class HangWatch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        last = time.monotonic()
+        listened = 0.0
         while True:
-            await asyncio.sleep(TICK_SECONDS)
-            now = time.monotonic()
-            self.tick(min(now - last, _LONGEST_TICK))
-            last = now
+            listened += await self._listen()
+            if listened >= TICK_SECONDS - LOOK_SECONDS / 2:
+                self.tick(listened)
+                listened = 0.0
+
+    async def _listen(self) -> float:
+        """Let some time pass, and return what of it counts as silence: not that for which this process was held up."""
+        began = self._clock()
+        await asyncio.sleep(LOOK_SECONDS)
+        return min(self._clock() - began, LOOK_SECONDS)
 
     def tick(self, seconds: float) -> None:
         """So much time has passed in which this process has listened."""

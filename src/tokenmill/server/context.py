@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from tokenmill.server.adapters import AdapterRegistry
 from tokenmill.server.http.body_budget import BodyBudget
 from tokenmill.server.http.errors import ModelNotFound
 from tokenmill.server.media import MediaFetcher
+from tokenmill.server.openai.response_store import ResponseStore
 from tokenmill.vision_config import MediaLimits
 from tokenmill.web.live_hub import LiveHub
 
@@ -57,6 +58,7 @@ class ServerContext:
         live: shows what the engines do; None: nothing does.
         adapters: what requests may name besides the model.
         media: fetches the images that they name.
+        responses: those of /v1/responses that can be asked for again.
     """
 
     client: EngineClient
@@ -81,6 +83,7 @@ class ServerContext:
     live: LiveHub | None = None
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
     media: MediaFetcher = field(default_factory=lambda: MediaFetcher((), MediaLimits()))
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,15 +115,19 @@ class ServerContext:
             raise InvalidRequest("priority needs a server started with --scheduling-policy priority", "priority")
         return priority or 0
 
-    def check_count(self, messages: Sized | None, param: str = "messages") -> None:
-        """Refuse more messages than the context has tokens, before anything else is done with them.
+    def check_count(self, messages: str | Sequence[dict[str, Any]] | None, param: str = "messages") -> None:
+        """Refuse more messages, with their parts and calls, than the context has tokens, before anything else is done.
 
         Raises:
             PromptTooLong: saying how many.
         """
+        if messages is None or isinstance(messages, str):
+            return
         most = self.ready.max_model_len
-        if messages is not None and not isinstance(messages, str) and len(messages) > most:
-            raise PromptTooLong(f"{param}: {len(messages)} do not fit into the context of {most} tokens", param)
+        count = len(messages) + sum(map(_num_inside, messages))
+        if count > most:
+            sentence = f"{param}: {count} messages, parts and calls do not fit into the context of {most} tokens"
+            raise PromptTooLong(sentence, param)
 
     def reply_name(self, name: str | None) -> str:
         """What a reply calls the model that a request has named: an adapter as it did, the model by its first name."""
@@ -135,3 +142,8 @@ class ServerContext:
         """
         if name is not None and name not in self.names and self.adapters.find(name) is None:
             raise ModelNotFound(f"the model `{name}` does not exist; this server has `{self.model_name}`", "model")
+
+
+def _num_inside(message: dict[str, Any]) -> int:
+    """Parts and calls of a message, in any API's form."""
+    return sum(len(inside) for name in ("content", "tool_calls") if isinstance(inside := message.get(name), list))

@@ -166,7 +166,7 @@ class Siblings:
             case SiblingEnded():
                 self._all[message.index].ended.set()
 
-    async def find(self, names: Sequence[str]) -> list[tuple[str, list[str]]]:
+    async def find(self, names: Sequence[str], owner: str = "") -> list[tuple[str, list[str]]]:
         """What all of them answer to `FindCalls`; who does not answer in time has no requests."""
         loop = asyncio.get_running_loop()
         asked = {secrets.token_hex(12): one for one in self._all.values() if one.serves}
@@ -174,7 +174,7 @@ class Siblings:
         futures = [self._open[call] for call in asked]
         try:
             for call, one in asked.items():
-                one.outbox.send(FindCalls(call, list(names)))
+                one.outbox.send(FindCalls(call, list(names), owner))
             if futures:
                 await asyncio.wait(futures, timeout=ANSWER_SECONDS)
             return [found for future in futures if future.done() for found in future.result().calls]

@@ -10,7 +10,7 @@ from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.frontend.chat_messages import check_depth
 from tokenmill.server.generation.call import GenerationCall, template_kwargs
-from tokenmill.server.generation.fields import Int32, PositiveInt, given_params
+from tokenmill.server.generation.fields import Int32, PositiveInt, StopStrings, Tools, given_params
 from tokenmill.server.generation.tools import NamedTool
 
 # Blocks of thinking are the model's own and are not shown to it again.
@@ -54,7 +54,7 @@ class PromptBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     messages: list[dict[str, Any]]
     system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -69,7 +69,7 @@ class MessagesBody(PromptBody, forbid_unknown_fields=True, kw_only=True):
     """The body of /v1/messages."""
 
     max_tokens: PositiveInt
-    stop_sequences: list[str] | None = None
+    stop_sequences: StopStrings | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None

@@ -11,7 +11,7 @@ from tokenmill.server.anthropic.events import MessageWriter
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.call import GenerationCall, messages_of
 from tokenmill.server.generation.reply import GenerationReply
-from tokenmill.server.http.body import read_body
+from tokenmill.server.http.body import read_as
 from tokenmill.server.http.json_response import json_response
 
 
@@ -24,15 +24,14 @@ class MessagesRoutes:
     async def post(self, request: Request) -> Response:
         """Answer a conversation."""
         context = self._context
-        body = await read_body(request, MessagesBody, context.bodies)
-        call, prompts = self._read(body)
+        model, call, prompts = await read_as(request, MessagesBody, context.bodies, self._read)
         label = f"msg_{request.state.request_id}"
-        writer = MessageWriter(label, context.reply_name(body.model))
+        writer = MessageWriter(label, context.reply_name(model))
         return GenerationReply(context, call, prompts, writer, label)
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the prompt of a conversation has."""
-        _, (prompt,) = self._read(await read_body(request, PromptBody, self._context.bodies))
+        _, _, (prompt,) = await read_as(request, PromptBody, self._context.bodies, self._read)
         encoded = await self._context.client.encode(
             EncodeText(
                 id="",
@@ -44,8 +43,8 @@ class MessagesRoutes:
         )
         return json_response({"input_tokens": len(encoded.token_ids)})
 
-    def _read(self, body: PromptBody) -> tuple[GenerationCall, list[GenerateText]]:
+    def _read(self, body: PromptBody) -> tuple[str, GenerationCall, list[GenerateText]]:
         self._context.check_count(body.messages)
         self._context.check_model(body.model)
         call = message_call(body)
-        return call, messages_of(call, self._context)
+        return body.model, call, messages_of(call, self._context)

@@ -10,6 +10,7 @@ import msgspec
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import GenerateText
+from tokenmill.frontend.admission_control import estimated_tokens
 from tokenmill.frontend.chat_messages import check_depth, check_template_kwargs, normalize_messages
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.fields import sampling_params
@@ -88,9 +89,9 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
         adapter=context.adapters.find(call.model),
     )
     if call.messages is None:
-        return [msgspec.structs.replace(message, **_prompt_field(prompt)) for prompt in _checked(call.prompts, message)]
-    return [
-        msgspec.structs.replace(
+        whole = [msgspec.structs.replace(message, **_prompt_field(one)) for one in _checked(call.prompts, message)]
+    else:
+        chat = msgspec.structs.replace(
             message,
             messages=normalize_messages(call.messages),
             tools=None if rules is None else call.tools,
@@ -98,7 +99,8 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
             reasoning=context.parsers.reasoning,
             template_kwargs=call.template_kwargs,
         )
-    ]
+        whole = [chat]
+    return [msgspec.structs.replace(one, num_estimated=estimated_tokens(one)) for one in whole]
 
 
 def split_prompts(prompt: str | Sequence[str | int | list[int]], param: str) -> list[str | list[int]]:

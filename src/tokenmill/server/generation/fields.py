@@ -9,13 +9,29 @@ import msgspec
 from msgspec import Meta
 
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+from tokenmill.core.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS_ENTRIES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
+
+MAX_TOOLS = 128
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Label = Annotated[str, Meta(max_length=256)]
+# Lists are counted while they are decoded: nothing is done with one that is too long.
+Tools = Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)]
+StopStrings = Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)]
+StopTokenIds = Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+AllowedTokenIds = Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)]
+BadWords = Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)]
+LogitBias = Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS_ENTRIES)]
 
 # What clients cannot give, or do not give under this name in every API.
 _NOT_GIVEN = {"logprobs", "structured_outputs", "grammar", "bad_word_ids"}
@@ -33,11 +49,11 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: str | StopStrings | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: LogitBias | None = None
 
 
 def given_params(body: msgspec.Struct) -> dict[str, Any]:
@@ -60,8 +76,6 @@ def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sa
 
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     """JSON's keys are strings; values are clamped to +-100."""
-    if len(bias) > MAX_LOGIT_BIAS_ENTRIES:
-        raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS_ENTRIES}", "logit_bias")
     for key in bias:
         if not (key.isascii() and key.isdecimal() and len(key) <= 10):
             raise InvalidRequest(f"logit_bias: {key[:20]!r} is not a token id", "logit_bias")

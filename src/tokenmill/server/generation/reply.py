@@ -20,12 +20,13 @@ from tokenmill.core.errors import TokenMillError
 from tokenmill.core.messages import GenerateText, TextOutput
 from tokenmill.core.request import FinishReason
 from tokenmill.frontend.generation import Generation, merge
+from tokenmill.frontend.open_request import Caller
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.call import GenerationCall
 from tokenmill.server.generation.placement import placed
 from tokenmill.server.generation.writer import ReplyWriter, UsageCounter
 from tokenmill.server.http.errors import RequestTimedOut, error_response
-from tokenmill.server.http.middleware import SEND_BODY, is_background, tenant_of
+from tokenmill.server.http.middleware import SEND_BODY, is_background, owner_of, tenant_of
 
 _logger = logging.getLogger(__name__)
 
@@ -97,10 +98,7 @@ class GenerationReply(Response):
                 asyncio.timeout(self._call.timeout),
                 self._client.generate(
                     placed(await self._context.media.fetched(self._prompts), self._context, scope),
-                    self._label,
-                    trace_parent(scope),
-                    tenant_of(scope),
-                    is_background(scope),
+                    caller_of(scope, self._label),
                 ) as generation,
             ):
                 if self._call.stream:
@@ -164,9 +162,10 @@ class GenerationReply(Response):
         await _end_stream(send, self._writer.failure(error))
 
 
-def trace_parent(scope: Scope) -> str:
-    """The W3C `traceparent` header of a request; empty without one."""
-    return next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), "")
+def caller_of(scope: Scope, label: str) -> Caller:
+    """Who makes a call that its client knows by this label. `trace` is the W3C `traceparent` header."""
+    trace = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), "")
+    return Caller(label, trace, tenant_of(scope), owner_of(scope), is_background(scope))
 
 
 def check_output(output: TextOutput) -> None:

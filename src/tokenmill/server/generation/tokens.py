@@ -16,8 +16,8 @@ from tokenmill.frontend.chat_template import load_chat_template
 from tokenmill.model_files import read_json
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.call import template_kwargs
-from tokenmill.server.generation.fields import TokenId
-from tokenmill.server.http.body import read_body
+from tokenmill.server.generation.fields import TokenId, Tools
+from tokenmill.server.http.body import read_as, read_body
 from tokenmill.server.http.json_response import json_response
 
 
@@ -27,7 +27,7 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -65,13 +65,16 @@ class TokenRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """Text to token ids."""
-        body = await read_body(request, TokenizeBody, self._context.bodies)
-        self._context.check_model(body.model)
-        self._context.check_count(body.messages)
-        encoded = await self._context.client.encode(_encode_message(body))
-        strings = encoded.tokens if body.return_token_strs else None
+        message, wants_strings = await read_as(request, TokenizeBody, self._context.bodies, self._read)
+        encoded = await self._context.client.encode(message)
+        strings = encoded.tokens if wants_strings else None
         max_model_len = self._context.ready.max_model_len
         return json_response(Tokens(len(encoded.token_ids), max_model_len, encoded.token_ids, strings))
+
+    def _read(self, body: TokenizeBody) -> tuple[EncodeText, bool]:
+        self._context.check_model(body.model)
+        self._context.check_count(body.messages)
+        return _encode_message(body), bool(body.return_token_strs)
 
     async def info(self, _request: Request) -> Response:
         """What tokenizer_config.json says, with the chat template in use."""

@@ -12,7 +12,6 @@ from tokenmill.core.messages import CallRules
 from tokenmill.frontend.chat_messages import check_depth
 from tokenmill.server.context import ToolParsers
 
-MAX_TOOLS = 128
 # Calls can be demanded of any model: the grammar makes it write them in this notation where no other is configured.
 DEFAULT_NOTATION = "hermes"
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
@@ -33,8 +32,6 @@ def call_rules(
         InvalidRequest: naming the field at fault.
     """
     names = [_checked_name(tool, f"tools[{number}]") for number, tool in enumerate(tools or ())]
-    if len(names) > MAX_TOOLS:
-        raise InvalidRequest(f"{len(names)} tools in one request; at most {MAX_TOOLS}", "tools")
     if len(set(names)) != len(names):
         raise InvalidRequest("tools: two functions have the same name", "tools")
     named = choice.name if isinstance(choice, NamedTool) else None

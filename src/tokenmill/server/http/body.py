@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,6 +12,8 @@ from starlette.requests import Request
 from tokenmill.core.errors import InvalidRequest, TooLarge
 from tokenmill.server.http import request_id
 from tokenmill.server.http.body_budget import BodyBudget
+from tokenmill.server.http.body_structure import check_structure
+from tokenmill.server.http.body_threads import INLINE_BYTES
 
 MAX_BODY_BYTES = 16 * 2**20
 
@@ -19,13 +22,27 @@ _UNKNOWN = re.compile(r"unknown field `(?P<name>.*?)`")
 _MISSING = re.compile(r"missing required field `(?P<name>.*?)`")
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def read_as(request: Request, kind: type[T], budget: BodyBudget, make: Callable[[T], R]) -> R:
+    """Read a body and make something of it, off the event loop where the body is long; raises as `read_body`, and as
+    `make` does.
+    """
+    body, num_bytes = await read_sized(request, kind, budget)
+    return await budget.threads.run(num_bytes, lambda: make(body))
 
 
 async def read_body(request: Request, kind: type[T], budget: BodyBudget) -> T:
-    """Read a body of at most `MAX_BODY_BYTES` as a struct with strict types.
+    """Read a body of at most `MAX_BODY_BYTES` as a struct with strict types; see `read_sized`."""
+    return (await read_sized(request, kind, budget))[0]
+
+
+async def read_sized(request: Request, kind: type[T], budget: BodyBudget) -> tuple[T, int]:
+    """Read a body of at most `MAX_BODY_BYTES` as a struct with strict types; return it and how many bytes it had.
 
     Raises:
-        TooLarge: before more than may be are held.
+        TooLarge: before more than may be are held, or more is made of them than may be.
         InvalidRequest: not JSON, an unknown field, or a value of the wrong type; `param` names the field.
         ServerBusy: too much is on its way already.
         ClientDisconnect: nobody waits for the answer any more.
@@ -40,7 +57,8 @@ async def read_body(request: Request, kind: type[T], budget: BodyBudget) -> T:
             if len(body.data) + len(part) > max_bytes:
                 raise too_large
             body.add(part)
-        return _decode(body.data, kind)
+        num_bytes = len(body.data)
+        return await budget.threads.run(num_bytes, lambda: _decode(body.data, kind)), num_bytes
 
 
 def read_query(request: Request, kind: type[T]) -> T:
@@ -61,6 +79,8 @@ def convert_texts(given: dict[str, Any], kind: type[T]) -> T:
 
 
 def _decode(raw: bytearray, kind: type[T]) -> T:
+    if len(raw) > INLINE_BYTES:
+        check_structure(raw)
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:

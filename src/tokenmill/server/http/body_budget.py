@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tokenmill.server.http.body_threads import BodyThreads
 from tokenmill.server.http.errors import ServerBusy
 
 DEFAULT_MAX_BYTES = 256 << 20
@@ -39,10 +40,15 @@ class IncomingBody:
 
 
 class BodyBudget:
-    """One per server."""
+    """One per server.
+
+    Attributes:
+        threads: where long bodies are read.
+    """
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.max_bytes = max_bytes
+        self.threads = BodyThreads()
         self._num_bytes = 0
         self._incoming: set[IncomingBody] = set()
 

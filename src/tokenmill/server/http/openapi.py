@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ def describe(app: FastAPI, bodies: Sequence[type[msgspec.Struct]], refused: Iter
     """Let the application's description be complete, but for fields that are only there to be `refused` by name."""
     openapi = app.openapi
 
+    @cache
     def completed() -> dict[str, Any]:
         document = openapi()
         _, schemas = msgspec.json.schema_components([*bodies, ErrorBody], ref_template=_REFERENCE)

@@ -21,7 +21,7 @@ from tokenmill.server.context import ServerContext
 from tokenmill.server.http.body import read_body, read_query
 from tokenmill.server.http.errors import error_response
 from tokenmill.server.http.json_response import json_response
-from tokenmill.server.http.middleware import BACKGROUND, TENANT, owner_of
+from tokenmill.server.http.middleware import BACKGROUND, OWNER, TENANT, owner_of
 from tokenmill.server.openai.chat import ChatRoute
 from tokenmill.server.openai.completions import TextRoute
 from tokenmill.server.openai.embeddings import EmbeddingRoute
@@ -87,10 +87,12 @@ class BatchesRoutes:
 class LineAnswers:
     """Answers lines as their routes answer HTTP: with the same handlers, and so the same checks, errors and replies.
 
-    They get a request that was made here, without the middleware: keys and origins were those of who made the batch.
+    They get a request that was made here, without the middleware: keys and origins were those of who made the batch,
+    whose are the responses that are stored.
     """
 
     def __init__(self, context: ServerContext) -> None:
+        self._context = context
         self._handlers: dict[str, Handler] = {
             "/v1/chat/completions": ChatRoute(context).post,
             "/v1/completions": TextRoute(context).post,
@@ -105,6 +107,7 @@ class LineAnswers:
         exchange = _Exchange({**scope, "state": state})
         response: Response
         try:
+            exchange.scope["state"][OWNER] = await batches_of(self._context).owner(batch_id)
             exchange.body = line_body(line, batch_id)
             response = await self._handlers[endpoint](Request(exchange.scope, exchange.receive))
         except Exception as error:

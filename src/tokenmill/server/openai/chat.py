@@ -10,12 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import GenerateText
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.call import GenerationCall, messages_of, template_kwargs
-from tokenmill.server.generation.fields import Int32, PositiveInt
+from tokenmill.server.generation.fields import Int32, PositiveInt, Tools
 from tokenmill.server.generation.reply import GenerationReply
 from tokenmill.server.generation.tools import NamedTool
-from tokenmill.server.http.body import read_body
+from tokenmill.server.http.body import read_as
 from tokenmill.server.openai.chat_choices import CHAT, CHAT_CHUNK, ChatChoices
 from tokenmill.server.openai.chunks import ChoiceWriter, PromptShown, ReplyHead
 from tokenmill.server.openai.fields import GenerationFields, ReasoningEffort, call_of
@@ -28,7 +29,7 @@ class ChatBody(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: Int32 | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
@@ -48,10 +49,7 @@ class ChatRoute:
     async def post(self, request: Request) -> Response:
         """Complete a conversation."""
         context = self._context
-        body = await read_body(request, ChatBody, context.bodies)
-        context.check_model(body.model)
-        call = chat_call(body)
-        prompts = messages_of(call, context)
+        body, call, prompts = await read_as(request, ChatBody, context.bodies, self._read)
         head = ReplyHead(
             id=f"chatcmpl-{body.request_id or request.state.request_id}",
             object=CHAT_CHUNK if call.stream else CHAT,
@@ -64,6 +62,11 @@ class ChatRoute:
         )
         writer = ChoiceWriter(head, choices, call, PromptShown.of(body).fields)
         return GenerationReply(context, call, prompts, writer, head.id)
+
+    def _read(self, body: ChatBody) -> tuple[ChatBody, GenerationCall, list[GenerateText]]:
+        self._context.check_model(body.model)
+        call = chat_call(body)
+        return body, call, messages_of(call, self._context)
 
 
 def chat_call(body: ChatBody) -> GenerationCall:

@@ -12,14 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.messages import TextOutput
+from tokenmill.core.messages import GenerateText, TextOutput
 from tokenmill.core.plan import TokenLogprobs
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.call import GenerationCall, messages_of, split_prompts
 from tokenmill.server.generation.fields import Int32, TokenId
 from tokenmill.server.generation.reply import GenerationReply
 from tokenmill.server.generation.writer import finite, positions, token_bytes
-from tokenmill.server.http.body import read_body
+from tokenmill.server.http.body import read_as
 from tokenmill.server.openai.chunks import ChoiceWriter, PromptFields, PromptShown, ReplyHead, finish_reason_text
 from tokenmill.server.openai.fields import GenerationFields, call_of
 
@@ -44,10 +44,7 @@ class TextRoute:
     async def post(self, request: Request) -> Response:
         """Complete one prompt or several."""
         context = self._context
-        body = await read_body(request, TextBody, context.bodies)
-        context.check_model(body.model)
-        call = text_call(body)
-        prompts = messages_of(call, context)
+        body, call, prompts = await read_as(request, TextBody, context.bodies, self._read)
         head = ReplyHead(
             id=f"cmpl-{body.request_id or request.state.request_id}",
             object=TEXT,
@@ -57,6 +54,11 @@ class TextRoute:
         )
         writer = ChoiceWriter(head, TextChoices(PromptShown.of(body), bool(body.echo)), call)
         return GenerationReply(context, call, prompts, writer, head.id)
+
+    def _read(self, body: TextBody) -> tuple[TextBody, GenerationCall, list[GenerateText]]:
+        self._context.check_model(body.model)
+        call = text_call(body)
+        return body, call, messages_of(call, self._context)
 
 
 def text_call(body: TextBody) -> GenerationCall:

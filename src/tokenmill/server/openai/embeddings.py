@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.messages import TextOutput
+from tokenmill.core.messages import GenerateText, TextOutput
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.call import GenerationCall, messages_of, split_prompts
 from tokenmill.server.generation.fields import Int32, Label, TokenId
 from tokenmill.server.generation.reply import GenerationReply
 from tokenmill.server.generation.writer import UsageCounter
-from tokenmill.server.http.body import read_body
+from tokenmill.server.http.body import read_as
 from tokenmill.server.http.request_id import RequestId
 
 
@@ -76,8 +76,13 @@ class EmbeddingRoute:
     async def post(self, request: Request) -> Response:
         """Turn one input or several into vectors."""
         context = self._context
-        body = await read_body(request, EmbeddingBody, context.bodies)
-        context.check_model(body.model)
+        body, call, prompts = await read_as(request, EmbeddingBody, context.bodies, self._read)
+        label = f"embd-{body.request_id or request.state.request_id}"
+        writer = EmbeddingWriter(context.reply_name(body.model), body.encoding_format)
+        return GenerationReply(context, call, prompts, writer, label)
+
+    def _read(self, body: EmbeddingBody) -> tuple[EmbeddingBody, GenerationCall, list[GenerateText]]:
+        self._context.check_model(body.model)
         if body.dimensions is not None:
             raise InvalidRequest("dimensions: this model's vectors cannot be shortened", "dimensions")
         call = GenerationCall(
@@ -90,10 +95,7 @@ class EmbeddingRoute:
             timeout=body.timeout,
             model=body.model,
         )
-
-        label = f"embd-{body.request_id or request.state.request_id}"
-        writer = EmbeddingWriter(context.reply_name(body.model), body.encoding_format)
-        return GenerationReply(context, call, messages_of(call, context), writer, label)
+        return body, call, messages_of(call, self._context)
 
 
 class EmbeddingWriter:

@@ -15,7 +15,15 @@ from msgspec import Meta
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.server.generation.call import GenerationCall
-from tokenmill.server.generation.fields import Int32, Int64, Label, SamplingFields, TokenId, given_params
+from tokenmill.server.generation.fields import (
+    AllowedTokenIds,
+    BadWords,
+    Int32,
+    Int64,
+    Label,
+    SamplingFields,
+    given_params,
+)
 from tokenmill.server.http.request_id import RequestId
 from tokenmill.server.openai.response_format import ResponseFormat, StructuredOutputsField, structured_outputs
 
@@ -47,8 +55,8 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     seed: Int64 | None = None
     include_stop_str_in_output: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
+    bad_words: BadWords | None = None
     prompt_logprobs: Int32 | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     stream: bool | None = None

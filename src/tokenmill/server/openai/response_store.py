@@ -1,12 +1,15 @@
-"""Responses that can be asked for again: in memory, so many and so large at most, the least recently used go first."""
+"""Responses that can be asked for again: in memory, so many and so large at most, each for the key that it came by.
+
+Where there is no room, the owner that holds most gives up what it has used least recently. So each of n owners keeps an
+n-th of the room whatever the others do, and one that is alone has all of it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 MAX_RESPONSES = 1024
 MAX_BYTES = 64 * 2**20
@@ -14,43 +17,66 @@ MAX_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response. `messages` is the chat up to its answer, without instructions."""
+    """One response. `messages` is the chat up to its answer, without instructions; `num_bytes` is what it takes."""
 
     response: dict[str, Any]
     messages: list[dict[str, Any]]
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """What one owner has, the least recently used first."""
+
+    stored: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
+    num_bytes: int = 0
 
 
 class ResponseStore:
-    """Bounded in number and in bytes. One larger than all of it is not kept."""
+    """Bounded in number and in bytes, all owners together. One larger than all of it is not kept.
+
+    Attributes:
+        tasks: what makes those that are not made yet, by their ids.
+    """
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self.tasks: dict[str, asyncio.Task[None]] = {}
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._stored: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
+        self._shelves: dict[str, _Shelf] = {}
 
-    def put(self, stored: StoredResponse) -> None:
+    def put(self, owner: str, stored: StoredResponse) -> None:
         """Keep a response, in place of one of the same id."""
         response_id = stored.response["id"]
-        self.drop(response_id)
-        size = len(msgspec.json.encode(stored))
-        if size > self._max_bytes:
+        self.drop(owner, response_id)
+        if stored.num_bytes > self._max_bytes:
             return
-        self._stored[response_id] = stored, size
-        self._num_bytes += size
-        while len(self._stored) > self._max_responses or self._num_bytes > self._max_bytes:
-            self.drop(next(iter(self._stored)))
+        shelf = self._shelves.setdefault(owner, _Shelf())
+        shelf.stored[response_id] = stored
+        shelf.num_bytes += stored.num_bytes
+        while sum(one.num_bytes for one in self._shelves.values()) > self._max_bytes:
+            self._drop_oldest(max(self._shelves, key=lambda name: self._shelves[name].num_bytes))
+        while sum(len(one.stored) for one in self._shelves.values()) > self._max_responses:
+            self._drop_oldest(max(self._shelves, key=lambda name: len(self._shelves[name].stored)))
 
-    def get(self, response_id: str) -> StoredResponse | None:
-        """The response of this id, if it is still here."""
-        if response_id not in self._stored:
+    def get(self, owner: str, response_id: str) -> StoredResponse | None:
+        """The owner's response of this id, if it is still here."""
+        shelf = self._shelves.get(owner)
+        if shelf is None or response_id not in shelf.stored:
             return None
-        self._stored.move_to_end(response_id)
-        return self._stored[response_id][0]
+        shelf.stored.move_to_end(response_id)
+        return shelf.stored[response_id]
 
-    def drop(self, response_id: str) -> bool:
-        """Forget a response; False if it is not here."""
-        entry = self._stored.pop(response_id, None)
-        if entry is not None:
-            self._num_bytes -= entry[1]
-        return entry is not None
+    def drop(self, owner: str, response_id: str) -> bool:
+        """Forget the owner's response of this id; False if there is none."""
+        shelf = self._shelves.get(owner)
+        stored = None if shelf is None else shelf.stored.pop(response_id, None)
+        if shelf is None or stored is None:
+            return False
+        shelf.num_bytes -= stored.num_bytes
+        if not shelf.stored:
+            del self._shelves[owner]
+        return True
+
+    def _drop_oldest(self, owner: str) -> None:
+        self.drop(owner, next(iter(self._shelves[owner].stored)))

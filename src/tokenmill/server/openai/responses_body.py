@@ -10,7 +10,7 @@ from msgspec import Meta
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.frontend.chat_messages import check_depth
 from tokenmill.server.generation.call import GenerationCall, template_kwargs
-from tokenmill.server.generation.fields import Int32, Int64, Label, PositiveInt, given_params
+from tokenmill.server.generation.fields import Int32, Int64, Label, PositiveInt, Tools, given_params
 from tokenmill.server.generation.tools import NamedTool
 from tokenmill.server.openai.fields import ReasoningEffort
 from tokenmill.server.openai.response_format import JsonSchemaFormat, ResponseFormat, structured_outputs
@@ -55,7 +55,7 @@ class ResponsesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     top_p: float | None = None
     top_k: Int32 | None = None
     seed: Int64 | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextField | None = None

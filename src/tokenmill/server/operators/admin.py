@@ -23,6 +23,7 @@ from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.fields import Label
 from tokenmill.server.http.body import read_body, read_query
 from tokenmill.server.http.json_response import json_response
+from tokenmill.server.http.middleware import owner_of
 
 HEALTH_SECONDS = 30.0
 MAX_ABORTS = 4096
@@ -104,7 +105,7 @@ class AdminRoutes:
             return json_response(Aborted(await calls.abort_all(), []))
         if len(body.request_ids or ()) > MAX_ABORTS:
             raise InvalidRequest(f"at most {MAX_ABORTS} request_ids at once", "request_ids")
-        found = await self._find(body.request_ids or ())
+        found = await self._find(body.request_ids or (), owner_of(request.scope))
         ids = {request_id for request_ids in found.values() for request_id in request_ids}
         calls.abort(sorted(ids))
         return json_response(Aborted(len(ids), [name for name, request_ids in found.items() if not request_ids]))
@@ -112,7 +113,7 @@ class AdminRoutes:
     async def request(self, request: Request) -> Response:
         """How the requests of a call are doing, and why they wait."""
         name = request.path_params["id"]
-        ids = (await self._find([name]))[name]
+        ids = (await self._find([name], owner_of(request.scope)))[name]
         if not ids:
             raise NotFound("no open request has this id", "id")
         states = {state.id: state for state in await self._context.engines.explain(ids)}
@@ -202,13 +203,13 @@ class AdminRoutes:
         adapters = [adapter.name for adapter in ready.adapters]
         return msgspec.structs.asdict(ready) | {"model": self._context.model_name, "adapters": adapters}
 
-    async def _find(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """By each name, the open requests of the call that bears it, none if it is over.
+    async def _find(self, names: Sequence[str], owner: str) -> dict[str, list[str]]:
+        """By each name, the open requests of the owner's call that bears it, none if it is over.
 
         Raises:
             Conflict: several calls bear this name, which their clients chose.
         """
-        found = await self._context.calls.find(names)
+        found = await self._context.calls.find(names, owner)
         for calls in found.values():
             if len(calls) > 1:
                 raise Conflict(f"{len(calls)} open calls have this id: use the ids of their requests")

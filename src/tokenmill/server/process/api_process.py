@@ -4,6 +4,7 @@ whichever reason is first."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import time
@@ -177,7 +178,12 @@ class ApiProcess(ABC):
 
     async def _listen(self, ready: EngineReady) -> None:
         assert self._listener is not None, "who has none listens in another way"
-        await self._serve(self._build_app(ready, is_on_loopback(self._listener)), self._listener)
+        app = self._build_app(ready, is_on_loopback(self._listener))
+        await asyncio.to_thread(app.openapi)  # it is kept, and takes too long for a request
+        await self._serve(app, self._listener)
+        # What has been loaded stays; going through it with each full collection would hold the loop up for long.
+        gc.collect()
+        gc.freeze()
 
     def _build_app(self, ready: EngineReady, on_loopback: bool) -> FastAPI:
         app: FastAPI = import_module(APP_MODULE).build_app(self._context(ready), self._server, on_loopback)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.core.messages import TextOutput
+from tokenmill.core.messages import GenerateText, TextOutput
 from tokenmill.core.request import FinishReason
 from tokenmill.core.structured_outputs import StructuredOutputs
 from tokenmill.server.context import ServerContext
@@ -19,7 +19,7 @@ from tokenmill.server.generation.call import MAX_CHOICES, GenerationCall, messag
 from tokenmill.server.generation.fields import Int32, Int64, SamplingFields, TokenId, given_params
 from tokenmill.server.generation.reply import GenerationReply
 from tokenmill.server.generation.writer import DONE, UsageCounter, finite, positions, token_bytes
-from tokenmill.server.http.body import read_body
+from tokenmill.server.http.body import read_as
 from tokenmill.server.http.errors import error_body
 from tokenmill.server.http.request_id import RequestId
 
@@ -75,15 +75,18 @@ class NativeRoute:
     async def post(self, request: Request) -> Response:
         """Complete one prompt or several."""
         context = self._context
-        body = await read_body(request, NativeBody, context.bodies)
+        body, call, prompts = await read_as(request, NativeBody, context.bodies, self._read)
+        label = body.rid or request.state.request_id
+        writer = NativeWriter(label, _is_list(body) or prompts[0].params.n > 1, body)
+        return GenerationReply(context, call, prompts, writer, label)
+
+    def _read(self, body: NativeBody) -> tuple[NativeBody, GenerationCall, list[GenerateText]]:
         calls = native_calls(body)
-        prompts = [prompt for call in calls for prompt in messages_of(call, context)]
+        prompts = [prompt for call in calls for prompt in messages_of(call, self._context)]
         counts = [prompt.params.n for prompt in prompts]
         if len(set(counts)) > 1 or sum(counts) > MAX_CHOICES:
             raise InvalidRequest(f"n must be the same everywhere, for at most {MAX_CHOICES} choices", "n")
-        label = body.rid or request.state.request_id
-        writer = NativeWriter(label, _is_list(body) or prompts[0].params.n > 1, body)
-        return GenerationReply(context, calls[0], prompts, writer, label)
+        return body, calls[0], prompts
 
 
 def native_calls(body: NativeBody) -> list[GenerationCall]:

@@ -80,7 +80,8 @@ class SiblingProcess(ApiProcess):
     def _answered(self, message: FromWorker | FromSibling | FindCalls | AbortCalls) -> None:
         match message:
             case FindCalls():
-                calls = [(name, ids) for name in message.names for ids in self._client.find(name)]
+                found = self._client.find(message.names, message.owner)
+                calls = [(name, ids) for name, own in found.items() for ids in own]
                 calls = calls if message.names else [("", self._client.open_ids)]
                 self._parts.send(FoundCalls(message.id, calls))
             case AbortCalls():
