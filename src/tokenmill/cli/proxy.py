@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenmill.cli.parser import Parser
+from tokenmill.cli.parser import Parser, positive
 from tokenmill.core.errors import InvalidConfig
 
 
@@ -34,7 +34,7 @@ def make_parser() -> Parser:
     parser.add_argument("--port", type=int, default=8080, help="port to listen on")
     parser.add_argument(
         "--prefill-timeout",
-        type=float,
+        type=positive,
         default=120.0,
         help="seconds after which a prompt is left to the decode server",
     )
