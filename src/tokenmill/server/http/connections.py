@@ -26,7 +26,7 @@ RESERVE = 64
 
 @dataclass(frozen=True, slots=True)
 class SilenceLimits:
-    """Seconds in which a head must be complete, the next part of a body must come, and the next request must begin."""
+    """Seconds in which a head must be complete, a body (a large one has more), and the next request must begin."""
 
     head: float
     body: float
