@@ -328,7 +328,9 @@ class ServerConfig:
     ssl_keyfile: str | None = flag(None, "TLS key")
     ssl_certfile: str | None = flag(None, "TLS certificate")
     head_timeout: float = flag(10.0, "seconds in which the head of a request must be complete")
-    body_timeout: float = flag(30.0, "seconds of silence inside a body after which its connection is closed")
+    body_timeout: float = flag(
+        30.0, "seconds in which the body of a request must come, and one more for each 16 KiB that have"
+    )
     keep_alive_timeout: float = flag(
         75.0, "seconds that a connection may be idle between requests", aliases=("--timeout-keep-alive",)
     )

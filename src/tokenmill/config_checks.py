@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ def check_engine(config: EngineConfig) -> None:
     Raises:
         InvalidConfig: naming the flags and what to change.
     """
+    _check_finite(config)
     _check_positive(config, "page_size", "max_num_seqs", "tensor_parallel_size", "pipeline_parallel_size", "nnodes")
     _check_ranks(config)
     if config.page_size > 256 or config.page_size & (config.page_size - 1):
@@ -70,10 +72,7 @@ def check_server(config: ServerConfig) -> None:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
     _check_positive(config, "max_body_bytes_in_flight", "data_parallel_size", "api_server_count")
     _check_positive(config, "batch_max_bytes", "batch_max_files")
-    for name in ("engine_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
-        seconds = getattr(config, name)
-        if not 0 < seconds < math.inf:
-            raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")
+    _check_times(config)
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", config.metrics_prefix):
         raise InvalidConfig(f"--metrics-prefix must be a word of lower-case letters, got {config.metrics_prefix!r}")
     if config.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", config.otlp_traces_endpoint):
@@ -129,6 +128,24 @@ def _check_adapters(config: EngineConfig) -> None:
     _check_positive(config, "max_loras", "max_lora_rank")
     if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
         raise InvalidConfig(f"--max-cpu-loras must be at least --max-loras ({config.max_loras})")
+
+
+def _check_times(config: ServerConfig) -> None:
+    _check_finite(config)
+    for name in ("engine_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
+        seconds = getattr(config, name)
+        if seconds <= 0:
+            raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")
+    if config.shutdown_timeout < 0:
+        raise InvalidConfig(f"--shutdown-timeout must be 0 seconds or more, got {config.shutdown_timeout}")
+
+
+def _check_finite(config: EngineConfig | ServerConfig) -> None:
+    """Refuse NaN, which passes whatever it is compared in, and what no clock reaches."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidConfig(f"--{field.name.replace('_', '-')} must be a finite number, got {value}")
 
 
 def _check_positive(config: object, *names: str) -> None:

@@ -5,6 +5,7 @@ Knows the names and fields of Hugging Face folders; does not know tokenizers, we
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,34 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         raise InvalidCheckpoint(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidCheckpoint(f"{path} is not a JSON object: {error}") from error
+
+
+_HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
+_WEIGHTS = frozenset({".safetensors", ".gguf"})
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether a name can be one of the hub's."""
+    return not model.startswith(("/", "./", "../", "~")) and _HUB_ID.fullmatch(model) is not None
+
+
+def check_model(model: str) -> None:
+    """See that a name leads to a checkpoint before anything expensive starts; what is in it shows when it loads.
+
+    Raises:
+        InvalidCheckpoint: there is nothing, or something else; the sentence names no path.
+    """
+    place = Path(model).expanduser()
+    if place.is_dir():
+        if not (place / "config.json").is_file():
+            raise InvalidCheckpoint("this folder has no config.json: it is not a checkpoint")
+        if not any(file.suffix in _WEIGHTS for file in place.iterdir()):
+            raise InvalidCheckpoint("this folder has no weights: no file in it is .safetensors or .gguf")
+    elif place.exists():
+        if place.suffix != ".gguf" or not place.is_file():
+            raise InvalidCheckpoint("this is neither a folder nor a .gguf file")
+    elif not is_hub_id(model):
+        raise InvalidCheckpoint("there is nothing at this path, and it is not a hub id such as owner/name")
 
 
 def check_tokenizer(model: str, tokenizer: str | None) -> None:

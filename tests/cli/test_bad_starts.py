@@ -75,6 +75,16 @@ def test_a_chat_template_that_cannot_be_read(tmp_path):
             check_start(config, Topology())
 
 
+@pytest.mark.parametrize("name", ["none", "file", "broken"])
+def test_a_folder_of_adapters_that_is_none(tiny_model, tmp_path, name):
+    (tmp_path / "file").touch()
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    flags = ["--enable-lora", "--allow-runtime-lora", "--lora-dir", str(tmp_path / name)]
+    code, output = serve(str(tiny_model), *flags)
+    assert f"--lora-dir {tmp_path}/{name}: there is no such folder" in sentence(code, output)
+    assert "loading torch" not in output, "nothing has been started"
+
+
 def test_a_folder_for_sockets_whose_name_is_too_long(tiny_model, tmp_path):
     folder = tmp_path / ("x" * 100)
     folder.mkdir()

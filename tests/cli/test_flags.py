@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import random
 import re
@@ -6,12 +7,15 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cli.flags import Given, build, check_names
+from tokenmill.cli.main import main
 from tokenmill.cli.parse import settings
 from tokenmill.cli.serve import make_parser, read_configs
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import InvalidConfig
 
 CONFIGS = (EngineConfig, ServerConfig)
+FLOATS = {setting.name for config in CONFIGS for setting in settings(config) if setting.kind == "float"}
+NOT_NUMBERS = ["nan", "NAN", "-nan", "inf", "-inf", "Infinity", "1e400", "-1e400", "²x", ""]
 
 
 def refusal(capsys, *arguments: str) -> str:
@@ -215,3 +219,40 @@ def test_the_tokens_of_a_step_suit_the_device(device, how, budget):
 def test_values_that_cannot_work_together_are_refused():
     with pytest.raises(InvalidConfig, match="--max-num-batched-tokens"):
         read_configs(["--max-num-batched-tokens", "4", "--max-num-seqs", "8"], {})
+
+
+def test_no_flag_takes_what_is_no_number(capsys):
+    """Every flag of a config that is a number with a point, and those of other verbs."""
+    found = [(f"--{field}".replace("_", "-"), "serve") for field in FLOATS]
+    others = [("--interval", "top"), ("--prefill-timeout", "proxy"), ("--speed", "simulate"), ("--speed", "plan"),
+              ("--request-rate", "simulate"), ("--temperature", "bench serve")]  # fmt: skip
+    assert len(found) >= 6
+    for flag, verb in found + others:
+        for text in NOT_NUMBERS:
+            with pytest.raises(SystemExit) as ended:
+                main([*verb.split(), f"{flag}={text}"])
+            assert (ended.value.code, flag in capsys.readouterr().err) == (2, True), (verb, flag, text)
+
+
+@pytest.mark.parametrize("text", NOT_NUMBERS)
+def test_no_variable_and_no_config_takes_what_is_no_number(text):
+    for config in CONFIGS:
+        for name in {field.name for field in dataclasses.fields(config)} & FLOATS:
+            with pytest.raises(InvalidConfig, match="is not a number"):
+                build(config, Given({}, {f"TOKENMILL_{name.upper()}": text}, {}, ""))
+            if (value := number(text)) is not None:
+                with pytest.raises(InvalidConfig, match=f"--{name.replace('_', '-')} must be a finite number"):
+                    config(**{name: value}).resolve()
+
+
+def number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def test_times_are_not_negative():
+    for name in FLOATS - {"gpu_memory_utilization"}:
+        with pytest.raises(InvalidConfig, match=f"--{name.replace('_', '-')} must be "):
+            ServerConfig(**{name: -0.5}).resolve()

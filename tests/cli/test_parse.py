@@ -36,7 +36,9 @@ def test_every_whole_size_is_read_back():
         assert parse_size(text) == number * 1024**power, f"seed {seed}: {text}"
 
 
-@pytest.mark.parametrize("text", ["", "k", "-1", "1.5", "1e3", "4 G i B", "four", "0.3k", "1kk", "nan", "1b1"])
+@pytest.mark.parametrize(
+    "text", ["", "k", "-1", "1.5", "1e3", "4 G i B", "four", "0.3k", "1kk", "nan", "1b1", "9" * 400, "²k", "٣"]
+)
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(InvalidConfig):
         parse_size(text)

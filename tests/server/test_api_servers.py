@@ -1,11 +1,15 @@
 """Several API processes on one socket: clients cannot tell which of them they have."""
 
 import contextlib
+import errno
 import json
 import os
 import random
+import re
 import signal
+import socket
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -92,6 +96,42 @@ def test_what_one_process_keeps_all_answer(server):
     assert refused.status_code == 400
     assert httpx.head(f"{server.url}/health").status_code == 200
     assert httpx.get(f"{server.url}/nothing").status_code == 404
+
+
+def established(server) -> list[int]:
+    """How many connections each process has with clients."""
+    port = f":{int(server.url.rsplit(':', 1)[1]):04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inodes = {row[9] for row in rows if row[1].endswith(port) and row[3] == "01"}
+    return [len({inode for inode in sockets_of(pid) if inode in inodes}) for pid in server.api_pids]
+
+
+def sockets_of(pid: int) -> list[str]:
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += re.findall(r"^socket:\[(\d+)\]$", os.readlink(link))
+    return found
+
+
+def test_connections_that_come_at_once_are_spread(server):
+    port = int(server.url.rsplit(":", 1)[1])
+
+    def spread(count: int) -> list[int]:
+        """How many of so many clients, which all knock before any is let in, each process takes."""
+        with contextlib.ExitStack() as stack:
+            for _ in range(count):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                assert client.connect_ex(("127.0.0.1", port)) in (0, errno.EINPROGRESS)
+            server.wait_for(lambda: sum(established(server)) == count)
+            found = established(server)
+        server.wait_for(lambda: sum(established(server)) == 0)
+        return found
+
+    server.wait_for(lambda: min(spread(6)) > 0)  # the sibling accepts, too
+    for count in (34, 34, 7, 100):
+        assert max(spread(count)) <= max(0.6 * count, count / 2 + 1.5)
 
 
 def test_a_sibling_that_dies_comes_back_and_nobody_else_notices(server):

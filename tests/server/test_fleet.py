@@ -101,10 +101,18 @@ def test_streams_end_with_the_weights_they_began_with(server, tiny_checkpoint, o
 
 def test_weights_that_cannot_be_served_are_refused_and_the_old_ones_stay(server, tmp_path):
     other = make_checkpoint(tmp_path / "llama", "llama")
-    cases = [(tmp_path / "nowhere", 409, "cannot be started"), (other, 400, "architecture"), ("a\0b", 400, "no path")]
+    broken = make_checkpoint(tmp_path / "broken", "qwen3")
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    cases = [
+        (tmp_path / "nowhere", 400, "nothing at this path"),
+        (broken, 409, "cannot be started"),
+        (other, 400, "architecture"),
+        ("a\0b", 400, "nothing at this path"),
+    ]
     for path, status, word in cases:
         reply = post(server, "/update_weights_from_disk", {"model_path": str(path)})
         assert reply.status_code == status and word in reply.json()["error"]["message"], reply.text
+        assert str(tmp_path) not in reply.text, "it names the file, and not where it lies"
         assert list(engines(server).values()) == ["ready"]
     assert completion(server)["choices"]
     assert server.http.get(f"{server.url}/health").status_code == 200

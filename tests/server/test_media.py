@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ipaddress
+import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -186,7 +188,83 @@ def test_without_the_flag_nothing_is_fetched() -> None:
         ("::ffff:127.0.0.1", False),
         ("64:ff9b::7f00:1", False),
         ("2002:7f00:1::", False),
+        ("::127.0.0.1", False),
+        ("64:ff9b:1::7f00:1", False),
+        ("fec0::1", False),
+        ("::ffff:0:127.0.0.1", False),
+        ("fe80::1%eth0", False),
     ],
 )
 def test_which_addresses_are_public(address: str, is_public: bool) -> None:
     assert is_public_address(address) is is_public
+
+
+# The registries of special addresses, as the first bits of each range.
+SPECIAL_4 = [
+    "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+    "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24",
+    "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+]  # fmt: skip
+SPECIAL_6 = [
+    "::/8", "::1/128", "::/128", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48",
+    "100::/64", "100:0:0:1::/64", "2001::/23", "2001::/32", "2001:2::/48", "2001:10::/28", "2001:20::/28",
+    "2001:db8::/32", "2002::/16", "3fff::/20", "4000::/2", "5f00::/16", "8000::/1", "fc00::/7", "fe80::/10",
+    "fec0::/10", "ff00::/8",
+]  # fmt: skip
+# Where forms of version 6 keep an address of version 4: what stands before and behind it, in bits.
+HIDING = {
+    "mapped": (80 * "0" + 16 * "1", ""),
+    "compatible": (96 * "0", ""),
+    "translated": (64 * "0" + 16 * "1" + 16 * "0", ""),
+    "NAT64": (f"{0x64FF9B:032b}" + 64 * "0", ""),
+    "local NAT64": (f"{0x64FF9B0001:048b}", 48 * "0"),
+    "6to4": (f"{0x2002:016b}", 80 * "0"),
+    "Teredo": (f"{0x20010000:032b}" + 64 * "1", ""),
+    "ISATAP": (f"{0x2606_4700_0000_0000:064b}" + f"{0x5EFE:032b}", ""),
+}
+
+
+def bits_of(address: str) -> str:
+    parsed = ipaddress.ip_address(address)
+    return f"{int(parsed):0{parsed.max_prefixlen}b}"
+
+
+def first_bits(network: str) -> str:
+    address, length = network.split("/")
+    return bits_of(address)[: int(length)]
+
+
+def address_of(bits: str) -> str:
+    kind = ipaddress.IPv4Address if len(bits) == 32 else ipaddress.IPv6Address
+    return str(kind(int(bits, 2)))
+
+
+def is_public_slowly(address: str) -> bool:
+    bits = bits_of(address)
+    special = SPECIAL_4 if len(bits) == 32 else SPECIAL_6
+    return not any(bits.startswith(first_bits(network)) for network in special)
+
+
+def test_no_special_address_is_public_and_none_that_hides_another() -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+
+    def filled(bits: str, length: int) -> str:
+        return bits + "".join(rng.choices("01", k=length - len(bits)))
+
+    for network in SPECIAL_4 + SPECIAL_6:
+        for _ in range(50):
+            address = address_of(filled(first_bits(network), len(bits_of(network.split("/")[0]))))
+            assert not is_public_address(address), (network, address)
+    for name, (before, behind) in HIDING.items():
+        for inner in (*(first_bits(network) for network in SPECIAL_4), ""):
+            address = address_of(before + filled(inner, 32) + behind)
+            assert not is_public_address(address), (name, address)
+    public = {True: 0, False: 0}
+    for _ in range(4000):
+        address = address_of(filled("", 32)) if rng.random() < 0.5 else address_of(filled("001", 128))
+        expected = is_public_slowly(address)
+        assert is_public_address(address) is expected, address
+        public[expected] += 1
+    assert min(public.values()) > 100

@@ -1,5 +1,6 @@
 """THREATS row C: keys are compared as hashes in constant time; no error body shows a path, an object or a traceback."""
 
+import dataclasses
 import hmac
 import json
 import random
@@ -10,6 +11,10 @@ import pytest
 from tests.server.test_app import make_app, request
 from tests.threats.conftest import KEYS
 from tests.threats.raw_http import ask, exchange, status
+from tokenmill.config import EngineConfig, ServerConfig
+from tokenmill.core.errors import Conflict, EngineDead, InvalidCheckpoint, InvalidRequest
+from tokenmill.server.http.errors import anthropic_body, error_body
+from tokenmill.server.operators.admin import public_settings
 
 # A path of this machine, an object's address, a line of a traceback, a module or an exception of ours.
 LEAKS = re.compile(
@@ -114,3 +119,36 @@ def test_what_the_router_refuses_shows_nothing_either(guarded_server):
         reply = ask(guarded_server.url, method, path, key)
         assert status(reply) in (404, 405), reply[:200]
         check(re.sub(r"(GET|PUT) /\S*|`[^`]*`", "", reply.split(b"\r\n\r\n", 1)[1].decode()))
+
+
+@pytest.mark.parametrize(
+    "form", ["cannot read {}: it is broken", "{} has no tensor x", "{}: no", "'{}'", "({})", "a {}."]
+)
+def test_no_sentence_of_any_room_shows_where_a_file_lies(form):
+    """Those of the engines and of the start name whole paths: the operator reads them on the screen."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for kind in (InvalidCheckpoint, InvalidRequest, EngineDead, Conflict):
+        folders = "".join("/" + "".join(rng.choices("abcXYZ019._-~+@é", k=rng.randrange(1, 9))) for _ in range(3))
+        error = kind(form.format(f"{folders}/model-1.safetensors"))
+        for body in (error_body(error).error.message, anthropic_body(error).error.message):
+            assert body == form.format("model-1.safetensors")
+
+
+def test_routes_addresses_and_names_are_left_as_they_are():
+    for text in ("send it to /v1/chat/completions", "see https://host/a/b/c", "image/png/x", "the model `/a/b/c`",
+                 "GET /engines", "3 / 4 / 5", "and/or/nor", "a ./b/c"):  # fmt: skip
+        assert error_body(InvalidRequest(text)).error.message == text
+
+
+def test_settings_show_no_folder(tmp_path):
+    """Every flag that is a text, as if each were a path."""
+    folder = f"{tmp_path}/secret/place"
+    found = []
+    for config in (EngineConfig, ServerConfig):
+        texts = [one.name for one in dataclasses.fields(config) if str(one.type).startswith("str")]
+        found.append(dataclasses.replace(config(), **dict.fromkeys(texts, folder)))
+    found[0] = dataclasses.replace(found[0], speculative_config=json.dumps({"method": "draft_model", "model": folder}))
+    shown = json.dumps(public_settings(*found))
+    assert str(tmp_path) not in shown

@@ -92,14 +92,24 @@ def test_half_a_body_is_answered_408(server, framing):
         assert b"body did not come within 2 s" in reply
 
 
-def test_a_body_that_keeps_coming_is_waited_for(server):
-    body = json.dumps({"prompt": "hello there", "max_tokens": 3}).encode()
+def test_a_body_that_drips_has_its_time_in_all(server):
+    for framing, part in (("Content-Length: 100000", b" "), ("Transfer-Encoding: chunked", b"1\r\n \r\n")):
+        with connect(server.url, PATIENCE) as connection:
+            connection.sendall(f"{POST}{framing}\r\n\r\n".encode())
+            reply = dribble(connection, part)
+            assert status(reply) == 408, framing
+            assert b"body did not come within 2 s" in reply
+
+
+def test_a_large_body_that_keeps_coming_is_waited_for(server):
+    """Of 120 KiB, at more than is needed: it takes longer than the time of a small one."""
+    body = b" " * 120_000 + json.dumps({"prompt": "hello there", "max_tokens": 3}).encode()
     with connect(server.url, PATIENCE) as connection:
         connection.sendall(f"{POST}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode())
         began = time.monotonic()
-        for i in range(len(body)):
-            connection.sendall(body[i : i + 1])
-            time.sleep(3.0 / len(body))
+        for start in range(0, len(body), 4000):
+            connection.sendall(body[start : start + 4000])
+            time.sleep(0.1)
         assert time.monotonic() - began > LIMITS["body_timeout"]
         assert status(read_all(connection)) == 200
 
@@ -160,6 +170,55 @@ def test_a_client_that_reads_slowly_gets_all(slow_server):
         reply = read_all(connection)
     assert reply.count(b'"finish_reason":"length"') == 64
     assert reply.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def half_closed(url: str, *requests: bytes) -> bytes:
+    """What comes back to a client that has sent all it will send, and says so."""
+    with connect(url, PATIENCE) as connection:
+        connection.sendall(b"".join(requests))
+        connection.shutdown(socket.SHUT_WR)
+        return read_all(connection)
+
+
+def completion(version: str = "1.1", **fields) -> bytes:
+    body = json.dumps({"prompt": "hello"} | fields).encode()
+    head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_a_client_that_closes_its_side_is_answered(slow_server):
+    quick = completion(max_tokens=4)
+    for version in ("1.0", "1.1"):
+        reply = half_closed(slow_server.url, completion(version, max_tokens=4))
+        assert status(reply) == 200
+        assert b'"finish_reason":"length"' in reply
+    assert half_closed(slow_server.url, completion(max_tokens=60, stream=True)).endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
+    assert half_closed(slow_server.url, quick, quick, quick).count(b'"finish_reason":"length"') == 3
+    assert half_closed(slow_server.url, quick, b"GET /heal").count(b"HTTP/1.1 200") == 1
+    assert status(half_closed(slow_server.url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")) == 200
+    assert half_closed(slow_server.url, quick[:-5]) == b"", "half a request"
+
+
+def test_one_that_waits_long_may_be_told_to_go_on_first(slow_server):
+    reply = half_closed(slow_server.url, completion(max_tokens=80))
+    interim, rest = reply[:25], reply[25:]
+    assert interim == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert status(rest) == 200
+    assert b'"finish_reason":"length"' in rest
+    old = half_closed(slow_server.url, completion("1.0", max_tokens=80))
+    assert status(old) == 200, "a client of 1.0 knows no interim replies"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("first", ["close", "shutdown"])
+def test_one_that_leaves_is_no_such_client(slow_server, stream, first):
+    with connect(slow_server.url, PATIENCE) as connection:
+        connection.sendall(completion(max_tokens=400, stream=stream))
+        slow_server.wait_for(lambda: slow_server.metric("num_requests_running") == 1)
+        if first == "shutdown":
+            connection.shutdown(socket.SHUT_WR)
+    slow_server.wait_until_unused()
+    assert slow_server.metric("request_success_total", finished_reason="abort") > 0
 
 
 def open_many(server, stack, first: bytes) -> list[socket.socket]:

@@ -1,6 +1,7 @@
 """Answers that are more than text: thinking folded, calls of tools shown and answered by hand; and the keys."""
 
 import json
+import random
 import re
 
 import pytest
@@ -101,3 +102,43 @@ def test_keys_send_stop_and_begin_anew(thinking, open_page):
     page.keyboard.press("Control+Shift+O")
     until(page, lambda: answers(page).count() == 0)
     page.get_by_role("heading", name=re.compile("^Ask ")).wait_for()
+
+
+def nested(rng: random.Random) -> str:
+    """A text of some thousand openings, of one kind or mixed, and perhaps as many ends."""
+    kinds = ["> ", ">", "- ", "1. ", "* ", "*a ", "**b ", "~~c ", "[", "_d", "***", "> - ", "+\t"]
+    chosen = rng.sample(kinds, rng.randrange(1, 4))
+    ends = rng.choice(["", " e*", " f**", "](u)", "~~"])
+    return "".join(rng.choices(chosen, k=3000)) + "core" + ends * rng.choice([0, 3000])
+
+
+def test_a_text_nested_without_end_is_shown_and_the_page_goes_on(echo, open_page):
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    page = open_page(echo.url)
+    texts = ["> " * 3000 + "core", *(nested(rng) for _ in range(6))]
+
+    def answer(route):
+        body = json.loads(route.request.post_data)
+        text = texts[len(body["messages"]) // 2]
+        deltas = [{"content": text[:2999]}, {"content": text[2999:]}]
+        events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+        events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        route.fulfill(status=200, content_type="text/event-stream", body=f"{lines}data: [DONE]\n\n")
+
+    page.route("**/v1/chat/completions", answer)
+    for number in range(len(texts)):
+        ask(page, f"question {number}")
+        answers(page).nth(number).get_by_text("core").first.wait_for()
+        wait_for_end(page)
+    depth = "node => { let most = 0; for (const one of node.querySelectorAll('*')) { let depth = 0;"
+    depth += " for (let up = one; up !== node; up = up.parentNode) depth += 1;"
+    depth += " most = Math.max(most, depth); } return most; }"
+    shown = page.locator(".markdown")
+    assert max(shown.nth(number).evaluate(depth) for number in range(shown.count())) < 60
+    page.unroute("**/v1/chat/completions")
+    page.get_by_role("button", name="New conversation").click()
+    ask(page, "and now")
+    answers(page).get_by_text("and now").first.wait_for()

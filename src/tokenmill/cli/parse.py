@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import MISSING, Field, dataclass, fields
 from importlib.metadata import entry_points
@@ -12,7 +13,8 @@ from tokenmill.config_fields import Flag
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.names import did_you_mean
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(ib|b)?)?", re.IGNORECASE)
+# Nobody has more bytes than 99 digits count, and the largest float has 309.
+_SIZE = re.compile(r"(\d{1,99}(?:\.\d{1,99})?)\s*(?:([kmgt])(ib|b)?)?", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -120,6 +122,15 @@ def parse_size(text: str) -> int:
     return int(size)
 
 
+def parse_number(text: str) -> float:
+    """A finite number.
+
+    Raises:
+        InvalidConfig: it is none.
+    """
+    return _read_number(float, text)
+
+
 def _read_switch(text: str) -> bool:
     if text.lower() not in _SWITCHES:
         raise InvalidConfig(f"{text!r} is not a switch; write true or false")
@@ -127,8 +138,12 @@ def _read_switch(text: str) -> bool:
 
 
 def _read_number(number: type[int] | type[float], text: str) -> int | float:
+    kind = "an integer" if number is int else "a number"
     try:
-        return number(text)
+        found = number(text)
     except ValueError:
-        kind = "an integer" if number is int else "a number"
-        raise InvalidConfig(f"{text!r} is not {kind}") from None
+        raise InvalidConfig(f"{text[:100]!r} is not {kind}") from None
+    # `inf` and `nan` are floats, and numbers of nothing: NaN would pass each check that it is compared in.
+    if isinstance(found, float) and not math.isfinite(found):
+        raise InvalidConfig(f"{text[:100]!r} is not {kind}")
+    return found

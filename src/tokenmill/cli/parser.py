@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from tokenmill.cli.arguments import Arguments
+from tokenmill.cli.parse import parse_number
 from tokenmill.core.errors import InvalidConfig
 
 
@@ -50,6 +51,26 @@ class Parser(argparse.ArgumentParser):
         for note in given.notes:
             print(f"{self.prog}: {note}", file=sys.stderr)
         return self.parse_args(given.words)
+
+
+def finite(text: str) -> float:
+    """Read a flag's value that is a number, neither infinite nor NaN.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        return parse_number(text)
+    except InvalidConfig as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def positive(text: str) -> float:
+    """Read a flag's value that is a number above 0, raising as `finite` does."""
+    number = finite(text)
+    if number <= 0:
+        raise argparse.ArgumentTypeError(f"it must be above 0, got {text}")
+    return number
 
 
 class _WideHelp(argparse.HelpFormatter):

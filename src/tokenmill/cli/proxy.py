@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
-from tokenmill.cli.parser import Parser
+from tokenmill.cli.flags import Given, add_flags, build
+from tokenmill.cli.parser import Parser, positive
+from tokenmill.config import ServerConfig
 from tokenmill.core.errors import InvalidConfig
+
+# What a server of any kind has.
+SHARED = (
+    "host",
+    "api_key",
+    "allowed_origins",
+    "allowed_hosts",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "max_body_bytes_in_flight",
+    "head_timeout",
+    "body_timeout",
+    "keep_alive_timeout",
+    "shutdown_timeout",
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Serve until Ctrl-C; returns 0.
 
     Raises:
-        InvalidConfig: a URL that is none.
+        InvalidConfig: a URL that is none, a limit that nobody could keep, or an address that cannot be taken.
         SystemExit: with code 2, an unknown flag; with 0 after --help.
     """
-    given = make_parser().parse(arguments)
-    for url in (*given.prefill, *given.decode):
+    namespace = make_parser().parse(arguments)
+    for url in (*namespace.prefill, *namespace.decode):
         if not url.startswith(("http://", "https://")):
             raise InvalidConfig(f"a server is http://HOST:PORT or https://HOST:PORT, not {url!r}")
+    config = build(ServerConfig, Given(vars(namespace), os.environ)).resolve()
     from tokenmill.proxy.process import serve
+    from tokenmill.proxy.servers import Servers
 
-    return serve(given.prefill, given.decode, given.host, given.port, given.prefill_timeout)
+    return serve(Servers(namespace.prefill), Servers(namespace.decode), config, namespace.prefill_timeout)
 
 
 def make_parser() -> Parser:
@@ -30,12 +50,12 @@ def make_parser() -> Parser:
     parser.repeatable = {"--prefill", "--decode"}
     parser.add_argument("--prefill", action="append", required=True, help="server that computes prompts; repeatable")
     parser.add_argument("--decode", action="append", required=True, help="server that goes on; repeatable")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8080, help="port to listen on")
     parser.add_argument(
         "--prefill-timeout",
-        type=float,
+        type=positive,
         default=120.0,
         help="seconds after which a prompt is left to the decode server",
     )
+    add_flags(parser, ServerConfig, "limits and guards, as for serve", SHARED)
     return parser

@@ -18,7 +18,7 @@ from tokenmill.cli.bench.workload import (
 )
 from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_names, read_given
 from tokenmill.cli.parse import settings
-from tokenmill.cli.parser import Parser
+from tokenmill.cli.parser import Parser, finite
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import InvalidConfig
 
@@ -44,10 +44,10 @@ def add_simulation_flags(parser: Parser, step_model: str) -> None:
     parser.add_argument("--step-model", required=True, metavar="FILE", help=step_model)
     group = parser.add_argument_group("trace")
     group.add_argument("--length-scale", default="1", metavar="X", help="shorten its lengths, e.g. 1/16")
-    group.add_argument("--speed", type=float, default=1.0, metavar="X", help="let requests come X times as fast")
+    group.add_argument("--speed", type=finite, default=1.0, metavar="X", help="let requests come X times as fast")
     group.add_argument("--num-prompts", type=int, default=0, metavar="N", help="its first N requests (default: all)")
     group.add_argument("--block-size-of-trace", type=int, default=512, metavar="N", help="tokens of a hash's block")
-    group.add_argument("--request-rate", type=float, default=1.0, metavar="X", help="of a profile, per second")
+    group.add_argument("--request-rate", type=finite, default=1.0, metavar="X", help="of a profile, per second")
     group = parser.add_argument_group("steps")
     group.add_argument(
         "--beyond", action="store_true", help="allow steps beyond those that the step model was fitted to"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tokenmill.cli.model_access import add_server_flags, connect
-from tokenmill.cli.parser import Parser
+from tokenmill.cli.parser import Parser, positive
 from tokenmill.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ def make_parser() -> Parser:
     """The parser of `top`."""
     parser = Parser("top", "Watch a running server: requests, pages, tokens per second, cache hits. Ctrl-C ends.")
     add_server_flags(parser)
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
+    parser.add_argument(
+        "--interval", type=positive, default=1.0, metavar="S", help="seconds between looks (default: 1)"
+    )
     parser.add_argument("--once", action="store_true", help="print one frame and end")
     return parser
 

@@ -19,11 +19,12 @@ from tokenmill.machine.hub_headers import read_headers
 from tokenmill.machine.kv_size import wanted_context
 from tokenmill.machine.sizes import size_text
 from tokenmill.machine.state_size import states_text
+from tokenmill.model_files import is_hub_id
 from tokenmill.models.architecture import Architecture
 from tokenmill.platform.select import select_platform
 from tokenmill.vision.start import TowerMemory
 from tokenmill.weights.checkpoint import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, open_checkpoint, read_architecture
-from tokenmill.weights.hub import fetch, is_hub_id
+from tokenmill.weights.hub import fetch
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,41 +3,56 @@
     client ─ body ─> proxy ─ prompt, one token, "hold its pages" ─> prefill server
                      proxy <─ kv_transfer_params ─
                      proxy ─ body, kv_transfer_params ─> decode server ─ pages ─> fetched from the prefill server
-    client <──────── the decode server's reply, byte by byte ────────
+    client <──────── the decode server's reply, event by event ────────
 
-A prefill server that is dead, slow or busy costs a request nothing but time: the decode server computes alone. What
+A prefill server that is dead, slow or busy costs a request nothing but time: another one is asked, or the decode server
+computes alone. A decode server that fails before the first byte of its answer is replaced by another one. What
 `kv_transfer_params` a client sends is dropped. All other paths are the decode server's.
+
+In front of it all stand the limits and guards of every server here (`server.http`): the servers behind see no browser.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import httpx
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
+from tokenmill.config import ServerConfig
+from tokenmill.core.errors import InvalidRequest
 from tokenmill.proxy.bodies import decode_body, may_split, prefill_body
+from tokenmill.proxy.errors import NoServer, ServerFailed
+from tokenmill.proxy.relay import EVENTS, Head, Relay, disconnected, whole_events
 from tokenmill.proxy.servers import Server, Servers
+from tokenmill.server.http.body import read_body
+from tokenmill.server.http.body_budget import BodyBudget
+from tokenmill.server.http.errors import ServerStopping
+from tokenmill.server.http.page import page_routes
+from tokenmill.server.http.stack import guard
 
 logger = logging.getLogger(__name__)
 
-GENERATING = ("/v1/completions", "/v1/chat/completions")
-LARGEST_BODY = 64 << 20
+SPLIT = ("/v1/completions", "/v1/chat/completions")
 CONNECT_SECONDS = 5.0
-CLIENT_GONE = 499
+# A request that ends one server after the other is not given to all of them.
+MOST_FAILURES = 2
 _METHODS = ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"]
-# Of one hop only, or made anew by whoever sends the body on.
+# What may be asked twice: it changes nothing.
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
+# Of one hop only, made anew by whoever sends the body on, or of a browser: its page is the proxy's own, which the
+# servers cannot know.
 _OWN_HEADERS = frozenset(
-    {"accept-encoding", "connection", "content-length", "host", "keep-alive", "proxy-authenticate"}
-    | {"proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"}
+    {"accept-encoding", "connection", "content-length", "date", "host", "keep-alive", "origin", "proxy-authenticate"}
+    | {"proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade", "x-request-id"}
 )
 
 
@@ -53,6 +68,7 @@ class Proxy:
 
     Args:
         prefill_seconds: after which a prompt is left to the decode server.
+        config: the limits and guards; those of `tokenmill serve`.
         transport: of the client; tests bring their own.
     """
 
@@ -61,10 +77,13 @@ class Proxy:
         prefill: Servers,
         decode: Servers,
         prefill_seconds: float = 120.0,
+        config: ServerConfig | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._prefill = prefill
         self._decode = decode
+        self._config = config or ServerConfig()
+        self._bodies = BodyBudget(self._config.max_body_bytes_in_flight)
         # An answer may take as long as it takes; only connecting and a prompt are timed.
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -72,44 +91,47 @@ class Proxy:
         headers = {"accept-encoding": "identity"}
         self._http = httpx.AsyncClient(timeout=timeout, limits=limits, transport=transport, headers=headers)
         self._prefill_seconds = prefill_seconds
+        self._open: set[asyncio.Timeout] = set()  # of all that is being answered
 
-    def app(self) -> Starlette:
-        """The ASGI application."""
-        routes = [Route(path, self.generate, methods=["POST"]) for path in GENERATING]
+    def app(self, on_loopback: bool = False) -> Starlette:
+        """The ASGI application, for a socket that only this machine reaches, or any other."""
+        routes = [Route(path, self.generate, methods=["POST"]) for path in SPLIT]
         routes.append(Route("/{path:path}", self.forward, methods=_METHODS))
-        return Starlette(routes=routes)
+        app = Starlette(routes=routes)
+        guard(app, self._config, on_loopback, frozenset(page_routes()))
+        return app
+
+    def end_streams(self) -> None:
+        """Break off what is still being answered, with an error where one can be told."""
+        now = asyncio.get_running_loop().time()
+        for patience in self._open:
+            patience.reschedule(now)
 
     async def close(self) -> None:
         """Close all connections to servers."""
         await self._http.aclose()
 
     async def generate(self, request: Request) -> Response:
-        """A request whose prompt one server computes and another goes on with."""
-        data = await _read(request)
-        if data is None:
-            return _error(413, f"the body exceeds {LARGEST_BODY} bytes")
-        try:
-            body = msgspec.json.decode(data, type=dict[str, Any])
-        except msgspec.DecodeError:
-            return await self._send(request, data, {})  # the server says what is wrong with it
-        name = request.headers.get("x-request-id") or secrets.token_hex(16)
-        try:
-            params = await _unless_gone(request, self._prompt(request, body, name)) if may_split(body) else None
-        except ClientDisconnect:
-            return Response(status_code=CLIENT_GONE)  # nobody sees it
-        return await self._send(request, msgspec.json.encode(decode_body(body, params)), {"x-request-id": name})
+        """Have one server compute a prompt and another go on with it."""
+        body = await read_body(request, dict[str, Any], self._bodies)
+        alone = _encoded(decode_body(body, None))
+
+        async def work() -> Response:
+            params = await self._prompt(request, body) if may_split(body) else None
+            first = alone if params is None else _encoded(decode_body(body, params))
+            return await self._answer(request, first, alone)
+
+        return await self._unless_over(request, work())
 
     async def forward(self, request: Request) -> Response:
-        """Anything else."""
-        data = await _read(request)
-        if data is None:
-            return _error(413, f"the body exceeds {LARGEST_BODY} bytes")
-        return await self._send(request, data, {})
+        """Leave anything else to a decode server; its body goes there as it comes."""
+        if _has_body(request):
+            return await self._answer(request, request.stream(), None)
+        return await self._unless_over(request, self._answer(request, None, None))
 
-    async def _prompt(self, request: Request, body: dict[str, Any], name: str) -> dict[str, Any] | None:
+    async def _prompt(self, request: Request, body: dict[str, Any]) -> dict[str, Any] | None:
         """Let a server compute the prompt; where its pages are, or None: nobody has them."""
-        data = msgspec.json.encode(prefill_body(body))
-        headers = _headers(request.headers) | {"x-request-id": name}
+        data, headers = _encoded(prefill_body(body)), _asked(request)
         for server in self._prefill.fit():
             try:
                 with self._prefill.serving(server):
@@ -122,68 +144,128 @@ class Proxy:
             if reply.status_code == httpx.codes.OK:
                 return _params(reply)
             logger.info("%s does not compute a prompt: status %d", server.url, reply.status_code)
-            return None
+            if reply.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+                return None  # the next one would say the same of it
         return None
 
-    async def _send(self, request: Request, data: bytes, own_headers: Mapping[str, str]) -> Response:
-        """Send a body to a decode server, and its reply to the client as it comes."""
-        headers = _headers(request.headers) | dict(own_headers)
-        path = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1")
+    async def _answer(
+        self, request: Request, first: bytes | AsyncIterator[bytes] | None, again: bytes | None
+    ) -> Response:
+        """Have a decode server answer; another one where it fails, or is busy, before the first byte of its answer.
+
+        Args:
+            first, again: the body for the first server that it reaches, and for those that are asked once that has had
+                it: pages may be fetched once. None: it is not known what a second time would do.
+
+        Raises:
+            NoServer: none can be reached.
+            ServerFailed: they have failed with the request.
+        """
+        is_repeatable = again is not None or request.method in _REPEATABLE
+        num_failures = 0
+        busy: Response | None = None
         for server in self._decode.in_turn():
-            url = httpx.URL(server.url + path, query=request.scope["query_string"] or None)
             try:
-                upstream = await self._http.send(
-                    self._http.build_request(request.method, url, content=data, headers=headers), stream=True
-                )
+                reply = await self._ask(request, server, again if num_failures or busy else first)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 logger.warning("%s cannot be reached: %s", server.url, error)
                 self._decode.failed(server)
-                continue
             except httpx.HTTPError as error:
-                return _error(502, f"the decode server failed: {type(error).__name__}")
-            body = self._pass_on(server, upstream)
-            return StreamingResponse(body, upstream.status_code, _headers(upstream.headers))
-        return _error(503, "no decode server can be reached")
+                logger.warning("%s has failed with a request: %s", server.url, type(error).__name__)
+                self._decode.failed(server)
+                num_failures += 1
+                if num_failures == MOST_FAILURES or not is_repeatable:
+                    break
+            else:
+                if reply.status_code != httpx.codes.SERVICE_UNAVAILABLE or again is None:
+                    return reply
+                busy = reply
+        if busy is not None:
+            return busy
+        if num_failures:
+            raise ServerFailed("the servers that should have answered have failed; try again")
+        raise NoServer("no decode server can be reached; try again later")
 
-    async def _pass_on(self, server: Server, upstream: httpx.Response) -> AsyncIterator[bytes]:
-        with self._decode.serving(server):
-            try:
-                async for chunk in upstream.aiter_raw():
-                    yield chunk
-            finally:
-                await upstream.aclose()
+    async def _ask(self, request: Request, server: Server, content: bytes | AsyncIterator[bytes] | None) -> Response:
+        """The reply of a server, of which something is there: all, but for a stream or what is passed on as it is.
+
+        Raises:
+            HTTPError: the server has failed before.
+        """
+        path: str = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1")
+        url = httpx.URL(server.url + path, query=request.scope["query_string"] or None)
+        headers = _asked(request)
+        if isinstance(content, AsyncIterator) and "content-length" in request.headers:
+            headers["content-length"] = request.headers["content-length"]
+        asked = self._http.build_request(request.method, url, content=content, headers=headers)
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._decode.serving(server))
+            upstream = await self._http.send(asked, stream=True)
+            stack.push_async_callback(upstream.aclose)
+            parts = upstream.aiter_raw()
+            is_events = upstream.headers.get("content-type", "").startswith(EVENTS)
+            if isinstance(content, bytes) and not is_events:
+                whole = b"".join([part async for part in parts])
+                return Response(whole, upstream.status_code, _headers(upstream.headers))
+            first = await anext(parts, b"")
+            patience = asyncio.timeout(None)
+            self._open.add(patience)
+            stack.callback(self._open.discard, patience)
+            reply = _begun(first, parts)
+            return Relay(
+                whole_events(reply) if is_events else reply,
+                Head(upstream.status_code, _headers(upstream.headers), is_events),
+                patience,
+                stack.pop_all(),
+            )
+
+    async def _unless_over(self, request: Request, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """The outcome of `work`.
+
+        Raises:
+            ClientDisconnect: the client has left before; the work is cancelled.
+            ServerStopping: the proxy ends.
+        """
+        patience = asyncio.timeout(None)
+        self._open.add(patience)
+        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request.receive))
+        try:
+            async with patience:
+                await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientDisconnect
+            return task.result()
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            raise ServerStopping("the server is stopping") from None
+        finally:
+            self._open.discard(patience)
+            for one in (task, gone):
+                one.cancel()
+            await asyncio.wait((task, gone))
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """The outcome of `work`.
+async def _begun(first: bytes, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for part in parts:
+        yield part
+
+
+def _has_body(request: Request) -> bool:
+    return "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    """A body for a server.
 
     Raises:
-        ClientDisconnect: the client has left before; the work is cancelled.
+        InvalidRequest: it is nested as deep as can just be read.
     """
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
-
-
-async def _read(request: Request) -> bytes | None:
-    """The body; None: it is too large."""
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > LARGEST_BODY:
-            return None
-    return bytes(data)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        return msgspec.json.encode(body)
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deep") from error
 
 
 def _params(reply: httpx.Response) -> dict[str, Any] | None:
@@ -194,10 +276,10 @@ def _params(reply: httpx.Response) -> dict[str, Any] | None:
         return None
 
 
+def _asked(request: Request) -> dict[str, str]:
+    """The headers of what a server is asked."""
+    return _headers(request.headers) | {"x-request-id": request.state.request_id}
+
+
 def _headers(given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in given.items() if name.lower() not in _OWN_HEADERS}
-
-
-def _error(status: int, message: str) -> Response:
-    error = {"message": message, "type": "proxy_error", "param": None, "code": None}
-    return Response(msgspec.json.encode({"error": error}), status, media_type="application/json")

@@ -1,32 +1,54 @@
-"""The process of the proxy: a listener around the app, until it is told to stop."""
+"""The process of the proxy: the HTTP server of every server here around its app, until it is told to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import signal
 
-import uvicorn
-
+from tokenmill.config import ServerConfig
 from tokenmill.proxy.app import Proxy
 from tokenmill.proxy.servers import Servers
+from tokenmill.server.http.descriptors import raise_limit
+from tokenmill.server.http.listener import bind, check_tls, is_on_loopback
+from tokenmill.server.http.server import HttpServer, wind_up
 
-SHUTDOWN_SECONDS = 3
+_logger = logging.getLogger(__name__)
 
 
-def serve(prefill: Sequence[str], decode: Sequence[str], host: str, port: int, prefill_seconds: float) -> int:
-    """Serve until Ctrl-C or SIGTERM; returns 0, or 1 where the port cannot be listened on."""
+def serve(prefill: Servers, decode: Servers, config: ServerConfig, prefill_seconds: float) -> int:
+    """Serve until Ctrl-C or SIGTERM, as `tokenmill serve` does; returns 0, or 1 where the server ends by itself.
+
+    Raises:
+        InvalidConfig: the address cannot be taken, or a certificate cannot be read.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    return asyncio.run(_serve(Proxy(Servers(prefill), Servers(decode), prefill_seconds), host, port))
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    check_tls(config)
+    raise_limit()
+    return asyncio.run(_serve(Proxy(prefill, decode, prefill_seconds, config), config))
 
 
-async def _serve(proxy: Proxy, host: str, port: int) -> int:
-    config = uvicorn.Config(
-        proxy.app(), host=host, port=port, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_SECONDS
-    )
-    server = uvicorn.Server(config)
-    try:
-        await server.serve()
-    finally:
-        await proxy.close()
-    return 0 if server.started else 1
+async def _serve(proxy: Proxy, config: ServerConfig) -> int:
+    with bind(config) as listener:
+        http = HttpServer(proxy.app(is_on_loopback(listener)), config, listener, _logger.warning)
+        is_asked = asyncio.Event()
+
+        def ask() -> None:
+            if is_asked.is_set():  # the second Ctrl-C: do not wait for streams
+                proxy.end_streams()
+            is_asked.set()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ask)
+        serving, asked = await http.start(), asyncio.ensure_future(is_asked.wait())
+        try:
+            await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                return 1
+            await wind_up([(http, serving)], list, config.shutdown_timeout, proxy.end_streams)
+            return 0
+        finally:
+            asked.cancel()
+            await proxy.close()

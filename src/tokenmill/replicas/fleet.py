@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
 from tokenmill.core.engine_messages import EngineReady
-from tokenmill.core.errors import Conflict, EngineDead, InvalidRequest, NotFound
+from tokenmill.core.errors import Conflict, EngineDead, InvalidCheckpoint, InvalidRequest, NotFound
+from tokenmill.model_files import check_model
 from tokenmill.replicas.supervisor import Supervisor
 
 
@@ -72,6 +73,7 @@ class Fleet:
             ready = self._parts.engines.ready
             if ready is None:
                 raise Conflict("no engine takes requests now")
+            await asyncio.to_thread(_check_model, model)
             if _folder(model) == Path(ready.model).resolve():
                 raise InvalidRequest("the engines run from this folder: give new weights another one", "model_path")
             new = await self._start(model, (0, len(old)))
@@ -119,6 +121,16 @@ class Fleet:
             await self._remove(index, None)
             if number + 1 < len(old):
                 await self._start(model, (number + 1, len(old)))
+
+
+def _check_model(model: str) -> None:
+    """Look at the path first: an engine that starts for nothing takes memory and cores from those that serve."""
+    try:
+        check_model(model)
+    except InvalidCheckpoint as error:
+        raise InvalidRequest(f"model_path: {error}", "model_path") from None
+    except (OSError, ValueError, RuntimeError):
+        raise InvalidRequest("model_path is no path", "model_path") from None
 
 
 def _folder(model: str) -> Path:

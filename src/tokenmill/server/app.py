@@ -5,31 +5,19 @@ Bodies are read and checked by msgspec inside the routes; FastAPI routes, and de
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import FastAPI
-from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
 
 import tokenmill
-import tokenmill.core.errors
 from tokenmill.config import ServerConfig
 from tokenmill.server.anthropic.body import MessagesBody, PromptBody
 from tokenmill.server.anthropic.messages import MessagesRoutes
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
-from tokenmill.server.http.browser_guard import JSON, MULTIPART, BrowserGuard
-from tokenmill.server.http.errors import handle_disconnect, handle_error, handle_http_exception
-from tokenmill.server.http.middleware import (
-    METRICS_ROUTE,
-    NO_ROUTES,
-    ApiKeyMiddleware,
-    RequestIdMiddleware,
-    SurplusMiddleware,
-)
+from tokenmill.server.http.browser_guard import JSON, MULTIPART
+from tokenmill.server.http.middleware import METRICS_ROUTE, NO_ROUTES
 from tokenmill.server.http.openapi import body_of, describe, query_of
 from tokenmill.server.http.page import page_routes
+from tokenmill.server.http.stack import guard
 from tokenmill.server.openai.batches import BatchBody, BatchesQuery, BatchesRoutes
 from tokenmill.server.openai.chat import ChatBody, ChatRoute
 from tokenmill.server.openai.completions import TextBody, TextRoute
@@ -78,31 +66,7 @@ def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = 
     for path, answer in page.items():
         app.add_api_route(path, answer, methods=["GET"], response_model=None, include_in_schema=False)
     describe(app, _BODIES, UNSUPPORTED)
-    app.add_exception_handler(HTTPException, handle_http_exception)
-    app.add_exception_handler(ClientDisconnect, handle_disconnect)
-    app.add_exception_handler(Exception, handle_error)
-    app.add_exception_handler(tokenmill.core.errors.TokenMillError, handle_error)
-    # The last one added is the outermost: CORS preflights carry no key, so CORS surrounds the key check.
-    if config.api_key:
-        guard: dict[str, Any] = {
-            "api_keys": config.api_key,
-            "root_path": config.root_path,
-            "also_open": frozenset(page) | ({METRICS_ROUTE} if config.metrics_open else NO_ROUTES),
-        }
-        app.add_middleware(ApiKeyMiddleware, **guard)
-    else:
-        app.add_middleware(
-            BrowserGuard,
-            allowed_origins=config.allowed_origins,
-            allowed_hosts=(*config.allowed_hosts, config.host) if on_loopback else config.allowed_hosts,
-            on_loopback=on_loopback,
-        )
-    app.add_middleware(SurplusMiddleware, root_path=config.root_path)
-    if config.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
-        )
-    app.add_middleware(RequestIdMiddleware)
+    guard(app, config, on_loopback, frozenset(page) | ({METRICS_ROUTE} if config.metrics_open else NO_ROUTES))
     return app
 
 

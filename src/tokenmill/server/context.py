@@ -141,7 +141,9 @@ class ServerContext:
             ModelNotFound: naming the model.
         """
         if name is not None and name not in self.names and self.adapters.find(name) is None:
-            raise ModelNotFound(f"the model `{name}` does not exist; this server has `{self.model_name}`", "model")
+            raise ModelNotFound(
+                f"the model `{name[:200]}` does not exist; this server has `{self.model_name}`", "model"
+            )
 
 
 def _num_inside(message: dict[str, Any]) -> int:

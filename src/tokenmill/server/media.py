@@ -132,16 +132,25 @@ async def _get(parts: SplitResult, address: str, port: int, num_urls: int) -> by
 
 
 def is_public_address(address: str) -> bool:
-    """Whether an address is of the public internet, whatever form it is written in."""
+    """Whether an address is of the public internet, whatever form it is written in.
+
+    Of version 6 only global unicast is, without what stands for an address of version 4 (6to4, Teredo, ISATAP): nobody
+    needs one that hides another. All other such forms (mapped, compatible, translated, NAT64) lie outside of it.
+    """
     parsed = ipaddress.ip_address(address)
-    if isinstance(parsed, ipaddress.IPv6Address):
-        inner = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo and parsed.teredo[1])
-        if inner is not None or parsed in _TRANSLATED:
-            return False  # nobody needs one that hides an address of the other kind
-    return parsed.is_global and not parsed.is_multicast
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return parsed.is_global and not parsed.is_multicast and not any(parsed in network for network in _NOT_HOSTS_4)
+    is_isatap = int(parsed) >> 32 & _INTERFACE in _ISATAP
+    return parsed in _UNICAST and not any(parsed in network for network in _NOT_HOSTS_6) and not is_isatap
 
 
-_TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
+# Protocols, and relays of 6to4.
+_NOT_HOSTS_4 = tuple(map(ipaddress.IPv4Network, ("192.0.0.0/24", "192.88.99.0/24")))
+_UNICAST = ipaddress.IPv6Network("2000::/3")
+# Protocols and tunnels, documentation, 6to4.
+_NOT_HOSTS_6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
+# The upper half of an interface's id in ISATAP, of a local and of a global address.
+_INTERFACE, _ISATAP = 0xFFFF_FFFF, (0x0000_5EFE, 0x0200_5EFE)
 
 
 async def _addresses(host: str, port: int) -> list[str]:

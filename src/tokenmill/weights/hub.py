@@ -5,7 +5,6 @@ huggingface-hub does the transfer and keeps its cache; it reads HF_ENDPOINT, HF_
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,11 +14,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from tokenmill.core.errors import InvalidCheckpoint, TokenMillError
+from tokenmill.model_files import is_hub_id
 from tokenmill.weights.gguf.folder import unpack
 
 Progress = Callable[[int, int], None]
 
-HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt"]
 # `consolidated*` is a second copy of Mistral's weights; folders hold other formats.
 UNWANTED = ["consolidated*", "*/*"]
@@ -49,11 +48,6 @@ def fetch(model: str, revision: str | None, download_dir: str | None, progress: 
     if not is_hub_id(model):
         raise InvalidCheckpoint(f"there is no folder {model}, and it is not a hub id such as owner/name")
     return _download(model, revision, download_dir, progress or (lambda done, total: None))
-
-
-def is_hub_id(model: str) -> bool:
-    """Whether a name can be one of the hub's."""
-    return not model.startswith(("/", "./", "../", "~")) and HUB_ID.fullmatch(model) is not None
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from tokenmill.cli.bench.workload import (
     find_profile,
     read_workload,
 )
-from tokenmill.cli.parser import Parser
+from tokenmill.cli.parser import Parser, finite
 from tokenmill.cli.remote import CONNECT_SECONDS, ServerRefused
 from tokenmill.config import DEFAULT_PORT
 from tokenmill.core.errors import InvalidConfig
@@ -119,7 +119,7 @@ def make_parser() -> Parser:
     )
     group.add_argument("--burstiness", type=float, metavar="X", help="shape of the Gamma law of gaps; 1: Poisson")
     group.add_argument("--max-concurrency", type=int, metavar="N", help="requests open at once (default: no limit)")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="of every request (default: 0)")
+    group.add_argument("--temperature", type=finite, default=0.0, metavar="X", help="of every request (default: 0)")
     group.add_argument("--max-token-id", type=int, default=1000, metavar="N", help="prompts are drawn from 0 to this")
     group.add_argument("--num-warmups", type=int, default=1, metavar="N", help="short requests before (default: 1)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths, prompts and times (default: 0)")

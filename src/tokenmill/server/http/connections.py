@@ -26,7 +26,7 @@ RESERVE = 64
 
 @dataclass(frozen=True, slots=True)
 class SilenceLimits:
-    """Seconds in which a head must be complete, the next part of a body must come, and the next request must begin."""
+    """Seconds in which a head must be complete, a body (a large one has more), and the next request must begin."""
 
     head: float
     body: float
@@ -62,12 +62,14 @@ class Connections:
     Attributes:
         now: seconds for which this process could have heard its clients. While it is stopped the clock stands still:
             what was sent meanwhile is not silence.
+        show: called with how many there are when that has changed; None: nobody wants to know.
     """
 
     def __init__(self, limits: SilenceLimits, max_open: int, tell: Callable[[str], None]) -> None:
         """`tell` is given a line about connections that were refused, at most one a minute."""
         self.limits = limits
         self.now = 0.0
+        self.show: Callable[[int], None] | None = None
         self._max_open = max_open
         self._max_with_request = max_open - min(RESERVE, max_open // 4)
         self._tell = tell
@@ -87,12 +89,18 @@ class Connections:
             longest.give_way()
             self.note_refused(f"{self._max_open} connections are open; one that sent nothing was closed for another")
         self._open.add(connection)
+        self._has_changed()
         self.expect_request(connection, self.limits.head)
 
     def leave(self, connection: Connection) -> None:
         """One is closed."""
         self._open.discard(connection)
         self._awaited.pop(connection, None)
+        self._has_changed()
+
+    def _has_changed(self) -> None:
+        if self.show is not None:
+            self.show(len(self._open))
 
     def expect_request(self, connection: Connection, seconds: float) -> None:
         """From now on its client should send something within these seconds, and it can give way to others."""

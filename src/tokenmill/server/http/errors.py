@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -90,7 +91,18 @@ def error_body(error: Exception) -> ErrorBody:
     if not isinstance(error, TokenMillError):
         return ErrorBody(ErrorInfo("internal error", TokenMillError.type, None, None))
     param, code = getattr(error, "param", None), getattr(error, "code", None)
-    return ErrorBody(ErrorInfo(str(error), error.type, param, code))
+    return ErrorBody(ErrorInfo(without_folders(str(error)), error.type, param, code))
+
+
+# An absolute path of two parts or more, but neither a part of an address nor a route; a name in backticks is the API's.
+_PATH = re.compile(r"""(?<![\w.:/`~-])~?/(?!v1/)(?:[^\s/:;,'"`()]+/)+([^\s/:;,'"`()]*)""")
+
+
+def without_folders(text: str) -> str:
+    """A text in which files of this machine have their names only: sentences of all rooms come here, and those of the
+    engines tell the operator where a file lies.
+    """
+    return _PATH.sub(r"\1", text)
 
 
 class AnthropicError(msgspec.Struct):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
+import socket
 from typing import Any
 
 import msgspec
@@ -23,6 +24,11 @@ from tokenmill.server.http.middleware import MAX_HEADER_BYTES, NOTE_SURPLUS
 MAX_HEAD_BYTES = 2 * MAX_HEADER_BYTES
 # So much of a refused body is thrown away as it comes: to close at once would cost most clients the answer.
 MAX_UNREAD_BYTES = 64 << 20
+# A body has its time in all, and a second more for each of these: who sends a large one is not who sends no end of one.
+BODY_BYTES_PER_SECOND = 16 << 10
+# Who has closed its side only may still read, and who has left has done the same: see `LimitedProtocol.eof_received`.
+HALF_CLOSED_SECONDS = 1.0
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Part(enum.Enum):
@@ -52,6 +58,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_heads = 0
         self._num_head_bytes = 0
         self._num_unread = 0
+        self._body_began = 0.0
+        self._num_body_bytes = 0
+        self._is_half_closed = False
+        self._has_probed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A head is expected now."""
@@ -76,6 +86,19 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._num_head_bytes > MAX_HEAD_BYTES:
                 self._refuse(HeadersTooLarge(f"the head of the request is larger than {MAX_HEAD_BYTES} bytes"))
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more. True: it still gets the answers to what it has asked.
+
+        A client that has left looks the same until something is sent to it: then its machine says that nobody is
+        there. An answer does that; where none has begun after a second, an interim reply does, which clients skip.
+        """
+        is_tls = self.transport.get_extra_info("sslcontext") is not None  # where one side cannot close alone
+        if is_tls or not self._is_answering or self._part is Part.BODY:
+            return False
+        self._is_half_closed = True
+        self.due = self._connections.now + HALF_CLOSED_SECONDS
+        return True
+
     def on_message_begin(self) -> None:
         """A head begins. It has its time from here, or from the end of the answer that the client still waits for."""
         self._part = Part.HEAD
@@ -94,7 +117,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if is_surplus:
             self.cycle.keep_alive = False
-        self._wait_for_body()
+        self._begin_body()
 
     def on_message_complete(self) -> None:
         """The request ends; what follows is another head, once this one is answered."""
@@ -108,7 +131,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The answer is with the transport: it is the client's turn."""
         super().on_response_complete()
-        if not self._is_answering:  # no other request came meanwhile
+        if self._is_answering:  # another request came meanwhile
+            return
+        if self._is_half_closed:
+            self.transport.close()
+        else:
             limits = self._connections.limits
             seconds = {Part.NONE: limits.idle, Part.HEAD: limits.head, Part.BODY: limits.body}[self._part]
             self._connections.expect_request(self, seconds)
@@ -121,8 +148,10 @@ class LimitedProtocol(HttpToolsProtocol):
         """See `Connection`. Whoever still reads an answer, or was told to send nothing for now, is not silent."""
         if self.transport is None:
             self.beginning.cancel()
+        elif self._is_half_closed:
+            self._look_for_client()
         elif self.flow.read_paused or self.transport.get_write_buffer_size():
-            self._wait_for_body()
+            self._begin_body()
         elif self._part is Part.NONE or self.transport.is_closing() or self._is_answered:
             self.transport.abort()
         else:
@@ -149,6 +178,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _count_body(self, num_bytes: int) -> None:
         """Part of a body has come. One that was refused gets no more time for the rest of it."""
         if not self.cycle.response_complete:
+            self._num_body_bytes += num_bytes
             self._wait_for_body()
             self._num_unread = 0
             return
@@ -156,8 +186,27 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._num_unread > MAX_UNREAD_BYTES:
             self.transport.close()
 
+    def _begin_body(self) -> None:
+        """From now on the client can send, and has its time for it."""
+        self._body_began, self._num_body_bytes = self._connections.now, 0
+        self._wait_for_body()
+
     def _wait_for_body(self) -> None:
-        self.due = self._connections.now + self._connections.limits.body
+        """Neither the next part nor all of it may take longer."""
+        silent_since = self._connections.now
+        earned = self._body_began + self._num_body_bytes / BODY_BYTES_PER_SECOND
+        self.due = min(silent_since, earned) + self._connections.limits.body
+
+    def _look_for_client(self) -> None:
+        """Close if nobody is there any more; see `eof_received`."""
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        has_begun = bool(self.pipeline) or self.cycle.response_started
+        if not (has_begun or self._has_probed or self.cycle.scope["http_version"] == "1.0"):
+            self._has_probed = True
+            self.transport.write(CONTINUE)
+        self.due = self._connections.now  # with the next sweep
 
     def _refuse(self, error: TokenMillError) -> None:
         body = msgspec.json.encode(error_body(error))

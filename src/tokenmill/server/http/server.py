@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,6 +20,8 @@ from tokenmill.server.http.listener import explain
 from tokenmill.server.http.protocol import LimitedProtocol
 
 BACKLOG = 2048
+# What streams get to send their last event after they have been told to end.
+_LAST_EVENT_SECONDS = 0.3
 
 
 class HttpServer:
@@ -96,3 +98,31 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+async def wind_up(
+    servers: Sequence[tuple[HttpServer, asyncio.Task[None]]],
+    elsewhere: Callable[[], Sequence[asyncio.Future[None]]],
+    patience: float,
+    end_streams: Callable[[], None],
+) -> None:
+    """Accept nothing new; give open replies their time to end, then an error, then nothing.
+
+    Args:
+        servers: each with the task that `start` has returned.
+        elsewhere: what must end beside the replies; called once nothing new comes.
+        patience: seconds.
+        end_streams: gives what is still open its error.
+    """
+    for http, _ in servers:
+        http.stop()
+    ends = [serving for _, serving in servers]
+    await asyncio.wait([*ends, *elsewhere()], timeout=patience)
+    end_streams()
+    await asyncio.wait(ends, timeout=_LAST_EVENT_SECONDS)
+    for http, _ in servers:
+        http.abandon()
+    await asyncio.wait(ends, timeout=_LAST_EVENT_SECONDS)
+    for serving in ends:
+        serving.cancel()
+    await asyncio.gather(*ends, return_exceptions=True)

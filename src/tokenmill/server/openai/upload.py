@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -20,6 +21,8 @@ from tokenmill.server.http.errors import UnsupportedMediaType
 
 MAX_PARTS = 8
 MAX_FIELD_BYTES = 1024
+
+_PART_OF = re.compile(r"(?P<field>[^\[\]]+)\[(?P<part>[^\[\]]+)\]")
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,12 +82,22 @@ class Upload:
         return convert_texts(self._given(), UploadForm)
 
     def _given(self) -> dict[str, Any]:
-        given: dict[str, Any] = {}
+        """The fields; `a[b]` is field b of a, which then has no text of its own.
+
+        Raises:
+            InvalidRequest: a field is there as a text and in parts.
+        """
+        wholes: dict[str, Any] = {}
+        parts: dict[str, dict[str, str]] = {}
         for name, text in self._texts.items():
-            outer, _, inner = name.removesuffix("]").partition("[")
-            fields = given.setdefault(outer, {}) if inner else given
-            fields[inner or outer] = text.decode("utf-8", "replace")
-        return given
+            value = text.decode("utf-8", "replace")
+            if (found := _PART_OF.fullmatch(name)) is None:
+                wholes[name] = value
+            else:
+                parts.setdefault(found["field"], {})[found["part"]] = value
+        for name in wholes.keys() & parts.keys():
+            raise InvalidRequest(f"{name[:64]} is there as a whole and in parts: send one of both", name[:64])
+        return wholes | parts
 
     # --- called by the parser ---------------------------------------------------------------------------------------
 

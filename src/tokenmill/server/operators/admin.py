@@ -22,6 +22,7 @@ from tokenmill.replicas.engine_handle import EngineHandle
 from tokenmill.server.context import ServerContext
 from tokenmill.server.generation.fields import Label
 from tokenmill.server.http.body import read_body, read_query
+from tokenmill.server.http.errors import without_folders
 from tokenmill.server.http.json_response import json_response
 from tokenmill.server.http.middleware import owner_of
 
@@ -38,14 +39,17 @@ _PRIVATE = frozenset(
         "kv_disk",
         "kv_transfer_config",
         "lora_dir",
+        "lora_merge",
         "lora_modules",
+        "master_addr",
+        "master_secret",
         "otlp_traces_endpoint",
         "replica",
         "step_log",
         "tokenizer",
         "uds",
     }
-    | {"lora_dir", "lora_modules", "weight_cache_dir", "weight_memory"}
+    | {"kv_source", "rendezvous", "weight_cache_dir", "weight_memory"}
 )
 
 
@@ -219,7 +223,12 @@ class AdminRoutes:
 def public_settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:
     """The flags that /server_info shows."""
     fields = dataclasses.asdict(engine) | dataclasses.asdict(server)
-    return {name: value for name, value in fields.items() if name not in _PRIVATE}
+    return {name: _shown(value) for name, value in fields.items() if name not in _PRIVATE}
+
+
+def _shown(value: Any) -> Any:
+    """A flag's value; one that is JSON may name a folder."""
+    return without_folders(value) if isinstance(value, str) else value
 
 
 def _sampling_shown(defaults: dict[str, Any]) -> dict[str, Any]:

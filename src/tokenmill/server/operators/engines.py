@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,11 +16,14 @@ from tokenmill.server.context import ServerContext
 from tokenmill.server.http.body import read_body, read_query
 from tokenmill.server.http.json_response import json_response
 
+MOST_SECONDS = 86_400
+_LONGEST_INDEX = 9
+
 
 class RemoveQuery(msgspec.Struct, forbid_unknown_fields=True):
     """How many seconds an engine's requests may still take; then others go on with them."""
 
-    timeout: float = 60.0
+    timeout: Annotated[float, Meta(ge=0, le=MOST_SECONDS)] = 60.0
 
 
 class WeightsBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,9 +75,10 @@ class EngineRoutes:
 
 
 def _index(request: Request) -> int:
-    index = request.path_params["index"]
-    if not index.isdigit():
-        raise NotFound(f"there is no engine {index}")
+    """The engine that a path names, in ASCII digits and not in thousands of them: Python reads other forms too."""
+    index: str = request.path_params["index"]
+    if not (index.isascii() and index.isdecimal() and len(index) <= _LONGEST_INDEX):
+        raise NotFound("there is no such engine: an engine is named by its number, see GET /engines")
     return int(index)
 
 

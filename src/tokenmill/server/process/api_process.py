@@ -35,7 +35,7 @@ from tokenmill.server.generation.tokens import tokenizer_info
 from tokenmill.server.http.body_budget import BodyBudget
 from tokenmill.server.http.errors import ServerStopping
 from tokenmill.server.http.listener import is_on_loopback
-from tokenmill.server.http.server import HttpServer
+from tokenmill.server.http.server import HttpServer, wind_up
 from tokenmill.server.media import MediaFetcher
 from tokenmill.server.operators.admin import public_settings
 from tokenmill.server.process.screen import Screen
@@ -55,8 +55,6 @@ _logger = logging.getLogger(__name__)
 APP_MODULE = "tokenmill.server.app"
 # Less than what proxies wait for a stream that says nothing.
 REMARK_SECONDS = 1.0
-# What streams get to send their last event after they have been told to end.
-_LAST_EVENT_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,21 +270,17 @@ class ApiProcess(ABC):
         """Accept nothing new; give open replies their time to end, then an error, then nothing."""
         if not self._serving:
             return
-        for http, _ in self._serving:
-            http.stop()
-        elsewhere = self._ends_elsewhere()
         patience = self._server.shutdown_timeout if ending.error is None else 0.0
-        if patience and (count := self._client.num_open):
-            who = "1 open request has" if count == 1 else f"{count} open requests have"
-            self._screen.on_line(f"stopping: {who} {patience:g} s to end; Ctrl-C again ends what is open at once")
-        ends = [serving for _, serving in self._serving]
-        await asyncio.wait([*ends, *elsewhere], timeout=patience)
-        self._client.fail(ServerStopping("the server is stopping"))
-        await asyncio.wait(ends, timeout=_LAST_EVENT_SECONDS)
-        for http, _ in self._serving:
-            http.abandon()
-        await asyncio.wait(ends, timeout=_LAST_EVENT_SECONDS)
-        await cancel(ends)
+
+        def elsewhere() -> list[asyncio.Future[None]]:
+            ends = self._ends_elsewhere()
+            if patience and (count := self._client.num_open):
+                who = "1 open request has" if count == 1 else f"{count} open requests have"
+                self._screen.on_line(f"stopping: {who} {patience:g} s to end; Ctrl-C again ends what is open at once")
+            return ends
+
+        end_streams = partial(self._client.fail, ServerStopping("the server is stopping"))
+        await wind_up(self._serving, elsewhere, patience, end_streams)
 
     def _ends_elsewhere(self) -> list[asyncio.Future[None]]:
         """What must end beside its own replies before the parts are let go."""

@@ -24,6 +24,7 @@ from tokenmill.replicas.topology import EngineSpec, Topology
 from tokenmill.replicas.weight_memory import weight_memory
 from tokenmill.server.http.descriptors import raise_limit
 from tokenmill.server.http.listener import bind, check_tls
+from tokenmill.server.http.shared_listener import ConnectionCounts, SharedListener
 from tokenmill.server.process.keeper import keep
 from tokenmill.server.process.screen import OpenScreen, StandardError
 from tokenmill.server.process.stop_signals import held_back
@@ -51,21 +52,23 @@ def run(
         raise_limit()
 
         def serve(index: int, folder: Path, on_begun: Callable[[], None]) -> int:
+            door = listener if counts is None else SharedListener(listener, counts, index)
             # What both import, they import here and not above: the parent stays small, without threads when it forks.
             if index:
                 from tokenmill.server.siblings import process
 
-                return process.serve(folder, launch, listener, index)
+                return process.serve(folder, launch, door, index)
             shared = LaunchFile(replace(launch.engine, weight_memory=memory), server, launch.topology)
             shared.write(folder)
             with Starter(engine_module).begun(folder, shared.topology) as starter:
                 from tokenmill.server.process import first_process
 
-                return first_process.serve(folder, shared, listener, open_screen, on_begun, starter)
+                return first_process.serve(folder, shared, door, open_screen, on_begun, starter)
 
         def note_death(part: str, text: str) -> None:
             log.note("death", text, part=part)
 
+        counts = ConnectionCounts(server.api_server_count) if server.api_server_count > 1 else None
         log = EventLog(StandardError().on_line, server.log_format == "json")
         with held_back(), _listener(server) as listener, weight_memory() as memory:
             return keep(serve, server.api_server_count, server.max_restarts, note_death)

@@ -24,9 +24,11 @@ def check_start(server: ServerConfig, topology: Topology) -> None:
     """Check what is needed before the start.
 
     Raises:
-        InvalidConfig, InvalidCheckpoint: the chat template cannot be read or does not compile, or this process may
-            open too few files.
+        InvalidConfig, InvalidCheckpoint: the chat template cannot be read or does not compile, the folder of adapters
+            cannot be, or this process may open too few files.
     """
+    if server.lora_dir is not None:
+        _check_folder("--lora-dir", server.lora_dir)
     if server.chat_template is not None:
         load_chat_template(Path(), {}, server.chat_template)
     needed = FEWEST_DESCRIPTORS + DESCRIPTORS_PER_PROCESS * topology.num_processes
@@ -35,6 +37,15 @@ def check_start(server: ServerConfig, topology: Topology) -> None:
         raise InvalidConfig(
             f"this process may open {limit} files and needs {needed} at least: raise the limit, e.g. ulimit -n 4096"
         )
+
+
+def _check_folder(flag: str, name: str) -> None:
+    """Else each adapter would be refused as if its own path were wrong."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise InvalidConfig(f"{flag} {name}: there is no such folder; make it, or name another one")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise InvalidConfig(f"{flag} {name}: this folder may not be read by the user that the server runs as")
 
 
 def check_sockets(folder: Path, topology: Topology) -> None:

@@ -3,7 +3,7 @@
 
 import { html, useLayoutEffect, useRef } from "./ui.js";
 
-const { Marked } = globalThis.marked;
+const { Marked, Tokenizer } = globalThis.marked;
 const purify = globalThis.DOMPurify;
 
 const ALLOWED = {
@@ -16,7 +16,24 @@ const ALLOWED = {
 
 const escape = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 
+// marked reads what is in a quote, a list or an emphasis by a call within the call, and each level reads all of the rest:
+// a text of thousands of them would end its stack or take minutes. What lies deeper than this stays text.
+const MOST_NESTED = 8;
+const NESTING = ["blockquote", "list", "emStrong", "del", "link", "reflink"];
+let depth = 0;
+
+const bounded = (name) => function read(...given) {
+  if (depth === MOST_NESTED) return undefined;
+  depth += 1;
+  try {
+    return Tokenizer.prototype[name].apply(this, given);
+  } finally {
+    depth -= 1;
+  }
+};
+
 const reader = new Marked({ gfm: true, breaks: true, async: false }, {
+  tokenizer: Object.fromEntries(NESTING.map((name) => [name, bounded(name)])),
   renderer: {
     html: ({ text }) => escape(text),
     image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`,
