@@ -253,3 +253,28 @@ def test_a_salt_is_forgotten_with_its_last_page_and_its_last_user() -> None:
     oracle.evict(1)
     oracle.release(0)
     assert not oracle.tree._roots
+
+
+def test_what_locks_pin_alone_is_what_comes_free_without_them(rng: np.random.Generator) -> None:
+    tree = RadixTree(page_size=1)
+    locked = []
+    for page in range(1, 400, 8):
+        tokens = rng.integers(0, 2, 8).astype(np.int32)
+        node = tree.match(CacheKey(), tokens, 0).node
+        tree.lock(node)
+        start = len(node.path_pages())
+        deepest, _ = tree.extend(node, tokens[start:], np.arange(page, page + 8 - start, dtype=np.int32))
+        tree.lock(deepest)
+        tree.unlock(node, 0)
+        locked += [deepest] * int(rng.integers(1, 3))
+        if len(locked) > 1 and locked[-1] is locked[-2]:
+            tree.lock(deepest)
+    for count in rng.integers(1, 12, 20):
+        chosen = [locked[index] for index in rng.permutation(len(locked))[:count]]
+        before, expected = tree.num_evictable, tree.num_unlocked_by(chosen)
+        for node in chosen:
+            tree.unlock(node, 0)
+        assert tree.num_evictable - before == expected
+        for node in chosen:
+            tree.lock(node)
+    tree.check_invariants()

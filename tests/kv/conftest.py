@@ -1,0 +1,1 @@
+from tests.seeding import rng  # noqa: F401
