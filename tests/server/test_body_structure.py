@@ -62,10 +62,10 @@ def test_more_than_can_be_made_at_once_is_refused(part):
 
 
 def test_a_text_may_hold_what_looks_like_structure():
-    check_structure(json.dumps({"prompt": '{"a":[1,2,3]},' * 500_000}).encode()[: 8 << 20])
+    check_structure(json.dumps({"prompt": "{a:[1,2,3]}," * 1_300_000}).encode())
 
 
-@pytest.mark.parametrize(("character", "size"), [("水", 3), ("\\n", 3), ("é", 2), ("\\u0041", 3)])
+@pytest.mark.parametrize(("character", "size"), [("水", 3), ("\\n", 6), ("é", 2), ("\\u0041", 6)])
 def test_texts_that_must_be_spelled_out_are_shorter(character, size):
     most = MAX_SPELLED_BYTES // size
     check_structure(f'"{character * most}"'.encode())

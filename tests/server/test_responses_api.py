@@ -13,7 +13,7 @@ from tokenmill.core.messages import TextOutput
 from tokenmill.core.request import FinishReason
 from tokenmill.server.generation.writer import UsageCounter
 from tokenmill.server.openai.response_events import ResponseWriter
-from tokenmill.server.openai.response_store import ResponseStore, StoredResponse
+from tokenmill.server.response_store import ResponseStore, StoredResponse
 
 TOOLS = [
     {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}

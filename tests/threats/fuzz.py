@@ -29,6 +29,8 @@ LEFT_OUT = frozenset({"/live", "/pause", "/health_generate", "/engines/add", "/u
 # What a server may say that has no fault: it is busy or stopping, or its disk is full.
 MAY_BE = (503, 507)
 ANSWER_SECONDS = 60.0
+# What no request should cost the loop.
+MOST_SECONDS = 0.02
 _STALL = re.compile(r"^STALL (\S+)$", re.MULTILINE)
 
 
@@ -46,7 +48,10 @@ class Findings:
         if status == 0 or (status >= 500 and status not in MAY_BE):
             self.failures.append(f"{status}: {request.what} [{request.path[:60]}]")
             print(self.failures[-1], file=sys.stderr, flush=True)
-        self.worst = max(self.worst, (stall, f"{request.what[:200]} ({len(request.body)} bytes)"))
+        caused = f"{request.what[:200]} ({len(request.body)} bytes)"
+        if stall > MOST_SECONDS:
+            print(f"{1000 * stall:.1f} ms: {caused}", file=sys.stderr, flush=True)
+        self.worst = max(self.worst, (stall, caused))
 
 
 class Stalls:

@@ -142,7 +142,7 @@ class OddRequests:
         for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
             value, change = self._changed(value)
             what.append(change)
-        raw, change = self._damaged(dumped(value))
+        raw, change = self._damaged(dumped(value)[: self._max_bytes])
         headers = {"Content-Type": JSON if rng.random() < 0.95 else rng.choice(TYPES)}
         return OddRequest(method, url, f"{method} {path}: {', '.join([*what, change])}", raw, headers)
 

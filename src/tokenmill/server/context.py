@@ -21,7 +21,7 @@ from tokenmill.server.adapters import AdapterRegistry
 from tokenmill.server.http.body_budget import BodyBudget
 from tokenmill.server.http.errors import ModelNotFound
 from tokenmill.server.media import MediaFetcher
-from tokenmill.server.openai.response_store import ResponseStore
+from tokenmill.server.response_store import ResponseStore
 from tokenmill.vision_config import MediaLimits
 from tokenmill.web.live_hub import LiveHub
 

@@ -26,8 +26,8 @@ from tokenmill.server.http.body import read_query, read_sized
 from tokenmill.server.http.json_response import json_response
 from tokenmill.server.http.middleware import owner_of
 from tokenmill.server.openai.response_events import ResponseWriter
-from tokenmill.server.openai.response_store import StoredResponse
 from tokenmill.server.openai.responses_body import ResponsesBody, input_messages, response_call
+from tokenmill.server.response_store import StoredResponse
 
 _logger = logging.getLogger(__name__)
 
