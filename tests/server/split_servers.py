@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
-from tests.server.running_server import REPOSITORY, RunningServer, free_port, start_server
+from tests.server.running_proxy import start_proxy
+from tests.server.running_server import RunningServer, free_port, start_server
 from tokenmill.config import EngineConfig
 from tokenmill.server.process.launch import ENGINE_MODULE
 
@@ -61,32 +59,6 @@ def engine_config(checkpoint: Path, kv_transfer_config: str | None = None, **fie
 
 
 @contextlib.contextmanager
-def start_proxy(prefill: str, decode: str, folder: Path) -> Iterator[str]:
-    """`tokenmill proxy`; its URL."""
-    port, log = free_port(), folder / "proxy.log"
-    command = [sys.executable, "-m", "tokenmill", "proxy", "--prefill", prefill, "--decode", decode]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=output, stderr=output, cwd=REPOSITORY, env=os.environ
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(300):
-            with contextlib.suppress(httpx.HTTPError):
-                httpx.get(f"{url}/health", timeout=5)
-                break
-            assert process.poll() is None, log.read_text()
-        yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
-
-
-@contextlib.contextmanager
 def start_split(
     checkpoint: Path, folder: Path, transport: str, *, server: dict | None = None, decode: dict | None = None, **extra
 ) -> Iterator[Split]:
@@ -97,6 +69,6 @@ def start_split(
     with (
         start_server(engine_config(checkpoint, producer), ENGINE_MODULE, **server) as one,
         start_server(engine_config(checkpoint, consumer, **decode or {}), ENGINE_MODULE, **server) as two,
-        start_proxy(one.url, two.url, folder) as proxy,
+        start_proxy([one.url], [two.url]) as proxy,
     ):
-        yield Split(one, two, proxy, folder / "proxy.log")
+        yield Split(one, two, proxy.url, proxy.log)

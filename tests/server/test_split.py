@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.server.running_proxy import start_proxy
 from tests.server.running_server import start_server
-from tests.server.split_servers import Split, engine_config, start_proxy, start_split, transfer_config
+from tests.server.split_servers import Split, engine_config, start_split, transfer_config
 from tests.server.streams import answers
 from tokenmill.server.process.launch import ENGINE_MODULE
 
@@ -283,9 +284,8 @@ def test_both_roles_in_one_server(tiny_checkpoint, tmp_path):
         start_server(engine_config(tiny_checkpoint, configs[1]), ENGINE_MODULE) as two,
     ):
         for first, second in ((one, two), (two, one)):
-            (tmp_path / first.url[-5:]).mkdir()
-            with start_proxy(first.url, second.url, tmp_path / first.url[-5:]) as proxy:
+            with start_proxy([first.url], [second.url]) as proxy:
                 body = body_of(fresh_prompt())
-                reply = httpx.post(f"{proxy}/v1/completions", json=body, timeout=60)
+                reply = proxy.post("/v1/completions", body)
                 assert num_cached(reply) == 96
                 assert choices(reply) == choices(first.post("/v1/completions", body))

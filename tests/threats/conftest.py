@@ -2,6 +2,7 @@ import pytest
 
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.seeding import rng  # noqa: F401 - a fixture
+from tests.server.running_proxy import start_proxy
 from tests.server.running_server import start_server
 from tests.threats.bystander import Bystander
 from tokenmill.config import EngineConfig
@@ -21,6 +22,14 @@ def guarded_server(stub_folder):
     with start_server(EngineConfig(model=str(stub_folder)), api_key=KEYS) as server:
         server.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
         yield server
+
+
+@pytest.fixture(scope="session")
+def guarded_proxy(guarded_server):
+    """A proxy in front of it, with the same keys."""
+    with start_proxy([guarded_server.url], [guarded_server.url], api_key=KEYS) as proxy:
+        proxy.http.headers["Authorization"] = f"Bearer {KEYS[0]}"
+        yield proxy
 
 
 @pytest.fixture(autouse=True)

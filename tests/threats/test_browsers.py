@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.server.running_proxy import start_proxy
 from tests.server.running_server import start_server
 from tests.threats.conftest import KEYS
 from tests.threats.raw_http import ask, exchange, status
@@ -9,6 +10,7 @@ from tokenmill.config import EngineConfig
 
 FRIEND = "https://friend.example"
 JSON = "Content-Type: application/json"
+NAMES = {"allowed_origins": (FRIEND,), "allowed_hosts": ("mill.example",)}
 FOREIGN_ORIGINS = ["https://evil.example", "http://localhost.evil.example", "null", "http://localhost:1", "", "file://",
                    "https://friend.example.evil.example", "http://friend.example"]  # fmt: skip
 FOREIGN_HOSTS = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", "0.0.0.0", "[::2]",
@@ -21,9 +23,21 @@ KNOWN_HOSTS = ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.1.2.3:80", "[::1
 @pytest.fixture(scope="module")
 def open_server(stub_folder):
     """A server on the loopback that wants no key."""
-    names = {"allowed_origins": (FRIEND,), "allowed_hosts": ("mill.example",)}
-    with start_server(EngineConfig(model=str(stub_folder)), **names) as server:
+    with start_server(EngineConfig(model=str(stub_folder)), **NAMES) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def open_proxy(open_server):
+    """A proxy before it."""
+    with start_proxy([open_server.url], [open_server.url], **NAMES) as proxy:
+        yield proxy
+
+
+@pytest.fixture(params=["open_server", "open_proxy"])
+def opened(request):
+    """Either."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -44,43 +58,43 @@ def send(server, method, path, *headers, host=None, body=b""):
     return status(exchange(server.url, "\r\n".join([*lines, "", ""]).encode() + body))
 
 
-def test_what_changes_something_is_not_for_pages_of_others(open_server, routes):
+def test_what_changes_something_is_not_for_pages_of_others(opened, routes):
     for method, path in routes:
         for origin in FOREIGN_ORIGINS:
-            found = send(open_server, method, path, f"Origin: {origin}", JSON, body=b"{}")
+            found = send(opened, method, path, f"Origin: {origin}", JSON, body=b"{}")
             assert (found == 403) == (method != "GET"), (method, path, origin, found)
     headers = [f"Origin: {FRIEND}", "Origin: https://evil.example"]
-    assert send(open_server, "POST", "/pause", *headers) == 403, "the second counts as well"
-    assert open_server.http.get(f"{open_server.url}/health_generate").status_code == 200, "nothing paused it"
+    assert send(opened, "POST", "/pause", *headers) == 403, "the second counts as well"
+    assert opened.http.get(f"{opened.url}/health_generate").status_code == 200, "nothing paused it"
 
 
-def test_pages_of_its_own_and_of_friends_and_what_is_no_page_may(open_server):
-    own = open_server.url
+def test_pages_of_its_own_and_of_friends_and_what_is_no_page_may(opened):
+    own = opened.url
     body = b'{"prompt": "x", "max_tokens": 1}'
     for headers in ([], [f"Origin: {own}"], [f"Origin: {FRIEND}"]):
-        assert send(open_server, "POST", "/v1/completions", JSON, *headers, body=body) == 200, headers
-        assert send(open_server, "POST", "/resume", *headers) == 200
+        assert send(opened, "POST", "/v1/completions", JSON, *headers, body=body) == 200, headers
+        assert send(opened, "POST", "/resume", *headers) == 200
     at_home = ("Origin: https://mill.example", JSON)
-    assert send(open_server, "POST", "/v1/completions", *at_home, host="mill.example", body=body) == 200
+    assert send(opened, "POST", "/v1/completions", *at_home, host="mill.example", body=body) == 200
 
 
-def test_a_body_must_say_that_it_is_json(open_server, routes):
+def test_a_body_must_say_that_it_is_json(opened, routes):
     for method, path in routes:
         for header in ("X: y", "Content-Type: text/plain", "Content-Type: application/x-www-form-urlencoded",
                        "Content-Type: multipart/form-data; boundary=x", "Content-Type: text/plain; application/json",
                        "Content-Type: application/jsonp", "Content-Type:"):  # fmt: skip
-            found = send(open_server, method, path, header, body=b"{}")
+            found = send(opened, method, path, header, body=b"{}")
             # Files come as forms; a page of another origin is known by its Origin all the same.
             is_file = (method, path) == ("POST", "/v1/files") and "multipart" in header
             assert (found == 415) == (method != "GET" and not is_file), (method, path, header, found)
     body = b'{"prompt": "x", "max_tokens": 1}'
     for header in (JSON, "content-type: Application/JSON; charset=utf-8"):
-        assert send(open_server, "POST", "/v1/completions", header, body=body) == 200
+        assert send(opened, "POST", "/v1/completions", header, body=body) == 200
     chunked = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
-    assert status(exchange(open_server.url, chunked + b"2\r\n{}\r\n0\r\n\r\n")) == 415
+    assert status(exchange(opened.url, chunked + b"2\r\n{}\r\n0\r\n\r\n")) == 415
 
 
-def test_the_server_is_called_by_a_name_of_its_own(open_server, routes):
+def test_the_server_is_called_by_a_name_of_its_own(opened, routes):
     for host in FOREIGN_HOSTS:
         for method, path in [
             *routes,
@@ -90,12 +104,12 @@ def test_the_server_is_called_by_a_name_of_its_own(open_server, routes):
             ("HEAD", "/health"),
             ("OPTIONS", "/v1/models"),
         ]:
-            assert send(open_server, method, path, host=host) == 403, (method, path, host)
+            assert send(opened, method, path, host=host) == 403, (method, path, host)
     for host in KNOWN_HOSTS:
-        assert send(open_server, "GET", "/v1/models", host=host) == 200, host
+        assert send(opened, "GET", "/v1/models", host=host) == 200, host
 
 
-@pytest.mark.parametrize("name", ["open_server", "guarded_server"])
+@pytest.mark.parametrize("name", ["open_server", "guarded_server", "open_proxy", "guarded_proxy"])
 def test_a_request_has_one_host(request, name):
     server = request.getfixturevalue(name)
     key = f"Authorization: Bearer {KEYS[0]}\r\nConnection: close\r\n"
@@ -103,17 +117,17 @@ def test_a_request_has_one_host(request, name):
         for hosts, expected in (("", 400), ("Host: localhost\r\nHost: localhost\r\n", 400), ("Host: localhost\r\n", 0)):
             found = status(exchange(server.url, f"GET {path} HTTP/1.1\r\n{hosts}{key}\r\n".encode()))
             assert (found == 400) == (expected == 400), (path, hosts, found)
-    old = f"GET /health HTTP/1.0\r\n{'Host: localhost' if name == 'open_server' else 'X: y'}\r\n\r\n"
+    old = f"GET /health HTTP/1.0\r\n{'Host: localhost' if name.startswith('open') else 'X: y'}\r\n\r\n"
     assert status(exchange(server.url, old.encode())) == 200
 
 
-@pytest.mark.parametrize("name", ["open_server", "guarded_server"])
+@pytest.mark.parametrize("name", ["open_server", "guarded_server", "open_proxy", "guarded_proxy"])
 def test_nothing_leads_to_where_the_host_header_points(request, routes, name):
     server = request.getfixturevalue(name)
     for _, path in routes:
         for method in ("GET", "POST"):
             key = f"Authorization: Bearer {KEYS[0]}"
-            host = "evil.example" if name == "guarded_server" else "localhost"
+            host = "evil.example" if name.startswith("guarded") else "localhost"
             lines = [f"{method} {path}/ HTTP/1.1", f"Host: {host}", "Connection: close", key, "", ""]
             reply = exchange(server.url, "\r\n".join(lines).encode())
             assert not 300 <= status(reply) < 400, reply[:300]

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tests.server.running_proxy import start_proxy
 from tests.server.running_server import start_server
 from tests.threats.bystander import Bystander
 from tests.threats.conftest import KEYS
@@ -27,11 +28,16 @@ LIMITS = {"head_timeout": 1.0, "body_timeout": 2.0, "keep_alive_timeout": 3.0}
 PATIENCE = 30.0
 
 
-@pytest.fixture(scope="module")
-def server(stub_folder):
-    """A server that waits for seconds where others wait for minutes."""
-    with start_server(EngineConfig(model=str(stub_folder)), api_key=KEYS, **LIMITS) as running:
-        yield running
+@pytest.fixture(scope="module", params=["server", "proxy"])
+def server(request, stub_folder):
+    """A server that waits for seconds where others wait for minutes, or a proxy that does."""
+    limits = LIMITS if request.param == "server" else {}
+    with start_server(EngineConfig(model=str(stub_folder)), api_key=KEYS, **limits) as running:
+        if request.param == "server":
+            yield running
+            return
+        with start_proxy([running.url], [running.url], api_key=KEYS, **LIMITS) as proxy:
+            yield proxy
 
 
 @pytest.fixture(autouse=True)
@@ -141,13 +147,17 @@ def test_a_kept_connection_serves_again_within_its_time(server):
     kept.close()
 
 
-@pytest.fixture(scope="module")
-def slow_server(tmp_path_factory):
+@pytest.fixture(scope="module", params=["server", "proxy"])
+def slow_server(request, tmp_path_factory):
     """The same at 20 tokens a second."""
     stub = {"step_seconds": 0.05}
     folder = write_folder(tmp_path_factory.mktemp("models") / "slow", byte_level_tokenizer(), config={"stub": stub})
     with start_server(EngineConfig(model=str(folder)), **LIMITS) as running:
-        yield running
+        if request.param == "server":
+            yield running
+            return
+        with start_proxy([running.url], [running.url], **LIMITS) as proxy:
+            yield proxy
 
 
 @pytest.mark.parametrize("stream", [True, False])

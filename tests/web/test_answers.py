@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.server.running_proxy import start_proxy
 from tests.web.conftest import echo_server
 from tests.web.test_browser import answers, ask, open_settings, until, wait_for_end
 
@@ -142,3 +143,11 @@ def test_a_text_nested_without_end_is_shown_and_the_page_goes_on(echo, open_page
     page.get_by_role("button", name="New conversation").click()
     ask(page, "and now")
     answers(page).get_by_text("and now").first.wait_for()
+
+
+def test_the_page_of_a_proxy_chats_through_it(echo, open_page):
+    with start_proxy([echo.url], [echo.url]) as proxy:
+        page = open_page(proxy.url)
+        ask(page, "through the proxy")
+        wait_for_end(page)
+        assert "through the proxy" in said(page)

@@ -28,13 +28,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tokenmill.config import ServerConfig
-from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.errors import InvalidRequest, TooLarge
 from tokenmill.proxy.bodies import decode_body, may_split, prefill_body
 from tokenmill.proxy.errors import NoServer, ServerFailed
 from tokenmill.proxy.relay import EVENTS, Head, Relay, disconnected, whole_events
 from tokenmill.proxy.servers import Server, Servers
-from tokenmill.server.http.body import read_body
+from tokenmill.server.http.body import MAX_BODY_BYTES, read_body
 from tokenmill.server.http.body_budget import BodyBudget
+from tokenmill.server.http.browser_guard import UPLOAD_ROUTE
 from tokenmill.server.http.errors import ServerStopping
 from tokenmill.server.http.page import page_routes
 from tokenmill.server.http.stack import guard
@@ -126,7 +127,7 @@ class Proxy:
     async def forward(self, request: Request) -> Response:
         """Leave anything else to a decode server; its body goes there as it comes."""
         if _has_body(request):
-            return await self._answer(request, request.stream(), None)
+            return await self._answer(request, _limited(request), None)
         return await self._unless_over(request, self._answer(request, None, None))
 
     async def _prompt(self, request: Request, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -250,6 +251,30 @@ async def _begun(first: bytes, parts: AsyncIterator[bytes]) -> AsyncIterator[byt
     yield first
     async for part in parts:
         yield part
+
+
+def _limited(request: Request) -> AsyncIterator[bytes]:
+    """The body as it comes. Only files may be large: they are not held in memory anywhere.
+
+    Raises:
+        TooLarge: it says that it is larger than the servers take; from the iterator where it shows later.
+    """
+    if request.url.path.endswith(UPLOAD_ROUTE):
+        return request.stream()
+    too_large = TooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+        raise too_large
+
+    async def parts() -> AsyncIterator[bytes]:
+        num_bytes = 0
+        async for part in request.stream():
+            num_bytes += len(part)
+            if num_bytes > MAX_BODY_BYTES:
+                raise too_large
+            yield part
+
+    return parts()
 
 
 def _has_body(request: Request) -> bool:
