@@ -70,7 +70,7 @@ def check_server(config: ServerConfig) -> None:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
     _check_positive(config, "max_body_bytes_in_flight", "data_parallel_size", "api_server_count")
     _check_positive(config, "batch_max_bytes", "batch_max_files")
-    for name in ("engine_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
+    for name in ("engine_timeout", "prompt_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
         seconds = getattr(config, name)
         if not 0 < seconds < math.inf:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tokenmill.config import EngineConfig, ServerConfig
-from tokenmill.replicas.starter import ENGINE_MODULE
+from tokenmill.replicas.starter import ENGINE_MODULE, WORKER_MODULE
 from tokenmill.replicas.topology import EngineSpec
 from tokenmill.server.process.launch import run
 from tokenmill.server.process.screen import StandardError
@@ -22,6 +22,7 @@ class Spec(msgspec.Struct):
     engine: EngineConfig
     server: ServerConfig
     engine_module: str = ENGINE_MODULE
+    worker_module: str = WORKER_MODULE
     engines: tuple[EngineSpec, ...] = ()
     max_files: tuple[int, int] | None = None  # the soft and the hard limit of descriptors
 
@@ -40,4 +41,4 @@ if __name__ == "__main__":
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
     if spec.max_files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, spec.max_files)
-    sys.exit(run(spec.engine, spec.server, Phases, engine_module=spec.engine_module, engines=spec.engines))
+    sys.exit(run(spec.engine, spec.server, Phases, spec.engine_module, spec.engines, spec.worker_module))
