@@ -46,7 +46,7 @@ browser: ## a headless browser for the tests of the page, where this is root's o
 exactness: $(NATIVE_STAMP) $(DEV_STAMP) ## a million tokens with speculation and without, compared bit for bit; ARGS are passed on
 	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.speculation.exactness $(ARGS)
 
-chaos: $(NATIVE_STAMP) $(DEV_STAMP) ## 64 streams while engines and text workers are killed, crash and hang; ARGS are passed on
+chaos: $(NATIVE_STAMP) $(DEV_STAMP) ## 64 streams while engines and text workers are killed, crash, hang and get poison; ARGS are passed on
 	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.server.chaos $(ARGS)
 
 fuzz: $(NATIVE_STAMP) $(DEV_STAMP) ## 20,000 odd bodies for all routes, and the longest stall of the event loop; ARGS are passed on

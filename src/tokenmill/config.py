@@ -337,6 +337,9 @@ class ServerConfig:
     engine_timeout: float = flag(
         30.0, "seconds that a step, or what a text worker does at a time, may take before /health says 503"
     )
+    prompt_timeout: float = flag(
+        2.0, "seconds of CPU that the chat template may take for the messages of one request, per MiB of them"
+    )
     max_restarts: int = flag(
         2, "how often in a minute an engine or a text worker that dies or hangs is started again; 0: the server ends"
     )

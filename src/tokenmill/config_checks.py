@@ -132,7 +132,7 @@ def _check_adapters(config: EngineConfig) -> None:
 
 def _check_times(config: ServerConfig) -> None:
     _check_finite(config)
-    for name in ("engine_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
+    for name in ("engine_timeout", "prompt_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
         seconds = getattr(config, name)
         if seconds <= 0:
             raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")

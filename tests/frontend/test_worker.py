@@ -10,6 +10,7 @@ from tokenmill.core.messages import EncodeText
 from tokenmill.frontend.text_processor import Routed
 from tokenmill.frontend.worker import HUGE_BYTES, LONG_BYTES, PREPARE_PATIENCE, WorkerLoop
 from tokenmill.ipc.heartbeat import Heartbeat
+from tokenmill.replicas.work_page import WorkPage
 from tokenmill.vision.prompts import has_media
 
 
@@ -19,7 +20,7 @@ class StuckProcessor:
     def __init__(self):
         self.begun, self.let_go = threading.Semaphore(0), threading.Event()
 
-    def prepare(self, message):
+    def prepare(self, message, attempt):
         self.begun.release()
         self.let_go.wait()
 
@@ -27,10 +28,10 @@ class StuckProcessor:
         return Routed()
 
 
-def test_a_text_that_is_prepared_in_a_thread_shows_in_the_beats():
+def test_a_text_that_is_prepared_in_a_thread_shows_in_the_beats(tmp_path):
     heartbeat = Heartbeat(zmq.Context.instance(), Path(), SimpleNamespace(name="worker-0", num_dropped=0), timeout=30)
     processor = StuckProcessor()
-    loop = WorkerLoop("worker-0", processor, (None, None, None), heartbeat)
+    loop = WorkerLoop("worker-0", processor, (None, None, None), heartbeat, WorkPage(tmp_path / "page"), 2.0)
     try:
         assert heartbeat.beat().job == ""
         for size in (LONG_BYTES + 1, HUGE_BYTES + 1):

@@ -22,6 +22,14 @@ def test_without_restarts_the_first_death_is_the_last() -> None:
     assert Restarts(0).died(0.0) is None
 
 
+def test_the_two_deaths_of_a_convict_do_not_count() -> None:
+    restarts = Restarts(2)
+    for now in range(0, 20, 2):
+        assert restarts.died(now) == 0.0
+        assert restarts.died(now + 1, is_explained=True) == 0.0
+    assert [restarts.died(now) for now in (20, 21, 22)] == [0.0, 1.0, None]
+
+
 @given(st.integers(1, 4), st.lists(st.floats(0, 100), min_size=1, max_size=30))
 def test_no_more_than_the_limit_come_back_within_a_minute(most: int, gaps: list[float]) -> None:
     restarts, now, deaths = Restarts(most), 0.0, []

@@ -1,4 +1,5 @@
-"""Parts of a server are killed, crash and hang under load: every stream is whole, and what it is without that.
+"""Parts of a server are killed, crash, hang and get what they cannot prepare, under load: every stream is whole, and
+what it is without that.
 
     python -m tests.server.chaos [--streams 64] [--faults 20] [--engines 2] [--api-servers 1]
 
@@ -21,12 +22,15 @@ import httpx
 
 from tests.checkpoints import make_checkpoint
 from tests.server.faulty_engine import CRASH
+from tests.server.hanging_text_worker import KILLED
 from tests.server.running_server import RunningServer, start_server
 from tests.server.streams import answers
 from tokenmill.config import EngineConfig
+from tokenmill.frontend.chat_template import load_chat_template
 from tokenmill.replicas.topology import EngineSpec
 
 ENGINE = "tests.server.faulty_engine"
+WORKER = "tests.server.hanging_text_worker"
 # Longer than any honest step of the test's model on a loaded machine; what hangs is killed after it.
 DEADLINE_SECONDS = 4.0
 # What the log says of each death.
@@ -34,11 +38,26 @@ DEATH = "; it is started again"
 # What is done to which part.
 FAULTS = {
     "an engine is killed": (ENGINE, signal.SIGKILL),
-    "a text worker is killed": ("frontend.worker", signal.SIGKILL),
+    "a text worker is killed": (WORKER, signal.SIGKILL),
     "a native kernel crashes": (ENGINE, CRASH),
     "an engine hangs": (ENGINE, signal.SIGSTOP),
-    "a text worker hangs": ("frontend.worker", signal.SIGSTOP),
+    "a text worker hangs": (WORKER, signal.SIGSTOP),
 }
+# What is said in a chat that nobody can prepare, and how that ends: its template goes on for ever, its tokenizer dies.
+ENDLESS = "GO ROUND FOR EVER"
+POISONS = {"a template never ends": (ENDLESS, 400), "a chat kills text workers": (KILLED, 500)}
+_POISONED = """
+{%- if ENDLESS in messages[-1].content | string -%}
+    {%- for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}
+{%- endif -%}
+"""
+
+
+def poisoned_template(model: Path) -> str:
+    """The template of a model, which never ends for a chat."""
+    template = load_chat_template(model, {})
+    assert template is not None, "the test's model has one"
+    return _POISONED.replace("ENDLESS", repr(ENDLESS)) + template.source
 
 
 def start(model: Path, engines: int, api_servers: int = 1):
@@ -47,6 +66,7 @@ def start(model: Path, engines: int, api_servers: int = 1):
     specs = tuple(EngineSpec(index) for index in range(engines))
     how = {"engine_timeout": DEADLINE_SECONDS, "max_restarts": 1000, "tool_call_parser": "hermes"}
     how |= {"api_server_count": api_servers}
+    how |= {"chat_template": poisoned_template(model), "worker_module": WORKER}
     return start_server(engine, ENGINE, engines=specs, enable_auto_tool_choice=True, **how)
 
 
@@ -60,12 +80,24 @@ def strike(server: RunningServer, fault: str, rng: random.Random) -> float:
 
     Not before the server has seen the death: /health says ok until then, and the next fault would meet this one.
     """
+    if fault in POISONS:
+        return poison(server, *POISONS[fault])
     module, number = FAULTS[fault]
     victim = rng.choice([pid for called, pid in server.children().items() if module in called])
     num_deaths = server.output().count(DEATH)
     began = time.monotonic()
     os.kill(victim, number)
     server.wait_for(lambda: server.output().count(DEATH) > num_deaths, 120)
+    wait_until_well(server)
+    return time.monotonic() - began
+
+
+def poison(server: RunningServer, text: str, status: int) -> float:
+    """Send a chat that nobody can prepare, which must end with this status; seconds until the server is well again."""
+    began = time.monotonic()
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
+    assert reply.status_code == status, reply.text
     wait_until_well(server)
     return time.monotonic() - began
 
@@ -117,7 +149,8 @@ def main() -> None:
     options = parser.parse_args()
     print(f"seed {options.seed}", file=sys.stderr)
     rng = random.Random(options.seed)
-    faults = [*FAULTS] * -(-options.faults // len(FAULTS))
+    kinds = [*FAULTS, *POISONS]
+    faults = kinds * -(-options.faults // len(kinds))
     rng.shuffle(faults)
     with tempfile.TemporaryDirectory() as folder:
         model = make_checkpoint(Path(folder, "tiny"), "qwen3")
@@ -125,7 +158,7 @@ def main() -> None:
         with start(model, options.engines, options.api_servers) as server:
             start_seconds = time.monotonic() - began
             lasted = check(server, options.streams, faults[: options.faults], rng)
-    seconds = {fault: [round(one, 1) for name, one in lasted if name == fault] for fault in FAULTS}
+    seconds = {fault: [round(one, 1) for name, one in lasted if name == fault] for fault in kinds}
     print(
         json.dumps(
             {

@@ -10,7 +10,7 @@ import msgspec
 
 from tests.threats.loop_probe import LoopProbe
 from tokenmill.config import EngineConfig, ServerConfig
-from tokenmill.replicas.starter import ENGINE_MODULE
+from tokenmill.replicas.starter import ENGINE_MODULE, WORKER_MODULE
 from tokenmill.replicas.topology import EngineSpec
 from tokenmill.server.process.launch import run
 from tokenmill.server.process.screen import StandardError
@@ -23,6 +23,7 @@ class Spec(msgspec.Struct):
     engine: EngineConfig
     server: ServerConfig
     engine_module: str = ENGINE_MODULE
+    worker_module: str = WORKER_MODULE
     engines: tuple[EngineSpec, ...] = ()
     max_files: tuple[int, int] | None = None  # the soft and the hard limit of descriptors
     probe_loop: bool = False  # whether the API process says for how long its loop stands still
@@ -51,4 +52,4 @@ if __name__ == "__main__":
     if spec.max_files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, spec.max_files)
     phases = ProbedPhases if spec.probe_loop else Phases
-    sys.exit(run(spec.engine, spec.server, phases, engine_module=spec.engine_module, engines=spec.engines))
+    sys.exit(run(spec.engine, spec.server, phases, spec.engine_module, spec.engines, spec.worker_module))

@@ -132,7 +132,8 @@ def is_alive(pid: int) -> bool:
 def spawn(engine: EngineConfig, engine_module: str = STUB, **server) -> RunningServer:
     """Start a server and do not wait for it."""
     port = server.pop("port", None) or free_port()
-    extra = {name: server.pop(name) for name in ("engines", "max_files", "probe_loop") if name in server}
+    names = ("engines", "max_files", "probe_loop", "worker_module")
+    extra = {name: server.pop(name) for name in names if name in server}
     spec = Spec(engine, ServerConfig(port=port, **server), engine_module, **extra)
     private = Path(tempfile.mkdtemp(prefix="tm-test-"))
     log = private.with_suffix(".log")

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.chaos import FAULTS, check, start
+from tests.server.chaos import FAULTS, POISONS, check, start
 from tests.server.killing_engine import KILLS
 from tests.server.packing_engine import PACKS
 from tests.server.running_server import start_server
@@ -19,7 +19,7 @@ from tokenmill.config import EngineConfig
 
 
 @pytest.mark.parametrize(
-    ("engines", "faults"), [(1, ["a text worker is killed", "a native kernel crashes"]), (2, FAULTS)]
+    ("engines", "faults"), [(1, ["a text worker is killed", "a native kernel crashes", *POISONS]), (2, FAULTS)]
 )
 def test_streams_outlive_whatever_happens_to_a_part(tiny_checkpoint, engines, faults):
     """The long form is `make chaos`."""

@@ -163,13 +163,8 @@ def test_what_cannot_fit_is_refused_before_it_is_looked_at(guarded):
         ("/v1/chat/completions", {"messages": [message], "chat_template_kwargs": {"x": ["y"] * 2_000_000}}),
         ("/tokenize", {"messages": [message], "chat_template_kwargs": {"x": ["y"] * 2_000_000}}),
     ):
-<<<<<<< HEAD
-        reply = guarded_server.post(path, body)
-        assert reply.status_code in (400, 413), (path, reply.text[:200])
-=======
         reply = guarded.post(path, body)
-        assert reply.status_code == 400, (path, reply.text[:200])
->>>>>>> proxy
+        assert reply.status_code in (400, 413), (path, reply.text[:200])
         assert len(reply.content) < 1000
 
 
@@ -179,13 +174,8 @@ def test_deep_json_is_refused(guarded, path, opening):
     for depth in (70, 900, 200_000):
         nested = opening * depth
         for body in (nested, f'{{"messages": {nested}', f'{{"prompt": {nested}', f'{{"tools": {nested}'):
-<<<<<<< HEAD
-            reply = guarded_server.http.post(guarded_server.url + path, content=body)
-            assert reply.status_code in (400, 413), (path, depth, reply.text[:200])
-=======
             reply = guarded.http.post(guarded.url + path, content=body)
-            assert reply.status_code == 400, (path, depth, reply.text[:200])
->>>>>>> proxy
+            assert reply.status_code in (400, 413), (path, depth, reply.text[:200])
     closed = "[" * 200 + "]" * 200
     for field in ("tools", "chat_template_kwargs", "messages"):
         body = f'{{"messages": [{{"role": "user", "content": "x"}}], "{field}": {closed}}}'

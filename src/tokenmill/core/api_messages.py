@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenmill.core.histogram import Histogram
-from tokenmill.core.part_messages import EngineNews, Message
+from tokenmill.core.part_messages import EngineNews, Message, Verdict
 from tokenmill.core.request import FinishReason
 
 
@@ -91,6 +91,7 @@ class WorkerBack(Message):
     inbox: str
     retired: str
     news: list[EngineNews]
+    verdict: Verdict = Verdict()
 
 
 class WorkerTrouble(Message):

@@ -58,6 +58,10 @@ class PromptTooLong(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class PromptTooCostly(InvalidRequest):
+    """To make the prompt takes more time or memory than one request may have."""
+
+
 class InvalidConfig(TokenMillError, ValueError):
     """A flag, a config key or a combination of them that cannot work on this machine or for this model."""
 

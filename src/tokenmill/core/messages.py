@@ -4,6 +4,7 @@
     text worker --(AddRequest, AbortRequests)--> engine
     text worker --(WatchEngine)--> engine --(EngineReport)--> text worker, where there are several engines
     API --(EngineLost, EngineBack, EngineDraining)--> text workers --(EngineIdle)--> API, where engines come and go
+    API --(Retrial)--> text worker --(Cleared)--> API, where its predecessor has died
     API --(LeaveWorker)--> engine, where a text worker has died
     engine --(StepOutputs)--> text worker --(TextOutputs, RequestRejected, Encoded, Decoded, Cleared)--> API
     engine --(EngineProgress, EngineReady, EngineStats)--> API --(EngineReady)--> text workers
@@ -30,7 +31,16 @@ from tokenmill.core.api_messages import ForSibling, FromSibling
 from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineReply, EngineStats
 from tokenmill.core.live import ShowTurns
 from tokenmill.core.media import MediaInput
-from tokenmill.core.part_messages import EngineNews, EngineReport, FromPart, LeaveWorker, Message, Ping, WatchEngine
+from tokenmill.core.part_messages import (
+    EngineNews,
+    EngineReport,
+    FromPart,
+    LeaveWorker,
+    Message,
+    Ping,
+    Retrial,
+    WatchEngine,
+)
 from tokenmill.core.plan import TokenLogprobs
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
@@ -289,7 +299,7 @@ class Decoded(Message):
 
 
 TextMessage = GenerateText | AbortRequests | EncodeText | DecodeTokens | StepOutputs | EngineReady | EngineNews
-ToWorker = TextMessage | EngineReport | Ping
+ToWorker = TextMessage | EngineReport | Ping | Retrial
 EngineControl = SetPaused | ResetPrefixCache | ExplainRequests | LookAtAdapter | ShowTurns
 ToEngine = AddRequest | AbortRequests | LeaveWorker | EngineControl | Ping
 ToReporter = ToEngine | WatchEngine

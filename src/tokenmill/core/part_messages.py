@@ -127,6 +127,31 @@ class Cleared(Message):
     ids: list[str]
 
 
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the death of a part says of the requests that it had in the works; see `EngineLost`."""
+
+    suspects: list[str] = []
+    convicted: list[str] = []
+
+    @property
+    def said(self) -> str:
+        """Who is convicted, as a sentence of the log goes on; empty: nobody."""
+        return f"; request {' '.join(self.convicted)} is not tried again" if self.convicted else ""
+
+
+class Retrial(Message):
+    """The text worker before this one died while it prepared calls: each comes once more, before all others, and is
+    prepared alone. An id stands for its whole call.
+
+    Attributes:
+        suspects: these; they are `Cleared` one by one.
+        ended: nobody waits for these any more; they are `Cleared` at once.
+    """
+
+    suspects: list[str]
+    ended: list[str]
+
+
 EngineNews = EngineLost | EngineBack | EngineDraining
 SignOfLife = Beat | Pong
 FromPart = Cleared | EngineIdle | SignOfLife | PartFailed

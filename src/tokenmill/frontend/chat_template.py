@@ -6,22 +6,18 @@ names of special tokens.
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
+from tokenmill.core.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest, PromptTooCostly
 from tokenmill.core.regular_file import read_regular
 from tokenmill.frontend.chat_messages import normalize_messages
+from tokenmill.frontend.template_budget import TakesLong, TemplateBudget
+from tokenmill.frontend.template_sandbox import TemplateSandbox
 from tokenmill.model_files import read_json
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
@@ -44,10 +40,10 @@ class ChatTemplate:
         """
         self.source = source
         self._special_tokens = dict(special_tokens or {})
-        environment = _environment()
+        self._sandbox = TemplateSandbox()
         try:
-            self._template = environment.from_string(source)
-            self._tool_template = environment.from_string(tool_source) if tool_source else self._template
+            self._template = self._sandbox.from_string(source)
+            self._tool_template = self._sandbox.from_string(tool_source) if tool_source else self._template
         except jinja2.TemplateError as error:
             raise InvalidCheckpoint(f"the chat template does not compile: {error}") from error
 
@@ -59,15 +55,18 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        budget: TemplateBudget | None = None,
     ) -> str:
         """Render a conversation to the prompt's text.
 
         Args:
             continue_final_message: leave the last message open, so that the model goes on with it.
             template_kwargs: further variables, e.g. `enable_thinking`; they never replace the template's own.
+            budget: what it may take; None: any time.
 
         Raises:
-            InvalidRequest: the messages are malformed or the template refuses them.
+            InvalidRequest: the messages are malformed, the template refuses them, or takes too much for them.
+            TakesLong: see `TemplateBudget`.
         """
         messages = normalize_messages(messages)
         if continue_final_message and add_generation_prompt:
@@ -77,12 +76,10 @@ class ChatTemplate:
         extra = {name: value for name, value in (template_kwargs or {}).items() if name not in _RESERVED}
         template = self._tool_template if tools else self._template
         try:
-            text = template.render(
-                **{**self._special_tokens, **extra},
-                messages=messages,
-                tools=tools or None,
-                add_generation_prompt=add_generation_prompt,
-            )
+            own = {"messages": messages, "tools": tools or None, "add_generation_prompt": add_generation_prompt}
+            text = self._sandbox.render(template, {**self._special_tokens, **extra, **own}, budget or TemplateBudget())
+        except (PromptTooCostly, TakesLong):
+            raise
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from error
         except Exception as error:  # a template is a program; whatever it raises concerns this request alone
@@ -143,46 +140,6 @@ def load_chat_template(
 def is_inline(template: str) -> bool:
     """Whether `--chat-template` holds the template itself, as in vLLM: it has these characters and names no file."""
     return any(character in template for character in "{}\n") and not os.path.isfile(template)
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's part for training; it renders as its content."""
-
-    tags = {"generation"}  # noqa: RUF012  jinja2 declares it as an instance attribute
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON: jinja2's own filter escapes HTML characters, which a model must see as they are."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.datetime.now().strftime(pattern)
 
 
 def _cut_after_final_message(text: str, message: dict[str, Any]) -> str:

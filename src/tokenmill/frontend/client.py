@@ -29,13 +29,16 @@ from tokenmill.core.messages import (
     TextOutputs,
     ToWorker,
 )
-from tokenmill.core.part_messages import EngineNews
+from tokenmill.core.part_messages import EngineNews, Verdict
 from tokenmill.core.request import FinishReason
 from tokenmill.frontend.admission_control import AdmissionControl, AdmissionLimits
 from tokenmill.frontend.generation import Generation
 from tokenmill.frontend.open_request import NOBODY, Call, Caller, OpenRequest, RequestObserver
+from tokenmill.frontend.resubmission import messages_again
 from tokenmill.frontend.worker_turns import WorkerTurns
 from tokenmill.replicas.topology import request_mark
+
+KILLS_WORKERS = "the text worker died twice while it prepared this request; it is not tried again"
 
 Send = Callable[[ToWorker], None]
 
@@ -250,28 +253,26 @@ class EngineClient:
         self._open.clear()
         self._fail_calls(self._calls, error)
 
-    def replace(self, worker: int, retired: str, news: Sequence[EngineNews]) -> None:
+    def replace(self, worker: int, retired: str, news: Sequence[EngineNews], verdict: Verdict | None = None) -> None:
         """A text worker has died and been started again: it goes on with what is open, and its calls come once more.
 
         Args:
             retired: the dead one's inbox; what it has left on its way is dropped.
             news: how the engines are.
+            verdict: of the calls that the dead one prepared; suspects go first, and who is convicted goes nowhere.
         """
+        verdict = verdict or Verdict()
+        self._convict(verdict.convicted)
         send = self._workers[worker]
         self._retired.add(retired)
         if self._ready is not None:
             send(self._ready)
         for one in news:
             send(one)
-        resumed: dict[int, tuple[GenerateText, dict[str, list[list[int]]]]] = {}
-        for request_id, request in self._open.items():
-            if request.worker == worker:
-                resumed.setdefault(id(request.prompt), (request.prompt, {}))[1][request_id] = request.deltas
-        for prompt, deltas in resumed.values():
-            send(msgspec.structs.replace(prompt, resumed=deltas))
-        for call in self._calls.values():
-            if call.worker == worker:
-                send(call.message)
+        own = {request_id: request for request_id, request in self._open.items() if request.worker == worker}
+        calls = [call for call in self._calls.values() if call.worker == worker]
+        for message in messages_again(own, calls, verdict):
+            send(message)
 
     def lose(self, worker: int, error: Exception) -> None:
         """End what a text worker has been given with this error; if it wakes up one day, it drops that too."""
@@ -283,6 +284,12 @@ class EngineClient:
         if ids:
             self._workers[worker](AbortRequests(ids))
         self._fail_calls([call_id for call_id, call in self._calls.items() if call.worker == worker], error)
+
+    def _convict(self, ids: Sequence[str]) -> None:
+        """End the calls that begin with these ids."""
+        for first in ids:
+            own = [request_id for request_id, one in self._open.items() if one.prompt.ids[0] == first]
+            self._reject(RequestRejected(ids=own or [first], status=500, error=KILLS_WORKERS))
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,10 @@ class PrepareThread:
         """Nobody waits for these any more; an id that is not inside is ignored."""
         self._aborted.update(self._inside.intersection(ids))
 
+    def holds(self, request_id: str) -> bool:
+        """Whether a message with this id is inside, or has not been fetched yet."""
+        return request_id in self._inside
+
     def acknowledge(self) -> None:
         """Make `fd` wait for the next one."""
         with contextlib.suppress(OSError):  # it has not rung

@@ -9,6 +9,7 @@ import msgspec
 from tokenmill.core.errors import InvalidRequest, PromptTooLong
 from tokenmill.core.media import MediaInput
 from tokenmill.core.messages import EncodeText, GenerateText
+from tokenmill.frontend.attempt import Attempt
 from tokenmill.frontend.chat_template import ChatTemplate
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.vision.prompts import MediaPrompts
@@ -37,11 +38,12 @@ class PromptEncoder:
         self.max_model_len = 0
         self.vocab_size = tokenizer.vocab_size
 
-    def prompt(self, message: GenerateText) -> tuple[list[int], list[MediaInput]]:
+    def prompt(self, message: GenerateText, attempt: Attempt) -> tuple[list[int], list[MediaInput]]:
         """The prompt of a request, and its images.
 
         Raises:
             InvalidRequest: it is empty, too long, outside the vocabulary, or the chat template refuses it.
+            TakesLong: see `Attempt`, for `tokens` too.
         """
         param = "prompt" if message.messages is None else "messages"
         is_cut = message.truncate_prompt_tokens is not None
@@ -50,9 +52,9 @@ class PromptEncoder:
             token_ids = message.token_ids
         elif message.messages is not None:
             # The template spells out every special token, so the tokenizer must not add its own.
-            token_ids, media = self._chat(message, is_cut)
+            token_ids, media = self._chat(message, attempt, is_cut)
         else:
-            token_ids = self._encode(message.text or "", True, param, is_cut)
+            token_ids = self._encode(message.text or "", attempt, param, is_cut)
         if not token_ids:
             raise InvalidRequest("the prompt is empty: at least one token is needed", param)
         self.check_ids(token_ids, param)
@@ -64,7 +66,7 @@ class PromptEncoder:
             raise self._too_long(f"{len(token_ids)} tokens", param)
         return token_ids, media
 
-    def tokens(self, message: EncodeText) -> list[int]:
+    def tokens(self, message: EncodeText, attempt: Attempt) -> list[int]:
         """The tokens of a text or a chat, of up to some contexts.
 
         Raises:
@@ -72,9 +74,9 @@ class PromptEncoder:
         """
         param = "prompt" if message.messages is None else "messages"
         if message.messages is not None and self._media is not None:
-            return self._chat(message, is_cut=True)[0]
-        text = (message.text or "") if message.messages is None else self._render(message, is_cut=True)
-        return self._encode(text, message.add_special_tokens, param, is_cut=True)
+            return self._chat(message, attempt, is_cut=True)[0]
+        text = (message.text or "") if message.messages is None else self._render(message, attempt, is_cut=True)
+        return self._encode(text, attempt, param, is_cut=True, adds_special_tokens=message.add_special_tokens)
 
     def check_to_decode(self, token_ids: Sequence[int]) -> None:
         """Refuse ids outside the vocabulary, and more of them than anybody can have had from here.
@@ -110,28 +112,35 @@ class PromptEncoder:
             count = max(1, self.max_model_len - (max_tokens or 1))
         return token_ids[-count:]
 
-    def _encode(self, text: str, add_special_tokens: bool, param: str, is_cut: bool = False) -> list[int]:
+    def _encode(
+        self, text: str, attempt: Attempt, param: str, is_cut: bool = False, *, adds_special_tokens: bool = True
+    ) -> list[int]:
         # A text that cannot fit even if it were all of the longest tokens is not worth encoding. The first comparison
         # spares almost every request the second, which looks through the vocabulary once.
         if self._cannot_fit(len(text), is_cut):
             raise self._too_long(f"{len(text)} characters", param, is_cut)
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        attempt.begin_encoding(len(text))
+        return self._tokenizer.encode(text, add_special_tokens=adds_special_tokens)
 
     def _cannot_fit(self, num_characters: int, is_cut: bool) -> bool:
         room = self.max_model_len * (_MOST_TO_CUT if is_cut else 1)
         return 0 < 8 * room < num_characters and num_characters > self._tokenizer.longest_token * room
 
-    def _chat(self, message: GenerateText | EncodeText, is_cut: bool) -> tuple[list[int], list[MediaInput]]:
+    def _chat(
+        self, message: GenerateText | EncodeText, attempt: Attempt, is_cut: bool
+    ) -> tuple[list[int], list[MediaInput]]:
         """The tokens of a chat, and what it shows. The template spells out every special token, so none is added."""
         if self._media is None:
-            return self._encode(self._render(message, is_cut), False, "messages", is_cut), []
+            text = self._render(message, attempt, is_cut)
+            return self._encode(text, attempt, "messages", is_cut, adds_special_tokens=False), []
         assert message.messages is not None, "only chats have images"
         bare, items = self._media.take(message.messages)
         (bare, tools), mark = self._media.hide([bare, message.tools])
-        text = self._render(msgspec.structs.replace(message, messages=bare, tools=tools), is_cut)
+        text = self._render(msgspec.structs.replace(message, messages=bare, tools=tools), attempt, is_cut)
+        attempt.begin_encoding(len(text))
         return self._media.place(self._media.encode(text, mark, items), items)
 
-    def _render(self, message: GenerateText | EncodeText, is_cut: bool) -> str:
+    def _render(self, message: GenerateText | EncodeText, attempt: Attempt, is_cut: bool) -> str:
         if self._chat_template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions or serve with --chat-template")
         assert message.messages is not None, "only chats are rendered"
@@ -149,6 +158,7 @@ class PromptEncoder:
             add_generation_prompt=bool(kwargs.get("add_generation_prompt", not continues)),
             continue_final_message=continues,
             template_kwargs=kwargs,
+            budget=attempt.begin_rendering(num_bytes),
         )
 
     def _too_long(self, size: str, param: str, is_cut: bool = False) -> PromptTooLong:

@@ -12,14 +12,16 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.engine_messages import EngineReady
-from tokenmill.core.errors import InvalidRequest, Unavailable
+from tokenmill.core.errors import InvalidRequest, PromptTooCostly, Unavailable
 from tokenmill.core.media import MediaInput
 from tokenmill.core.messages import CallRules, Decoded, DecodeTokens, Encoded, EncodeText, GenerateText, RequestRejected
 from tokenmill.core.sampling_params import Grammar, SamplingParams
 from tokenmill.core.structured_outputs import StructuredOutputs
+from tokenmill.frontend.attempt import ANY_TIME, Attempt
 from tokenmill.frontend.chat_template import ChatTemplate
 from tokenmill.frontend.grammar_builder import GrammarBuilder, Thinking
 from tokenmill.frontend.prompt_encoder import PromptEncoder
+from tokenmill.frontend.template_budget import TakesLong
 from tokenmill.frontend.tokenizer import Tokenizer
 from tokenmill.frontend.tool_parsers.protocol import read_tool
 from tokenmill.frontend.tool_parsers.select import NOTATIONS, STYLES
@@ -72,23 +74,30 @@ class PromptProcessor:
         self._prompts.max_model_len = ready.max_model_len
         self._prompts.vocab_size = ready.vocab_size
 
-    def prepare(self, message: Question) -> Prepared:
-        """What a message comes to, or why it is refused; never raises for what a client sent."""
+    def prepare(self, message: Question, attempt: Attempt = ANY_TIME) -> Prepared:
+        """What a message comes to, or why it is refused; never raises for what a client sent.
+
+        Raises:
+            TakesLong: it is not done in a hurry.
+        """
         try:
             match message:
                 case GenerateText():
-                    return self._prompt(message)
+                    return self._prompt(message, attempt)
                 case EncodeText():
-                    ids = self._prompts.tokens(message)
+                    ids = self._prompts.tokens(message, attempt)
                     return Encoded(message.id, ids, [self._tokenizer.token(token_id) or "" for token_id in ids])
                 case DecodeTokens():
                     self._prompts.check_to_decode(message.token_ids)
                     return Decoded(message.id, self._tokenizer.decode(message.token_ids))
+        except TakesLong:
+            raise
         except Exception as error:
             return rejection(message, error)
 
-    def _prompt(self, message: GenerateText) -> PreparedPrompt:
-        prompt, media = self._prompts.prompt(message)
+    def _prompt(self, message: GenerateText, attempt: Attempt) -> PreparedPrompt:
+        prompt, media = self._prompts.prompt(message, attempt)
+        attempt.note("prepared")
         message.params.check_vocabulary(self._prompts.vocab_size)
         thinking = self._thinking(message.reasoning, prompt)
         params = self._constrained(message, thinking)
@@ -157,6 +166,8 @@ def ids_of(message: Question) -> list[str]:
 def rejection(message: Question, error: Exception) -> RequestRejected:
     """Tell of an error: all of one that the client can mend or that may pass, of any other that there was one."""
     ids = ids_of(message)
+    if isinstance(error, PromptTooCostly):
+        _logger.warning("request %s: %s", ids[0], error)
     if isinstance(error, InvalidRequest):
         return RequestRejected(ids=ids, status=error.status, error=str(error), param=error.param, code=error.code)
     if isinstance(error, Unavailable):

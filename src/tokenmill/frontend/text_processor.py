@@ -41,6 +41,7 @@ from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.demo import demo_model_path
 from tokenmill.frontend.answer_parser import AnswerParser
+from tokenmill.frontend.attempt import ANY_TIME, Attempt
 from tokenmill.frontend.chat_template import ChatTemplate, load_chat_template
 from tokenmill.frontend.detokenizer import IncrementalDetokenizer
 from tokenmill.frontend.grammar_builder import Thinking
@@ -140,9 +141,13 @@ class TextProcessor:
 
     # --- prompts in -------------------------------------------------------------------------------------------------
 
-    def prepare(self, message: Question) -> Prepared:
-        """The part of `process` that takes long and may be done in a thread; `start` is the rest of it."""
-        return self._prompts.prepare(message)
+    def prepare(self, message: Question, attempt: Attempt = ANY_TIME) -> Prepared:
+        """The part of `process` that takes long and may be done in a thread; `start` is the rest of it.
+
+        Raises:
+            TakesLong: it is not done in a hurry.
+        """
+        return self._prompts.prepare(message, attempt)
 
     def start(self, message: Question, prepared: Prepared) -> Routed:
         """Start what is prepared, or answer."""

@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,10 +41,14 @@ from tokenmill.core.part_messages import (
     PartFailed,
     Ping,
     Pong,
+    Retrial,
 )
 from tokenmill.core.request import FinishReason
+from tokenmill.frontend.desk import Desk
 from tokenmill.frontend.prepare_thread import PrepareThread
-from tokenmill.frontend.prompt_processor import Prepared, Question
+from tokenmill.frontend.prompt_processor import Question, ids_of
+from tokenmill.frontend.retrials import Retrials
+from tokenmill.frontend.template_budget import TakesLong
 from tokenmill.frontend.text_processor import Routed, TextProcessor, load_text_processor
 from tokenmill.ipc.channels import API, LAST_WORD_MILLISECONDS, Inbox, Outbox, api_name, engine_name, worker_name
 from tokenmill.ipc.heartbeat import Heartbeat
@@ -53,7 +57,9 @@ from tokenmill.ipc.log_lines import LineHandler
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
 from tokenmill.replicas.dispatcher import Dispatcher
 from tokenmill.replicas.launch_file import LaunchFile
+from tokenmill.replicas.suspects import page_path
 from tokenmill.replicas.topology import request_mark
+from tokenmill.replicas.work_page import WorkPage
 from tokenmill.routing.policies import policy_of
 from tokenmill.routing.router import Router
 from tokenmill.vision.prompts import has_media
@@ -85,11 +91,12 @@ def run_worker(folder: Path, index: int, alive_fd: int, life: int = 0) -> int:
     inboxes = {spec.index: engine_name(spec.index) for spec in launch.topology.engines}
     policy = launch.server.routing_policy if launch.topology.has_replicas else "fewest"
     router = Router(list(inboxes), policy_of(policy, last=index - 1))
+    page = WorkPage(page_path(folder, inbox.name))
     predecessor = worker_name(index, life - 1) if life else ""
     engines = Dispatcher(inboxes, lambda name: Outbox(context, folder, name), router, predecessor, request_mark(index))
     try:
         with Heartbeat(context, folder, inbox, launch.server.engine_timeout) as heartbeat:
-            _serve(launch, index, (inbox, supervisor, api, engines), alive_fd, heartbeat)
+            _serve(launch, page, (inbox, supervisor, api, engines), alive_fd, heartbeat)
         return 0
     except TokenMillError as error:
         supervisor.send(PartFailed(inbox.name, str(error), error.exit_code))
@@ -103,7 +110,7 @@ def run_worker(folder: Path, index: int, alive_fd: int, life: int = 0) -> int:
         context.term()
 
 
-def _serve(launch: LaunchFile, index: int, sockets: Sockets, alive_fd: int, heartbeat: Heartbeat) -> None:
+def _serve(launch: LaunchFile, page: WorkPage, sockets: Sockets, alive_fd: int, heartbeat: Heartbeat) -> None:
     inbox, supervisor, api, engines = sockets
     poller = zmq.Poller()
     poller.register(inbox.socket, zmq.POLLIN)
@@ -123,7 +130,8 @@ def _serve(launch: LaunchFile, index: int, sockets: Sockets, alive_fd: int, hear
                 if isinstance(message, EngineReady):
                     heartbeat.begin("loading the tokenizer", START_PATIENCE)
                     loaded = early.get(message.model) or _load(launch, message.model, inbox.name)
-                    loop = WorkerLoop(inbox.name, loaded.result(), (supervisor, api, engines), heartbeat)
+                    ways, seconds = (supervisor, api, engines), launch.server.prompt_timeout
+                    loop = WorkerLoop(inbox.name, loaded.result(), ways, heartbeat, page, seconds)
                     caches = launch.engine.enable_prefix_caching
                     engines.begin(inbox.name, message.page_size if caches else 0, message.fingerprint)
                     for fd in loop.fds:
@@ -158,24 +166,30 @@ class WorkerLoop:
         processor: TextProcessor,
         ways: tuple[Outbox, Outbox, Dispatcher],
         heartbeat: Heartbeat,
+        page: WorkPage,
+        seconds: float,
     ) -> None:
-        """`name`: of the inbox; `ways`: as in `Sockets`."""
+        """`name`: of the inbox; `ways`: as in `Sockets`; `page`, `seconds`: see `Desk`."""
         self._name = name
         self._processor = processor
         self._supervisor, self._api, self._engines = ways
-        self._long = PrepareThread(_watched(processor.prepare, heartbeat, "a long text"))
-        self._huge = PrepareThread(_watched(processor.prepare, heartbeat, "a huge text"))
+        self._desk, long, huge = (Desk(processor.prepare, page, line, seconds) for line in range(3))
+        self._long = PrepareThread(long.watched(heartbeat, "a long text", PREPARE_PATIENCE))
+        self._huge = PrepareThread(huge.watched(heartbeat, "a huge text", PREPARE_PATIENCE))
+        self._retrials = Retrials(lambda ids: self._supervisor.send(Cleared(ids)))
         self._threads = (self._long, self._huge)
         self.fds = [thread.fd for thread in self._threads]
 
-    def take(self, message: TextMessage | EngineReport, num_bytes: int) -> None:
+    def take(self, message: TextMessage | EngineReport | Retrial, num_bytes: int) -> None:
         """Handle a message of this size, or let a thread begin with it."""
-        if isinstance(message, GenerateText | EncodeText | DecodeTokens) and _takes_long(message, num_bytes):
-            (self._huge if num_bytes > HUGE_BYTES else self._long).put(message)
+        if isinstance(message, Retrial):
+            self._retrials.begin(message.suspects, message.ended)
+            return
+        if isinstance(message, GenerateText | EncodeText | DecodeTokens):
+            self._prepare(message, num_bytes)
             return
         if isinstance(message, AbortRequests):
-            for thread in self._threads:
-                thread.abort(message.ids)
+            self._abort(message.ids)
         if isinstance(message, EngineLost) and message.convicted:
             errors = [TokenOutput(one, [], FinishReason.ERROR, error=KILLS_ENGINES) for one in message.convicted]
             self.take(StepOutputs(0, errors), 0)
@@ -190,6 +204,46 @@ class WorkerLoop:
         for engine in self._engines.idle():
             self._supervisor.send(EngineIdle(engine, self._name))
 
+    def _prepare(self, message: Question, num_bytes: int) -> None:
+        """Prepare a message now, or let it wait in line; see `Retrials`."""
+        if not self._retrials.holds_back:
+            self._begin(message, num_bytes)
+            return
+        self._retrials.wait(message, num_bytes)
+        self._go_on()
+
+    def _begin(self, message: Question, num_bytes: int) -> None:
+        is_alone = self._retrials.is_on
+        thread = self._huge if num_bytes > HUGE_BYTES else self._long
+        if not _takes_long(message, num_bytes):
+            try:
+                prepared = self._desk.prepare(message, is_hurried=not is_alone)
+            except TakesLong:
+                pass  # a thread has more time
+            else:
+                self._send(self._processor.start(message, prepared))
+                self._retrials.finished(ids_of(message)[0])
+                return
+        thread.put(message)
+        if is_alone:
+            self._retrials.prepares(message)
+
+    def _abort(self, ids: Sequence[str]) -> None:
+        for thread in self._threads:
+            thread.abort(ids)
+        if self._retrials.holds_back:
+            self._retrials.abort(ids)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Whose turn it is goes on."""
+        while (waiting := self._retrials.next()) is not None:
+            message, num_bytes = waiting
+            if isinstance(message, AbortRequests):
+                self.take(message, num_bytes)
+            else:
+                self._begin(message, num_bytes)
+
     def hand_on_finished(self) -> None:
         """Send on what the threads have prepared."""
         for thread in self._threads:
@@ -197,6 +251,10 @@ class WorkerLoop:
                 self._send(self._processor.start(message, prepared))
                 if aborted:  # its other continuations are wanted
                     self._send(self._processor.process(AbortRequests(aborted)))
+        alone = self._retrials.alone
+        if alone is not None and not any(thread.holds(alone) for thread in self._threads):
+            self._retrials.finished(alone)
+            self._go_on()
 
     def acknowledge(self, events: Container[object]) -> None:
         """Of the `fds`, make those wait that are readable; `hand_on_finished` must follow."""
@@ -220,21 +278,8 @@ class WorkerLoop:
 
 
 def _takes_long(message: Question, num_bytes: int) -> bool:
-    """True for long texts and for images, which another process decodes however short they are."""
+    """Return True for long texts and for images, which another process decodes however short they are."""
     return num_bytes > LONG_BYTES or (not isinstance(message, DecodeTokens) and has_media(message.messages))
-
-
-def _watched(prepare: Callable[[Question], Prepared], heartbeat: Heartbeat, job: str) -> Callable[[Question], Prepared]:
-    """`prepare` for a thread of its own, which the heartbeat tells of."""
-
-    def work(message: Question) -> Prepared:
-        heartbeat.begin(job, PREPARE_PATIENCE, thread=job)
-        try:
-            return prepare(message)
-        finally:
-            heartbeat.rest(thread=job)
-
-    return work
 
 
 def _load_early(launch: LaunchFile, name: str) -> dict[str, Future[TextProcessor]]:

@@ -36,8 +36,8 @@ class Child(Protocol):
         """End it, by force if need be."""
         ...
 
-    def kill(self) -> None:
-        """End it at once, if that is possible."""
+    def kill(self, by: str) -> None:
+        """End it at once, if that is possible. `by`: who does that and why, as sentences about its end should say."""
 
     async def stacks(self) -> str:
         """What its threads are doing, or why that cannot be told."""
@@ -53,16 +53,24 @@ class ChildProcess:
     """
 
     def __init__(
-        self, name: str, process: subprocess.Popen[bytes], on_line: Callable[[str], None], stacks: Path
+        self,
+        name: str,
+        process: subprocess.Popen[bytes],
+        on_line: Callable[[str], None],
+        stacks: Path,
+        work: Callable[[], str] = str,
     ) -> None:
         """
         Args:
             process: with pipes for all its output and its standard input; see `Starter`.
             stacks: see `stack_file`.
+            work: what it was at when it ended, as a sentence goes on.
         """
         self.name = name
         self.process = process
         self._stacks = stacks
+        self._work = work
+        self._killed_by = ""
         self._on_line = on_line
         self._last_lines: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
         self._loop = asyncio.get_running_loop()
@@ -77,7 +85,9 @@ class ChildProcess:
             await asyncio.wait_for(asyncio.shield(self._reader), timeout=0.5)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if code == -signal.SIGKILL:
-            how += ", as the system does when its memory has run out"
+            memory = ", as the system does when its memory has run out"
+            how = f"was killed by {self._killed_by}" if self._killed_by else how + memory
+        how += self._work()
         lines = "".join(f"\n  | {line}" for line in self._last_lines)
         return f"the {self.name} process {how}" + (f"; its last lines:{lines}" if lines else "")
 
@@ -88,14 +98,15 @@ class ChildProcess:
             try:
                 await asyncio.wait_for(asyncio.shield(self._code), timeout=_TERMINATE_SECONDS)
             except TimeoutError:
-                self.kill()
+                self.kill("the server, which ends it")
                 await self._code
         self._reader.cancel()
         assert self.process.stdin is not None
         self.process.stdin.close()
 
-    def kill(self) -> None:
+    def kill(self, by: str) -> None:
         """See `Child`."""
+        self._killed_by = self._killed_by or by
         self.process.kill()
 
     async def stacks(self) -> str:
@@ -155,7 +166,7 @@ class WorkerThread:
             self._alive_writer = -1
             await asyncio.to_thread(self._thread.join, 1.0)
 
-    def kill(self) -> None:
+    def kill(self, by: str) -> None:
         """A thread cannot be ended."""
 
     async def stacks(self) -> str:

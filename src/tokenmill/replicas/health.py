@@ -90,6 +90,12 @@ class PartHealth:
         return self._unanswered > self._timeout + SILENT_SECONDS
 
     @property
+    def delay(self) -> float:
+        """For how many seconds it has let others wait."""
+        beat = self._beat
+        return max(self._silence, self._unanswered, beat.seconds if beat is not None and beat.job else 0.0)
+
+    @property
     def trouble(self) -> str | None:
         """What is wrong, a sentence that names it; None: nothing."""
         if self._silence > self._silent_seconds:

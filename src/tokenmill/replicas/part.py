@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tokenmill.core.api_messages import AbortCalls, FindCalls, FromSibling
 from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineStats
 from tokenmill.core.messages import FromWorker
-from tokenmill.core.part_messages import EngineNews
+from tokenmill.core.part_messages import EngineNews, Verdict
 from tokenmill.ipc.channels import Outbox
 from tokenmill.replicas.children import Child
 
@@ -21,7 +21,8 @@ class Owner:
     Attributes:
         ended: a part has ended for good or cannot go on, so that the server should: the exit code, and a sentence.
         died: a part has died and is started again: what to call it in a field, and a sentence.
-        replaced: a text worker is there again: its index, the inbox of the dead one, and how the engines are.
+        replaced: a text worker is there again: its index, the inbox of the dead one, how the engines are, and what its
+            death says of the calls that it prepared.
         hung: a part hangs or goes on: what to call it in a field, and a sentence with its stacks.
         answered: what a text worker says of requests, or another API process.
         told: an engine has sent its numbers, is ready once more, or there is other news of it.
@@ -31,7 +32,7 @@ class Owner:
 
     ended: Callable[[int, str], None]
     died: Callable[[str, str], None]
-    replaced: Callable[[int, str, Sequence[EngineNews]], None]
+    replaced: Callable[[int, str, Sequence[EngineNews], Verdict], None]
     hung: Callable[[str, str], None]
     answered: Callable[[FromWorker | FromSibling | FindCalls | AbortCalls], None]
     told: Callable[[EngineReady | EngineStats | EngineNews], None]

@@ -32,11 +32,17 @@ class Restarts:
         self._most = most
         self._deaths: deque[float] = deque()
 
-    def died(self, now: float) -> float | None:
-        """How long to wait before it is started again, in seconds; None: it should not be."""
+    def died(self, now: float, is_explained: bool = False) -> float | None:
+        """How long to wait before it is started again, in seconds; None: it should not be.
+
+        `is_explained`: a request has been convicted, which is not tried again: neither this death counts nor the last.
+        """
         while self._deaths and now - self._deaths[0] > BACK_OFF_MEMORY_SECONDS:
             self._deaths.popleft()
         number = len(self._deaths)
+        if is_explained and number:
+            self._deaths.pop()
+            return BACK_OFF_SECONDS[0]
         self._deaths.append(now)
         if sum(now - death <= LIMIT_SECONDS for death in self._deaths) > self._most:
             return None

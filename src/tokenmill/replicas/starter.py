@@ -23,11 +23,12 @@ class Starter:
     """Starts processes, and keeps those that it has begun early until they are asked for.
 
     Attributes:
-        engine_module: the module that runs as the process of an engine.
+        engine_module: the module that runs as the process of an engine. worker_module: of a text worker.
     """
 
-    def __init__(self, engine_module: str = ENGINE_MODULE) -> None:
+    def __init__(self, engine_module: str = ENGINE_MODULE, worker_module: str = WORKER_MODULE) -> None:
         self.engine_module = engine_module
+        self.worker_module = worker_module
         self._early: dict[str, subprocess.Popen[bytes]] = {}
 
     @contextlib.contextmanager
@@ -38,7 +39,7 @@ class Starter:
                 arguments = (str(spec.index), str(rank))
                 self._early[engine_name(spec.index, rank)] = self._start(self.engine_module, folder, arguments, 0)
         for index in topology.workers if topology.tokenizer_workers else ():
-            self._early[worker_name(index)] = self._start(WORKER_MODULE, folder, (str(index),), 0)
+            self._early[worker_name(index)] = self._start(self.worker_module, folder, (str(index),), 0)
         try:
             yield self
         finally:

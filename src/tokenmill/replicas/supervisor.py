@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -30,6 +31,7 @@ from tokenmill.core.part_messages import (
     Ping,
     Pong,
     SignOfLife,
+    Verdict,
 )
 from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name, worker_name
 from tokenmill.ipc.inbox_reader import InboxReader
@@ -42,9 +44,9 @@ from tokenmill.replicas.health import PartHealth
 from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.part import Owner, Part
 from tokenmill.replicas.restarts import PartCounts, Restarts
-from tokenmill.replicas.starter import WORKER_MODULE, Starter
-from tokenmill.replicas.suspects import Suspicion, page_path, running_at_death
+from tokenmill.replicas.starter import Starter
 from tokenmill.replicas.topology import EngineSpec
+from tokenmill.replicas.trials import Trials
 
 
 class Supervisor:
@@ -83,12 +85,12 @@ class Supervisor:
         self._max_restarts = launch.server.max_restarts
         self.engines = Engines(self._engine(spec) for spec in topology.engines)
         for name, index in self._worker_of.items():
-            self._add_part(name, WORKER_MODULE, str(index))
+            self._add_part(name, starter.worker_module, str(index))
         self.workers: Sequence[Callable[[ToWorker], None]] = [self._to(name) for name in self._worker_of]
         self.counts = PartCounts()
         self._is_started = False
         self._returns: set[asyncio.Task[None]] = set()
-        self._suspicion = Suspicion()
+        self._trials = Trials(folder)
 
     @property
     def trouble(self) -> str | None:
@@ -106,7 +108,7 @@ class Supervisor:
         starting = [name for name in self._worker_of if self._is_started and self._hangs.parts[name].is_starting]
         again = [self._parts[name].called for name in starting]
         again += [self._parts[engine_name(engine.index)].called for engine in engines]
-        return again or self._suspicion.under_trial
+        return again or self._trials.under_trial
 
     async def start(self) -> list[EngineReady]:
         """Start all parts; return what the engines say of themselves when they are ready."""
@@ -139,8 +141,10 @@ class Supervisor:
         return self._parts[worker_name(index)].inbox
 
     def restart_worker(self, index: int) -> None:
-        """End a text worker at once. It comes back as after any other death."""
-        self._kill(worker_name(index))
+        """End a text worker at once, with all that it has. It comes back as after any other death."""
+        part = self._parts[worker_name(index)]
+        self._trials.forget_worker(part.inbox, part.called)
+        self._kill(worker_name(index), "the server, since the API process that it worked for has ended")
 
     # --- engines that come and go -----------------------------------------------------------------------------------
 
@@ -225,7 +229,8 @@ class Supervisor:
             part.child = WorkerThread(self._folder, self._run_worker)
         else:
             process = self._starter.start(name, part.module, self._folder, part.arguments, part.life)
-            part.child = ChildProcess(part.called, process, self._owner.line, stack_file(self._folder, part.inbox))
+            stacks, work = stack_file(self._folder, part.inbox), partial(self._trials.work_of, part.inbox)
+            part.child = ChildProcess(part.called, process, self._owner.line, stacks, work)
         part.watcher = asyncio.ensure_future(self._end_with(name, part.child))
 
     async def _end_with(self, name: str, child: Child) -> None:
@@ -236,16 +241,19 @@ class Supervisor:
         if engine is not None and self.engines[engine].is_new:
             self.engines[engine].fail(how)
             return
-        pause = self._restarts[name].died(time.monotonic()) if self._can_return(child) else None
+        dead = self._parts[name if engine is None else engine_name(engine)]
+        verdict = self._trials.died(dead.inbox, dead.called, engine is not None)
+        can_return, is_explained = self._can_return(child), bool(verdict.convicted)
+        pause = self._restarts[name].died(time.monotonic(), is_explained) if can_return else None
         if pause is None:
             deaths = self._max_restarts + 1
             too_often = f"\n{deaths} deaths in a minute are too many; the log says of what" if deaths > 1 else ""
-            self._owner.ended(1, how + (too_often if self._can_return(child) else ""))
+            self._owner.ended(1, how + (too_often if can_return else ""))
             return
-        self._owner.died(self._parts[name].label, f"{how}; it is started again")
+        self._owner.died(self._parts[name].label, f"{how}{verdict.said}; it is started again")
         for own in self._with_ranks(name):
             self._parts[own].ignore()
-        task = asyncio.ensure_future(self._return(name, pause))
+        task = asyncio.ensure_future(self._return(name, pause, verdict))
         self._returns.add(task)
         task.add_done_callback(self._returns.discard)
 
@@ -253,17 +261,15 @@ class Supervisor:
         """A thread cannot be ended, so none may take its place; who never began would not the next time."""
         return self._is_started and isinstance(child, ChildProcess)
 
-    async def _return(self, name: str, pause: float) -> None:
+    async def _return(self, name: str, pause: float, verdict: Verdict) -> None:
         """Start a part again: a text worker, or an engine with all its ranks."""
         engine = self._engine_of.get(name)
-        first = name if engine is None else engine_name(engine)
-        page, names = page_path(self._folder, self._parts[first].inbox), self._with_ranks(name)
+        names = self._with_ranks(name)
         for own in names:
             await self._bury(own)
         if engine is not None:
             self.engines[engine].lose()
-            called = self._parts[engine_name(engine)].called
-            self._tell_workers(EngineLost(engine, *self._suspicion.died(running_at_death(page), called)))
+            self._tell_workers(EngineLost(engine, verdict.suspects, verdict.convicted))
         await asyncio.sleep(pause)
         for own in names:
             part = self._parts[own]
@@ -271,9 +277,9 @@ class Supervisor:
             await self._start(own)
             self.counts.restarts[self._parts[own].label] = self._parts[own].life
         if engine is None:
-            self._suspicion.clear()
+            self._trials.forget_engines()
             index = self._worker_of[name]
-            self._owner.replaced(index, worker_name(index, self._parts[name].life - 1), self.news())
+            self._owner.replaced(index, worker_name(index, self._parts[name].life - 1), self.news(), verdict)
 
     def _with_ranks(self, name: str) -> list[str]:
         """The parts that live and die together with this one."""
@@ -332,7 +338,7 @@ class Supervisor:
             case Beat() | Pong():
                 self._note_sign(message)
             case Cleared():
-                self._suspicion.clear(message.ids)
+                self._trials.clear(message.ids)
             case EngineIdle():
                 if message.engine in self.engines and message.worker in self._part_at:
                     self.engines[message.engine].note_idle(self._part_at[message.worker])
@@ -374,11 +380,11 @@ class Supervisor:
         child = self._parts[name].child
         return "it is being started" if child is None else await child.stacks()
 
-    def _kill(self, name: str) -> None:
+    def _kill(self, name: str, by: str) -> None:
         """End the process of a part, if it is one and lives."""
         child = self._parts[name].child
         if child is not None:
-            child.kill()
+            child.kill(by)
 
     def _say(self, name: str, text: str) -> None:
         self._owner.hung(self._parts[name].label, text)
@@ -386,6 +392,6 @@ class Supervisor:
     def _ticked(self, name: str, health: PartHealth) -> None:
         is_hopeless = self._is_started and health.is_overdue and self._hangs.has_reported(name)
         if is_hopeless and self._max_restarts:
-            self._kill(name)
+            self._kill(name, f"the watchdog after {health.delay:.1f} s without an answer")
         if name in self._worker_of:
             self._owner.ticked(self._worker_of[name], health.is_deaf, health.is_lost)

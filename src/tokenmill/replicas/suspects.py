@@ -102,6 +102,11 @@ class Suspicion:
         self._engine = ""
 
     @property
+    def suspects(self) -> set[str]:
+        """Those who are under suspicion now."""
+        return set(self._suspects)
+
+    @property
     def under_trial(self) -> list[str]:
         """What sentences call the engine whose suspects are tried; empty: nobody is under suspicion."""
         return [self._engine] if self._suspects else []

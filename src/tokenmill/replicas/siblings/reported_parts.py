@@ -109,7 +109,9 @@ class ReportedParts:
                 self._may_serve.set()
             case WorkerBack():
                 self._connect(message.worker, message.inbox)
-                self._owner.replaced(message.worker - self._first_worker, message.retired, message.news)
+                self._owner.replaced(
+                    message.worker - self._first_worker, message.retired, message.news, message.verdict
+                )
             case WorkerTrouble():
                 self._owner.ticked(message.worker - self._first_worker, message.is_deaf, message.is_lost)
             case ServerState():

@@ -40,7 +40,7 @@ from tokenmill.core.api_messages import (
 )
 from tokenmill.core.engine_messages import EngineReady, EngineStats
 from tokenmill.core.histogram import Histogram
-from tokenmill.core.part_messages import Beat, EngineNews
+from tokenmill.core.part_messages import Beat, EngineNews, Verdict
 from tokenmill.ipc.channels import LINGER_MILLISECONDS, Outbox, api_name
 from tokenmill.replicas.health import PartHealth, trouble_of
 from tokenmill.replicas.supervisor import Supervisor
@@ -118,13 +118,13 @@ class Siblings:
             for index in self._all:
                 self._let_serve(index)
 
-    def worker_back(self, worker: int, retired: str, news: Sequence[EngineNews]) -> None:
+    def worker_back(self, worker: int, retired: str, news: Sequence[EngineNews], verdict: Verdict) -> None:
         """A text worker of one of them has been started again."""
         index = self._parts.topology.api_of(worker)
         one = self._all[index]
         one.busy.discard(worker)
         if one.serves:
-            one.outbox.send(WorkerBack(worker, self._parts.inbox_of_worker(worker), retired, list(news)))
+            one.outbox.send(WorkerBack(worker, self._parts.inbox_of_worker(worker), retired, list(news), verdict))
         self._let_serve(index)
 
     def worker_ticked(self, worker: int, is_deaf: bool, is_lost: bool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.core.api_messages import AbortCalls, FindCalls, FromSibling
 from tokenmill.core.engine_messages import EngineReady, EngineStats
 from tokenmill.core.messages import FromWorker
-from tokenmill.core.part_messages import EngineNews
+from tokenmill.core.part_messages import EngineNews, Verdict
 from tokenmill.frontend.admission_control import AdmissionLimits
 from tokenmill.frontend.client import EngineClient
 from tokenmill.frontend.open_calls import OpenCalls
@@ -166,11 +166,11 @@ class FirstProcess(ApiProcess):
         if self._siblings is not None:
             self._siblings.told(message)
 
-    def _replaced(self, worker: int, retired: str, news: Sequence[EngineNews]) -> None:
+    def _replaced(self, worker: int, retired: str, news: Sequence[EngineNews], verdict: Verdict) -> None:
         if worker < self._client.num_workers:
-            self._client.replace(worker, retired, news)
+            self._client.replace(worker, retired, news, verdict)
         elif self._siblings is not None:
-            self._siblings.worker_back(worker, retired, news)
+            self._siblings.worker_back(worker, retired, news, verdict)
 
     def _ticked(self, worker: int, is_deaf: bool, is_lost: bool) -> None:
         if worker < self._client.num_workers:

@@ -19,7 +19,7 @@ from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import InvalidConfig, TokenMillError
 from tokenmill.observe.event_log import EventLog
 from tokenmill.replicas.launch_file import LaunchFile
-from tokenmill.replicas.starter import ENGINE_MODULE, Starter
+from tokenmill.replicas.starter import ENGINE_MODULE, WORKER_MODULE, Starter
 from tokenmill.replicas.topology import EngineSpec, Topology
 from tokenmill.replicas.weight_memory import weight_memory
 from tokenmill.server.http.descriptors import raise_limit
@@ -36,12 +36,13 @@ def run(
     open_screen: OpenScreen = StandardError,
     engine_module: str = ENGINE_MODULE,
     engines: tuple[EngineSpec, ...] = (),
+    worker_module: str = WORKER_MODULE,
 ) -> int:
     """Serve until stopped; return the exit code. Must be called in the main thread.
 
     Args:
         open_screen: makes what is told of the start and of the life of the server, in each process that tells it.
-        engine_module: the module that runs as the process of an engine.
+        engine_module: the module that runs as the process of an engine. worker_module: of a text worker.
         engines: which engines to start; none: as many as `--data-parallel-size` says, each of as many
             ranks as `--tensor-parallel-size` and `--pipeline-parallel-size` say.
     """
@@ -60,7 +61,7 @@ def run(
                 return process.serve(folder, launch, door, index)
             shared = LaunchFile(replace(launch.engine, weight_memory=memory), server, launch.topology)
             shared.write(folder)
-            with Starter(engine_module).begun(folder, shared.topology) as starter:
+            with Starter(engine_module, worker_module).begun(folder, shared.topology) as starter:
                 from tokenmill.server.process import first_process
 
                 return first_process.serve(folder, shared, door, open_screen, on_begun, starter)
