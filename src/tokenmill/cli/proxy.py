@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tokenmill.cli.parser import Parser
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.ipc.standard_streams import lossy
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -21,7 +22,8 @@ def run(arguments: Sequence[str]) -> int:
             raise InvalidConfig(f"a server is http://HOST:PORT or https://HOST:PORT, not {url!r}")
     from tokenmill.proxy.process import serve
 
-    return serve(given.prefill, given.decode, given.host, given.port, given.prefill_timeout)
+    with lossy("stdout", "stderr"):
+        return serve(given.prefill, given.decode, given.host, given.port, given.prefill_timeout)
 
 
 def make_parser() -> Parser:

@@ -18,10 +18,12 @@ class PartCounts:
     Attributes:
         dropped: messages that its inbox could not read since its process started.
         restarts: how often it was started again.
+        lost_lines: lines of the log that its process could not write.
     """
 
     dropped: dict[str, int] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
+    lost_lines: dict[str, int] = field(default_factory=dict)
 
 
 class Restarts:

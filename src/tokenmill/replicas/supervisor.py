@@ -34,6 +34,7 @@ from tokenmill.core.part_messages import (
 from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name, worker_name
 from tokenmill.ipc.inbox_reader import InboxReader
 from tokenmill.ipc.stack_dump import stack_file
+from tokenmill.ipc.standard_streams import num_lost_lines
 from tokenmill.replicas.children import Child, ChildProcess, RunWorker, WorkerThread
 from tokenmill.replicas.engine_handle import EngineHandle
 from tokenmill.replicas.engines import Engines
@@ -242,12 +243,12 @@ class Supervisor:
             too_often = f"\n{deaths} deaths in a minute are too many; the log says of what" if deaths > 1 else ""
             self._owner.ended(1, how + (too_often if self._can_return(child) else ""))
             return
-        self._owner.died(self._parts[name].label, f"{how}; it is started again")
         for own in self._with_ranks(name):
             self._parts[own].ignore()
         task = asyncio.ensure_future(self._return(name, pause))
         self._returns.add(task)
         task.add_done_callback(self._returns.discard)
+        self._owner.died(self._parts[name].label, f"{how}; it is started again")
 
     def _can_return(self, child: Child) -> bool:
         """A thread cannot be ended, so none may take its place; who never began would not the next time."""
@@ -365,8 +366,9 @@ class Supervisor:
             health.started()
         self._hangs.hear(name, message)
         if isinstance(message, Beat):
-            self.counts.dropped[self._parts[name].label] = message.num_dropped
-            self.counts.dropped[API] = self._inbox.num_dropped
+            label = self._parts[name].label
+            self.counts.dropped |= {label: message.num_dropped, API: self._inbox.num_dropped}
+            self.counts.lost_lines |= {label: message.num_lost_lines, API: num_lost_lines()}
 
     # --- those that hang --------------------------------------------------------------------------------------------
 

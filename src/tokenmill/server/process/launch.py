@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import InvalidConfig, TokenMillError
+from tokenmill.ipc.standard_streams import lossy
 from tokenmill.observe.event_log import EventLog
 from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.starter import ENGINE_MODULE, Starter
@@ -44,6 +45,17 @@ def run(
         engines: which engines to start; none: as many as `--data-parallel-size` says, each of as many
             ranks as `--tensor-parallel-size` and `--pipeline-parallel-size` say.
     """
+    with lossy("stdout", "stderr"):
+        return _run(engine, server, open_screen, engine_module, engines)
+
+
+def _run(
+    engine: EngineConfig,
+    server: ServerConfig,
+    open_screen: OpenScreen,
+    engine_module: str,
+    engines: tuple[EngineSpec, ...],
+) -> int:
     try:
         launch = prepared(engine, server, engines)
         server = launch.server
