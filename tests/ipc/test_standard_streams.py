@@ -5,7 +5,6 @@ import io
 import os
 import pty
 import random
-import resource
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import tty
 
 import pytest
 
+from tests.full_disk import room_for
 from tokenmill.ipc.standard_streams import LossyStream, lossy, num_lost_lines
 
 SEED = random.randrange(1 << 32)
@@ -140,17 +140,6 @@ def test_each_line_that_nobody_can_take_is_counted(make, rng):
             output.close()
 
 
-@contextlib.contextmanager
-def room_for(num_bytes: int):
-    """Inside, no file of this process can grow beyond so many bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 @pytest.mark.parametrize("mode", ["w", "a"])
 def test_a_disk_that_is_full_for_a_while_cuts_one_line_and_no_other(tmp_path, rng, mode):
     for number in range(20):
@@ -185,6 +174,7 @@ def test_inside_nothing_raises_and_outside_all_is_as_before(monkeypatch):
 
 CLOSED = """
 import os, sys
+from tests.full_disk import room_for
 from tokenmill.ipc.standard_streams import reopen_closed
 reopen_closed()
 opened = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)

@@ -24,6 +24,7 @@ class Spec(msgspec.Struct):
     engine_module: str = ENGINE_MODULE
     engines: tuple[EngineSpec, ...] = ()
     max_files: tuple[int, int] | None = None  # the soft and the hard limit of descriptors
+    max_file_bytes: int | None = None  # what a disk takes of each file
 
 
 class Phases(StandardError):
@@ -40,4 +41,6 @@ if __name__ == "__main__":
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
     if spec.max_files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, spec.max_files)
+    if spec.max_file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (spec.max_file_bytes, spec.max_file_bytes))
     sys.exit(run(spec.engine, spec.server, Phases, engine_module=spec.engine_module, engines=spec.engines))

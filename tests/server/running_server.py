@@ -146,7 +146,7 @@ def spawn(engine: EngineConfig, engine_module: str = STUB, **server) -> RunningS
     port comes behind.
     """
     port = server.pop("port", None) or free_port()
-    extra = {name: server.pop(name) for name in ("engines", "max_files") if name in server}
+    extra = {name: server.pop(name) for name in ("engines", "max_files", "max_file_bytes") if name in server}
     private = Path(tempfile.mkdtemp(prefix="tm-test-"))
     log = private.with_suffix(".log")
     given = server.pop("output", None)

@@ -92,6 +92,14 @@ class EngineFailed(TokenMillError):
     type = "engine_unavailable"
 
 
+class DiskFull(TokenMillError):
+    """A disk of the server takes nothing more, or is broken; what was there is as it was."""
+
+    status = 507
+    type = "insufficient_storage"
+    code = "disk_full"
+
+
 class QueueFull(TokenMillError):
     """More waits than `--max-num-queued-reqs` or `--max-num-queued-tokens` allow.
 

@@ -7,6 +7,7 @@ text workers, which are told; whose calls a dead text worker had is known to the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import zmq
 
 from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineStats
-from tokenmill.core.errors import EngineDead
+from tokenmill.core.errors import DiskFull, EngineDead
 from tokenmill.core.messages import SetPaused, ToApi, ToWorker
 from tokenmill.core.part_messages import (
     Beat,
@@ -152,7 +153,7 @@ class Supervisor:
             model: see `EngineSpec`, as `share`.
 
         Raises:
-            EngineDead: it cannot be started; it has been told why.
+            EngineDead, DiskFull: it cannot be started; an engine that began has been told why.
         """
         num_ranks = self.topology.engines[0].num_ranks
         spec = EngineSpec(self.engines.unused_index(), num_ranks, model, share)
@@ -185,12 +186,15 @@ class Supervisor:
             self._hangs.forget(name)
             del self._parts[name], self._engine_of[name], self._restarts[name]
         self.engines.remove(spec.index)
-        self._set_topology([one for one in self.topology.engines if one.index != spec.index])
+        self.topology = self.topology.with_engines([one for one in self.topology.engines if one.index != spec.index])
+        with contextlib.suppress(DiskFull):  # the file names one too many then, which nobody starts
+            self._set_topology(self.topology.engines)
 
     def _set_topology(self, engines: Sequence[EngineSpec]) -> None:
-        """Which engines there are from now on, for the processes that are started from now on."""
-        self.topology = self.topology.with_engines(engines)
-        LaunchFile(self._launch.engine, self._launch.server, self.topology).write(self._folder)
+        """Which engines there are, for processes that are started from now on; DiskFull: nothing has changed."""
+        topology = self.topology.with_engines(engines)
+        LaunchFile(self._launch.engine, self._launch.server, topology).write(self._folder)
+        self.topology = topology
 
     # --- life and death of a part -----------------------------------------------------------------------------------
 

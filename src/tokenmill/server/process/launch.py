@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokenmill.config import EngineConfig, ServerConfig
-from tokenmill.core.errors import InvalidConfig, TokenMillError
+from tokenmill.core.errors import DiskFull, InvalidConfig, TokenMillError
 from tokenmill.ipc.standard_streams import lossy
 from tokenmill.observe.event_log import EventLog
 from tokenmill.replicas.launch_file import LaunchFile
@@ -69,7 +69,10 @@ def _run(
 
                 return process.serve(folder, launch, listener, index)
             shared = LaunchFile(replace(launch.engine, weight_memory=memory), server, launch.topology)
-            shared.write(folder)
+            try:
+                shared.write(folder)
+            except DiskFull as error:
+                return _refuse(open_screen, error)
             with Starter(engine_module).begun(folder, shared.topology) as starter:
                 from tokenmill.server.process import first_process
 
@@ -82,9 +85,13 @@ def _run(
         with held_back(), _listener(server) as listener, weight_memory() as memory:
             return keep(serve, server.api_server_count, server.max_restarts, note_death)
     except TokenMillError as error:
-        with open_screen() as screen:
-            screen.on_error(str(error))
-        return error.exit_code
+        return _refuse(open_screen, error)
+
+
+def _refuse(open_screen: OpenScreen, error: TokenMillError) -> int:
+    with open_screen() as screen:
+        screen.on_error(str(error))
+    return error.exit_code
 
 
 def prepared(engine: EngineConfig, server: ServerConfig, engines: tuple[EngineSpec, ...] = ()) -> LaunchFile:
