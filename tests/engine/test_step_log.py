@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import threading
 from pathlib import Path
 
 import msgspec
@@ -123,7 +124,10 @@ def test_a_pipe_that_nobody_reads_holds_up_no_engine(tmp_path: Path, caplog: pyt
     os.mkfifo(tmp_path / "log")
     reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
-    record_traffic(tmp_path / "log", depth=1)
+    thread = threading.Thread(target=record_traffic, args=(tmp_path / "log", 1), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
     assert "the step log ends here" in caplog.text
     os.close(reader)
 

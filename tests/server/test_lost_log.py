@@ -3,24 +3,17 @@
 import contextlib
 import os
 import pty
+import random
 import signal
 import socket
 import sys
 
 import pytest
 
+from tests.server.chaos import check, ended, full, start
 from tests.server.running_server import RunningServer, start_server
 from tests.server.test_lifecycle import open_stream
 from tokenmill.config import EngineConfig
-
-
-@contextlib.contextmanager
-def ended():
-    """A pipe whose reader has ended."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as output:
-        yield output
 
 
 @contextlib.contextmanager
@@ -45,11 +38,6 @@ def unread_socket():
             while True:
                 writer.send(b"\n", socket.MSG_DONTWAIT)
         yield output
-
-
-def full():
-    """A disk without room."""
-    return open("/dev/full", "w")
 
 
 @pytest.mark.parametrize(("make", "count"), [(ended, 1), (unread, 2), (unread_socket, 1), (full, 2)])
@@ -116,3 +104,13 @@ def open_and_read(server: RunningServer) -> list[str]:
     lines: list[str] = []
     open_stream(server, lines, max_tokens=5).join(60)
     return lines
+
+
+@pytest.mark.parametrize("log", ["closed", "full"])
+def test_streams_outlive_deaths_without_a_log_or_a_disk(tiny_checkpoint, log):
+    """The long form is `make chaos`."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    with start(tiny_checkpoint, 1, log=log) as server:
+        check(server, 12, ["a text worker is killed", "an engine is killed"], random.Random(seed))
+        assert server.metric("log_lines_lost_total", part="api") > 0
