@@ -1,119 +1,18 @@
 """The runner with a route of its own and a clock of its own: each line is answered once, whatever comes between."""
 
 import asyncio
-import contextlib
-import json
-import math
 import random
 import sqlite3
-from collections import Counter
 
 import pytest
 
-from tests.full_disk import contents, room_for
+from tests.batches.desk import CHAT, Desk, run
 from tokenmill.batches import runner as module
 from tokenmill.batches.batch import WINDOW_SECONDS, QuotaReached, TooManyObjects
 from tokenmill.batches.files import IncomingFile
-from tokenmill.batches.runner import BatchRunner, Reply
-from tokenmill.batches.service import BatchLimits, BatchService
 from tokenmill.batches.storage import Storage
 from tokenmill.batches.store import BatchStore, Page
 from tokenmill.core.errors import Conflict, InvalidConfig, NotFound
-
-CHAT = "/v1/chat/completions"
-FINAL = ("completed", "failed", "expired", "cancelled")
-
-
-class Desk:
-    """A folder with its service and runner, which are started, killed and started again."""
-
-    def __init__(self, folder, **limits) -> None:
-        self.folder = folder
-        self.limits = BatchLimits(**({"max_bytes": 1 << 20, "max_files": 50} | limits))
-        self.now = 1_000_000.0
-        self.is_busy = False
-        self.num_slots = 4
-        self.asked: Counter[str] = Counter()
-        self.open = 0
-        self.most_open = 0
-        self.statuses: dict[str, list[int]] = {}
-        self.num_free = math.inf  # so many lines are answered at once; the others when the gate is open
-        self.gate = asyncio.Event()
-
-    async def answer(self, endpoint, batch_id, request_id, line) -> Reply:
-        name = json.loads(line)["custom_id"]
-        self.asked[name] += 1
-        self.open += 1
-        self.most_open = max(self.most_open, self.open)
-        try:
-            await asyncio.sleep(0)
-            if self.asked.total() > self.num_free:
-                await self.gate.wait()
-        finally:
-            self.open -= 1
-        status = (self.statuses.get(name) or [200]).pop(0)
-        return Reply(status, b'{"usage": {"prompt_tokens": 2, "completion_tokens": 1}}')
-
-    @contextlib.asynccontextmanager
-    async def started(self):
-        self.storage = Storage(self.folder)
-        self.runner = BatchRunner(self.storage, lambda: self.is_busy, lambda: self.now)
-        self.service = BatchService(self.storage, self.limits, self.runner, lambda: self.now)
-        running = asyncio.ensure_future(self.runner.run(self.answer, self.num_slots))
-        try:
-            yield self
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            self.storage.close()
-
-    async def upload(self, *names, owner="", seconds=None) -> str:
-        incoming = await self.service.begin_file()
-        try:
-            for name in names:
-                line = {"custom_id": name, "url": CHAT, "body": {}}
-                self.service.write_file(incoming, json.dumps(line).encode() + b"\n")
-            return (await self.service.keep_file(owner, incoming, "in.jsonl", seconds)).id
-        finally:
-            await self.service.drop_file(incoming)
-
-    async def create(self, *names, owner="") -> str:
-        file_id = await self.upload(*names, owner=owner)
-        return (await self.service.create(owner, CHAT, file_id, None, None)).id
-
-    async def wait(self, condition) -> None:
-        async with asyncio.timeout(30):
-            while not (await result if asyncio.iscoroutine(result := condition()) else result):
-                await asyncio.sleep(0.005)
-
-    async def end_of(self, batch_id, owner=""):
-        async def is_over():
-            return (await self.service.batch(owner, batch_id)).status.value in FINAL
-
-        await self.wait(is_over)
-        return await self.service.batch(owner, batch_id)
-
-    def lines(self, file_id) -> dict:
-        """The lines of an output file by their custom_id; each has one."""
-        if file_id is None:
-            return {}
-        lines = [json.loads(line) for line in self.storage.files.body(file_id).read_bytes().splitlines()]
-        found = {line["custom_id"]: line for line in lines}
-        assert len(found) == len(lines), "each once"
-        return found
-
-
-@pytest.fixture
-def desk(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "FLUSH_SECONDS", 0.005)
-    monkeypatch.setattr(module, "GATE_SECONDS", 0.002)
-    monkeypatch.setattr(module, "EXPIRY_SECONDS", 0.01)
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
-    return Desk(tmp_path / "batches")
-
-
-def run(work) -> None:
-    asyncio.run(asyncio.wait_for(work, 60))
 
 
 def test_every_line_is_answered_once_and_no_more_run_than_may(desk):
@@ -386,59 +285,3 @@ def test_a_folder_has_one_server(desk):
             Storage(desk.folder / "lock" / "below")
 
     run(work())
-
-
-def test_at_any_byte_a_full_disk_refuses_an_upload_and_leaves_nothing_of_it(desk):
-    """The body may find room and the database none, too."""
-
-    async def work():
-        desk.limits = BatchLimits(1 << 30, 500)
-        async with desk.started():
-            kept = await desk.upload("a", "b")
-            for _ in range(20):
-                names = [str(number) for number in range(rng.choice((1, 100, 30_000)))]
-                before = bodies(desk.folder)
-                file_id = None
-                with room_for(rng.randrange(1 << rng.randrange(1, 22))), contextlib.suppress(QuotaReached):
-                    file_id = await desk.upload(*names)
-                after = bodies(desk.folder)
-                assert set(after) - set(before) == ({f"files/{file_id}"} if file_id else set())
-                if file_id:
-                    assert after[f"files/{file_id}"].count(b"\n") == len(names)
-            assert await desk.upload("room again")
-            assert (await desk.service.file("", kept)).id == kept
-
-    rng = seeded()
-    run(work())
-
-
-def test_at_any_byte_a_full_disk_stops_a_batch_until_there_is_room(desk, caplog):
-    async def work():
-        for room in (0, *(rng.randrange(1 << rng.randrange(1, 17)) for _ in range(6))):
-            caplog.clear()
-            async with desk.started():
-                desk.gate.clear()
-                desk.num_free = desk.asked.total()
-                names = [f"{room} {number}" for number in range(100)]
-                batch_id = await desk.create(*names)
-                await desk.wait(lambda: desk.open == desk.num_slots)
-                with room_for(room):
-                    desk.gate.set()
-                    await desk.wait(lambda batch_id=batch_id: caplog.text or batch_id not in desk.runner._jobs)
-                batch = await desk.end_of(batch_id)
-                assert (batch.status.value, batch.request_counts.completed) == ("completed", 100)
-                assert list(desk.lines(batch.output_file_id)) == names
-                assert set(bodies(desk.folder)) == {f"files/{one}" for one in desk.storage.store.file_ids()}
-
-    rng = seeded()
-    run(work())
-
-
-def bodies(folder) -> dict[str, bytes]:
-    return {name: data for name, data in contents(folder).items() if "/" in name}
-
-
-def seeded() -> random.Random:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    return random.Random(seed)
