@@ -1,10 +1,12 @@
 import io
 import json
 import os
+import random
 import re
 
 import pytest
 
+from tests.full_disk import room_for
 from tokenmill.cli.chat import Chat
 from tokenmill.cli.model_access import write_delta
 from tokenmill.cli.model_protocol import Delta
@@ -141,3 +143,12 @@ def test_a_conversation_is_saved_as_markdown_or_json_and_overwrites_nothing(tmp_
     assert lines[1:3] == [f"3 messages in {markdown}", f"3 messages in {messages}"]
     assert lines[3] == f"cannot write {markdown}: File exists"
     assert lines[4].startswith("cannot write a file without a name")
+
+
+@pytest.mark.parametrize("name", ["talk.md", "talk.json"])
+def test_a_full_disk_keeps_no_part_of_a_conversation(tmp_path, name):
+    for room in (0, random.randrange(1, 20)):
+        with room_for(room):
+            _, _, output = talk(f"one\n/save {tmp_path / name}\ntwo\n")
+        assert output.splitlines()[1:] == [f"cannot write {tmp_path / name}: File too large", "you said two"]
+        assert list(tmp_path.iterdir()) == []

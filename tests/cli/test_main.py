@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -63,3 +64,42 @@ def test_a_reader_that_leaves_early_sees_no_traceback():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: tokenmill serve")
     assert done.stderr == ""
+
+
+PRINTING = (["--help"], ["--version"], ["version"], ["list"], ["completion", "bash"], ["estimate"])
+
+
+def shell(redirection: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    script = f'"$0" -m tokenmill "$@" {redirection}'
+    return subprocess.run(
+        ["bash", "-c", script, sys.executable, *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("arguments", PRINTING)
+def test_a_full_disk_behind_the_output_is_one_sentence(arguments):
+    done = shell("> /dev/full", arguments)
+    assert (done.returncode, done.stderr) == (1, "tokenmill: the output cannot be written: No space left on device\n")
+    assert shell("> /dev/full 2>&1", arguments).returncode == 1
+
+
+@pytest.mark.parametrize("arguments", PRINTING)
+def test_who_wants_no_output_gets_none(arguments):
+    done = shell(">&- 2>&- <&-", arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("arguments", PRINTING)
+def test_a_reader_that_has_ended_before_hears_nothing_of_it(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        done = subprocess.run(
+            [sys.executable, "-m", "tokenmill", *arguments], stdout=output, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_an_error_that_nobody_can_read_keeps_its_exit_code(tmp_path):
+    arguments = ["generate", "-i", str(tmp_path / "none.jsonl"), "-o", str(tmp_path / "out.jsonl")]
+    assert [shell(to, arguments).returncode for to in ("2> /dev/full", "2>&-", "> /dev/full 2>&1")] == [2, 2, 2]

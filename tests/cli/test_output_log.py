@@ -1,3 +1,4 @@
+import contextlib
 import os
 import random
 import subprocess
@@ -5,8 +6,9 @@ import sys
 
 import pytest
 
+from tests.full_disk import contents, room_for
 from tokenmill.cli.output_log import OutputLog
-from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig, TokenMillError
 
 
 def line(number: int) -> dict[str, object]:
@@ -37,6 +39,34 @@ def test_a_run_cut_at_any_byte_goes_on_without_losing_or_repeating_a_line(tmp_pa
                     log.append(line(number))
             log.sort()
         assert numbers(path) == sorted(order), f"seed {seed}, cut {cut}"
+
+
+def test_at_any_byte_a_full_disk_leaves_whole_lines_and_the_run_goes_on_later(tmp_path):
+    path = tmp_path / "out.jsonl"
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    order = list(range(1, 9))
+    rng.shuffle(order)
+    for _ in range(30):
+        path.unlink(missing_ok=True)
+        with OutputLog(path) as log:
+            for number in order:
+                size = path.stat().st_size
+                with (
+                    room_for(size + rng.randrange(20)),
+                    pytest.raises(TokenMillError, match="the same command goes on"),
+                ):
+                    log.append(line(number))
+                assert path.stat().st_size == size, f"seed {seed}"
+                assert number not in log.done
+                log.append(line(number))
+            whole = contents(tmp_path)
+            with room_for(rng.randrange(len(whole["out.jsonl"]))), contextlib.suppress(TokenMillError):
+                log.sort()
+                assert order == sorted(order)
+            assert contents(tmp_path) == whole
+            log.sort()
+        assert numbers(path) == sorted(order), f"seed {seed}"
 
 
 def test_lines_are_on_disk_before_the_run_ends(tmp_path):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
+import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tests.full_disk import room_for
 from tests.scheduler.harness import HalfRightDrafter, Harness
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.request import RequestStatus
-from tokenmill.engine.step_log import LogHeader, News, StepLog, StepRecord, read_log
+from tokenmill.engine.step_log import LogHeader, News, StepLog, StepRecord, _payloads, read_log
 from tokenmill.simulate.replay import replay
 
 SEED = random.randrange(10**6)
@@ -95,6 +100,36 @@ def test_a_full_disk_ends_the_log_and_not_the_engine() -> None:
     harness = Harness(log=Path("/dev/full"))
     harness.add([1, 2, 3], max_tokens=3)
     harness.drain()
+
+
+def test_at_any_byte_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
+    record_traffic(tmp_path / "log", depth=1)
+    whole = list(_payloads((tmp_path / "log").read_bytes()))
+    size, generator = (tmp_path / "log").stat().st_size, random.Random(SEED)
+    for room in [len(whole[0]), *(generator.randrange(size) for _ in range(10))]:
+        with room_for(room):
+            record_traffic(tmp_path / "cut", depth=1)
+        cut = list(_payloads((tmp_path / "cut").read_bytes()))
+        assert sum(4 + len(payload) for payload in cut) == (tmp_path / "cut").stat().st_size, f"seed {SEED}"
+        assert bool(cut) == (room >= 4 + len(whole[0]))
+        assert len(cut) < len(whole)
+        assert list(map(plan_of, cut[1:])) == list(map(plan_of, whole[1 : len(cut)])), f"seed {SEED}, room {room}"
+
+
+def plan_of(payload: bytes) -> object:
+    return msgspec.msgpack.decode(payload, type=StepRecord).plan
+
+
+def test_a_pipe_that_nobody_reads_holds_up_no_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(tmp_path / "log")
+    reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+    thread = threading.Thread(target=record_traffic, args=(tmp_path / "log", 1), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "the step log ends here" in caplog.text
+    os.close(reader)
 
 
 def test_only_the_last_thousand_records_stay_in_memory() -> None:

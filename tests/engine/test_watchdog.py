@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
 
+from tests.full_disk import room_for
 from tests.scheduler.harness import Harness
 from tokenmill.core.request import RequestStatus
 
@@ -45,6 +47,20 @@ def test_a_folder_that_cannot_be_written_is_no_second_fault(
     monkeypatch.setattr(harness.scheduler, "schedule", lambda: None)
     harness.engine.step()
     assert "could not be written" in caplog.text
+
+
+def test_a_full_disk_keeps_no_part_of_the_last_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(watchdog=tmp_path)
+    harness.add([1, 2, 3], max_tokens=5)
+    harness.step()
+    monkeypatch.setattr(harness.scheduler, "schedule", lambda: None)
+    with room_for(random.randrange(100)):
+        for _ in range(3):
+            harness.engine.step()
+    assert "could not be written: File too large" in caplog.text
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_waiting_for_something_from_outside_is_no_reason_to_bark(

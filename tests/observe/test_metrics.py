@@ -394,6 +394,7 @@ def test_a_collector_that_is_away_costs_nothing_but_its_spans():
 
 
 def test_deaths_of_parts_and_lost_messages_are_counted_by_part() -> None:
-    found = samples(Metrics([engine()], PartCounts(dropped={"api": 2}, restarts={"engine-0": 3})))
+    found = samples(Metrics([engine()], PartCounts({"api": 2}, {"engine-0": 3}, {"worker": 4})))
     assert found["messages_dropped_total[api]"] == 2
     assert found["restarts_total[engine-0]"] == 3
+    assert found["log_lines_lost_total[worker]"] == 4

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import time
 
 from tokenmill.core.part_messages import Beat, Pong
@@ -163,5 +164,22 @@ def test_a_hang_is_one_line_with_the_stack_and_its_end_another():
             ("engine", "the engine goes on"),
         ]
         assert watched.watch.trouble is None
+
+    asyncio.run(scenario())
+
+
+def test_a_part_whose_stacks_cannot_be_had_is_reported_all_the_same():
+    async def no_stacks(name):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario():
+        watched = Watched()
+        watched.watch._stacks = no_stacks
+        watched.watch.started()
+        for _ in range(12):
+            watched.watch.tick(TICK_SECONDS)
+            await asyncio.sleep(0)
+        assert watched.watch.has_reported("engine"), "so that it is killed"
+        assert dict(watched.said)["engine"].endswith("its stacks cannot be had: No space left on device")
 
     asyncio.run(scenario())

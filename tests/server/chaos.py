@@ -1,18 +1,24 @@
 """Parts of a server are killed, crash, hang and get what they cannot prepare, under load: every stream is whole, and
 what it is without that.
 
-    python -m tests.server.chaos [--streams 64] [--faults 20] [--engines 2] [--api-servers 1]
+    python -m tests.server.chaos [--streams 64] [--faults 20] [--engines 2] [--api-servers 1] [--logs file,closed,full]
 
+The faults are shared out among servers whose log is a file, a pipe that nobody reads any more, and a disk that is full,
+as is the one below their KV tier then, where this user may mount one.
 Prints what each fault was, and how long the server took to say that it is well again; one line of JSON last.
 """
 
 import argparse
 import asyncio
+import contextlib
+import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,8 +39,6 @@ ENGINE = "tests.server.faulty_engine"
 WORKER = "tests.server.hanging_text_worker"
 # Longer than any honest step of the test's model on a loaded machine; what hangs is killed after it.
 DEADLINE_SECONDS = 4.0
-# What the log says of each death.
-DEATH = "; it is started again"
 # What is done to which part.
 FAULTS = {
     "an engine is killed": (ENGINE, signal.SIGKILL),
@@ -60,14 +64,54 @@ def poisoned_template(model: Path) -> str:
     return _POISONED.replace("ENDLESS", repr(ENDLESS)) + template.source
 
 
-def start(model: Path, engines: int, api_servers: int = 1):
-    """A server whose engines crash when asked to; nothing but time limits how often its parts come back."""
+@contextlib.contextmanager
+def start(model: Path, engines: int, api_servers: int = 1, log: str = "file"):
+    """A server whose engines crash when asked to; nothing but time limits how often its parts come back.
+
+    `log`: where that goes, one of `LOGS`.
+    """
     engine = EngineConfig(model=str(model), dtype="bfloat16", num_pages=600, max_num_seqs=16)
     specs = tuple(EngineSpec(index) for index in range(engines))
     how = {"engine_timeout": DEADLINE_SECONDS, "max_restarts": 1000, "tool_call_parser": "hermes"}
-    how |= {"api_server_count": api_servers}
+    how |= {"api_server_count": api_servers, "engines": specs, "enable_auto_tool_choice": True}
     how |= {"chat_template": poisoned_template(model), "worker_module": WORKER}
-    return start_server(engine, ENGINE, engines=specs, enable_auto_tool_choice=True, **how)
+    with LOGS[log]() as output, small_disk() as disk:
+        if output is not None:
+            how["output"] = output
+        if log == "full":
+            engine = dataclasses.replace(engine, kv_disk=disk)
+        with start_server(engine, ENGINE, **how) as server:
+            yield server
+
+
+@contextlib.contextmanager
+def small_disk():
+    """A folder on a disk that is full after a few pages; on an ordinary one, where this user may mount none."""
+    with tempfile.TemporaryDirectory() as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "none", folder]
+        is_mounted = shutil.which("mount") and subprocess.run(mount, capture_output=True, check=False).returncode == 0
+        try:
+            yield folder
+        finally:
+            if is_mounted:
+                subprocess.run(["umount", "-l", folder], check=True)
+
+
+@contextlib.contextmanager
+def ended():
+    """A pipe whose reader has ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        yield output
+
+
+def full():
+    """A disk without room."""
+    return open("/dev/full", "w")
+
+
+LOGS = {"file": contextlib.nullcontext, "closed": ended, "full": full}
 
 
 def wait_until_well(server: RunningServer) -> None:
@@ -84,10 +128,10 @@ def strike(server: RunningServer, fault: str, rng: random.Random) -> float:
         return poison(server, *POISONS[fault])
     module, number = FAULTS[fault]
     victim = rng.choice([pid for called, pid in server.children().items() if module in called])
-    num_deaths = server.output().count(DEATH)
+    before = num_restarts(server)
     began = time.monotonic()
     os.kill(victim, number)
-    server.wait_for(lambda: server.output().count(DEATH) > num_deaths, 120)
+    server.wait_for(lambda: num_restarts(server) > before, 120)
     wait_until_well(server)
     return time.monotonic() - began
 
@@ -100,6 +144,14 @@ def poison(server: RunningServer, text: str, status: int) -> float:
     assert reply.status_code == status, reply.text
     wait_until_well(server)
     return time.monotonic() - began
+
+
+def num_restarts(server: RunningServer) -> float:
+    """Of all parts."""
+    try:
+        return server.metric("restarts_total")
+    except KeyError:
+        return 0.0
 
 
 async def disturbed(server: RunningServer, count: int, faults: list[str], rng: random.Random) -> tuple[list, list]:
@@ -145,6 +197,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--api-servers", type=int, default=1)
+    parser.add_argument("--logs", default=",".join(LOGS), help="one or several of them, with commas between")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     options = parser.parse_args()
     print(f"seed {options.seed}", file=sys.stderr)
@@ -154,10 +207,15 @@ def main() -> None:
     rng.shuffle(faults)
     with tempfile.TemporaryDirectory() as folder:
         model = make_checkpoint(Path(folder, "tiny"), "qwen3")
-        began = time.monotonic()
-        with start(model, options.engines, options.api_servers) as server:
-            start_seconds = time.monotonic() - began
-            lasted = check(server, options.streams, faults[: options.faults], rng)
+        lasted, lost, logs = [], {}, options.logs.split(",")
+        for number, log in enumerate(logs):
+            own = faults[number : options.faults : len(logs)]
+            began = time.monotonic()
+            with start(model, options.engines, options.api_servers, log) as server:
+                start_seconds = time.monotonic() - began
+                lasted += check(server, options.streams, own, rng)
+                lost[log] = server.metric("log_lines_lost_total")
+                assert (lost[log] > 0) == (log != "file"), "what nobody took is counted"
     seconds = {fault: [round(one, 1) for name, one in lasted if name == fault] for fault in kinds}
     print(
         json.dumps(
@@ -166,6 +224,7 @@ def main() -> None:
                 "streams": options.streams,
                 "faults": len(lasted),
                 "differ": 0,
+                "log_lines_lost": lost,
                 "start_seconds": round(start_seconds, 1),
                 "median_seconds": {name: statistics.median(own) for name, own in seconds.items() if own},
                 "seconds": seconds,

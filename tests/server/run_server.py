@@ -26,6 +26,7 @@ class Spec(msgspec.Struct):
     worker_module: str = WORKER_MODULE
     engines: tuple[EngineSpec, ...] = ()
     max_files: tuple[int, int] | None = None  # the soft and the hard limit of descriptors
+    max_file_bytes: int | None = None  # what a disk takes of each file
     probe_loop: bool = False  # whether the API process says for how long its loop stands still
 
 
@@ -51,5 +52,7 @@ if __name__ == "__main__":
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
     if spec.max_files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, spec.max_files)
+    if spec.max_file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (spec.max_file_bytes, spec.max_file_bytes))
     phases = ProbedPhases if spec.probe_loop else Phases
     sys.exit(run(spec.engine, spec.server, phases, spec.engine_module, spec.engines, spec.worker_module))

@@ -77,6 +77,15 @@ class RunningServer:
     def output(self) -> str:
         return self.log.read_text()
 
+    def says_ready(self) -> bool:
+        return "READY" in self.output()
+
+    def is_well(self) -> bool:
+        """Whether /health says so."""
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/health", timeout=30).status_code == 200
+        return False
+
     @property
     def api_pid(self) -> int:
         """The process that serves, the first if there are several: a child of the one that was started, unless nothing
@@ -86,8 +95,8 @@ class RunningServer:
     @property
     def api_pids(self) -> list[int]:
         """All children of the process that was started: those that serve."""
-        commands = children_of(self.process.pid)
-        return [pid for pid, command in commands.items() if "tests.server.run_server" in command]
+        own = command_of(self.process.pid)
+        return [pid for pid, command in children_of(self.process.pid).items() if command == own]
 
     def children(self) -> dict[str, int]:
         """Process ids of the engines and text workers by module."""
@@ -118,8 +127,12 @@ def children_of(parent: int) -> dict[int, list[str]]:
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
-                found[int(folder.name)] = (folder / "cmdline").read_text().split("\0")
+                found[int(folder.name)] = command_of(int(folder.name))
     return found
+
+
+def command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 def is_alive(pid: int) -> bool:
@@ -130,16 +143,26 @@ def is_alive(pid: int) -> bool:
 
 
 def spawn(engine: EngineConfig, engine_module: str = STUB, **server) -> RunningServer:
-    """Start a server and do not wait for it."""
+    """Start a server and do not wait for it.
+
+    `output`: what it writes to instead of the file that tests read. `command`: what to run instead of `run_server`; its
+    port comes behind.
+    """
     port = server.pop("port", None) or free_port()
-    names = ("engines", "max_files", "probe_loop", "worker_module")
+    names = ("engines", "max_files", "max_file_bytes", "probe_loop", "worker_module")
     extra = {name: server.pop(name) for name in names if name in server}
-    spec = Spec(engine, ServerConfig(port=port, **server), engine_module, **extra)
     private = Path(tempfile.mkdtemp(prefix="tm-test-"))
     log = private.with_suffix(".log")
-    with log.open("w") as output:
+    given = server.pop("output", None)
+    if (command := server.pop("command", None)) is None:
+        spec = Spec(engine, ServerConfig(port=port, **server), engine_module, **extra)
+        command = [sys.executable, "-m", "tests.server.run_server", msgspec.json.encode(spec).decode()]
+    else:
+        command = [*command, "--port", str(port)]
+    with log.open("w") as file:
+        output = file if given is None else given
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.run_server", msgspec.json.encode(spec).decode()],
+            command,
             cwd=REPOSITORY,
             stdout=output,
             stderr=output,
@@ -151,9 +174,10 @@ def spawn(engine: EngineConfig, engine_module: str = STUB, **server) -> RunningS
 @contextlib.contextmanager
 def start_server(engine: EngineConfig, engine_module: str = STUB, **server) -> Iterator[RunningServer]:
     """A server that accepts requests; ended with SIGINT at the end if it still runs."""
+    is_ready = RunningServer.is_well if "output" in server else RunningServer.says_ready
     running = spawn(engine, engine_module, **server)
     try:
-        running.wait_for(lambda: "READY" in running.output() or running.process.poll() is not None, START_SECONDS)
+        running.wait_for(lambda: is_ready(running) or running.process.poll() is not None, START_SECONDS)
         assert running.process.poll() is None, running.output()
         yield running
     finally:

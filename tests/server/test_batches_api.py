@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import time
 
 import httpx
@@ -298,3 +299,26 @@ def test_a_web_page_of_another_origin_uploads_nothing_to_a_server_without_a_key(
     assert httpx.post(url, content=body, headers=form | {"Host": "elsewhere"}).status_code == 403
     assert httpx.post(url, content=body, headers={"Content-Type": "text/plain"}).status_code == 415
     assert httpx.post(f"{echo_server.url}/v1/batches", content=body, headers=form).status_code == 415
+
+
+def test_a_full_disk_is_507_and_leaves_nothing(stub_model, tmp_path):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng, room = random.Random(seed), 300_000
+    engine = EngineConfig(model=str(stub_model))
+    with start_server(engine, batch_dir=str(tmp_path), max_file_bytes=room, tokenizer_workers=0) as server:
+        for size in [*(rng.randrange(room + 1, 4 << 20) for _ in range(4)), room - 1]:
+            parts = {"file": ("in.jsonl", rng.randbytes(size)), "purpose": (None, "batch")}
+            with httpx.Client(timeout=30) as http:
+                reply = http.post(f"{server.url}/v1/files", files=parts)
+            found = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != tmp_path]
+            if size < room:
+                assert (reply.status_code, [path.stat().st_size for path in found]) == (200, [size])
+                continue
+            error = reply.json()["error"]
+            assert (reply.status_code, found) == (507, [])
+            assert (error["type"], error["message"]) == (
+                "insufficient_storage",
+                "the server cannot write the file: File too large",
+            )
+        assert "Traceback" not in server.output()

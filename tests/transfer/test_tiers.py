@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.full_disk import room_for
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.core.request import CacheKey
 from tokenmill.core.transfers import KVQuery, LoadOrder, SaveOrder
@@ -238,6 +239,30 @@ def test_a_full_disk_ends_storing_and_nothing_else(
     assert tier.load(tokens, [5, 6]) == 2
     assert np.array_equal(tier.memory.pages[[5, 6]], content)
     tier.disk.close()
+
+
+def test_at_any_byte_a_full_disk_leaves_what_was_stored(tmp_path: Path, rng: np.random.Generator) -> None:
+    for number in range(12):
+        folder, (first, second) = tmp_path / str(number), (tokens_of(rng, 2), tokens_of(rng, 3))
+        tier = Tier(folder)
+        content = fill(tier, rng, [1, 2, 3])
+        assert tier.save(first, [1, 2])
+        sizes = {path.suffix: path.stat().st_size for path in folder.iterdir()}
+        # Either of the two files is the first that takes nothing more.
+        most = sizes[".index"] + 400 if number % 2 else 8 * SLOT_BYTES
+        with room_for(int(rng.integers(most))):
+            is_saved = tier.save(second, [1, 2, 3])
+            tier.disk.close()
+        again = Tier(folder)
+        assert sorted(path.suffix for path in folder.iterdir()) == [".index", ".pages"]
+        assert again.found(first) == 2
+        assert not is_saved or again.found(second) == 3
+        for tokens in (first, second):
+            found = again.load(tokens, [5, 6, 7])
+            assert found == again.found(tokens)
+            assert np.array_equal(again.memory.pages[5 : 5 + found], content[:found])
+        assert again.save(tokens_of(rng, 1), [1]), "there is room again"
+        again.disk.close()
 
 
 def test_a_load_or_a_save_that_was_taken_back_touches_no_page(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import transformers
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 
 from tests.checkpoints import load_oracle, make_checkpoint
+from tests.full_disk import contents, room_for
 from tests.models.test_phi3 import LONG_ROPE, PARTS
 from tests.paging import PagedRequests, make_attention
 from tests.weights.gguf_writer import write_gguf
@@ -20,6 +22,7 @@ from tokenmill.kernels.torch_kernels import TorchKernels
 from tokenmill.quantization.packed import Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows, dense
 from tokenmill.weights.checkpoint import read_architecture
 from tokenmill.weights.gguf.file import open_gguf
+from tokenmill.weights.gguf.folder import LINK_NAME
 from tokenmill.weights.gguf.values import LAYOUTS, packed_formats, read_rows
 from tokenmill.weights.hub import fetch
 from tokenmill.weights.loader import load_model
@@ -126,6 +129,22 @@ def test_the_tokenizer_of_the_metadata_encodes_and_decodes(tmp_path: Path, cache
     before = (unpacked / "config.json").stat().st_mtime_ns
     assert fetch(str(path), None, cache) == unpacked
     assert (unpacked / "config.json").stat().st_mtime_ns == before
+
+
+def test_at_any_byte_a_full_disk_leaves_no_part_of_a_folder(
+    tmp_path: Path, cache: str, rng: np.random.Generator
+) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    path = write_gguf(folder, "qwen3")
+    whole = contents(fetch(str(path), None, cache))
+    largest = max(len(data) for name, data in whole.items() if name != LINK_NAME)
+    for _ in range(8):
+        shutil.rmtree(cache)
+        with room_for(int(rng.integers(largest))), pytest.raises(OSError, match="File too large"):
+            fetch(str(path), None, cache)
+        for left in (one for one in Path(cache).rglob("*") if one.is_file() and not one.is_symlink()):
+            assert left.read_bytes() == whole[left.name], "whole, under its own name"
+        assert contents(fetch(str(path), None, cache)) == whole
 
 
 def test_what_is_no_gguf_is_refused(tmp_path: Path, cache: str) -> None:

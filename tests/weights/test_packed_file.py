@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import random
 import stat
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.full_disk import room_for
 from tests.weights.starts import ALONE, MAPPED, PACKED, Start
 from tokenmill.config import EngineConfig
 from tokenmill.kernels.native import load_kernels
@@ -189,6 +191,17 @@ def test_a_full_disk_leaves_nothing_behind(start: Start, monkeypatch: pytest.Mon
     assert start.file.stat().st_size == 0
     monkeypatch.undo()
     assert start.load().source.startswith(PACKED)
+
+
+def test_at_any_byte_a_full_disk_leaves_nothing_behind(start: Start) -> None:
+    start.load()
+    size = start.file.stat().st_size
+    for _ in range(3):
+        start.file.unlink()
+        with room_for(random.randrange(size)):
+            assert start.load().source.startswith(ALONE)
+        assert start.file.stat().st_size == 0
+        assert start.load().source.startswith(PACKED)
 
 
 PSS = """

@@ -7,6 +7,7 @@ FOLDER/incoming/<id>      those that are still coming; what a crash has left her
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from tokenmill.batches.batch import File
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.whole_file import removed_on_failure
 
 
 class IncomingFile:
@@ -33,18 +35,24 @@ class IncomingFile:
         self.num_bytes += len(data)
 
     def keep(self, filename: str, purpose: str, now: float) -> File:
-        """It is complete, and on the disk."""
+        """It is complete, and on the disk.
+
+        Raises:
+            OSError: the disk is full or broken; it is not there.
+        """
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         self._path.rename(self._target)
-        _sync(self._target.parent)
+        with removed_on_failure(self._target):
+            _sync(self._target.parent)
         return File(id=self.id, bytes=self.num_bytes, created_at=int(now), filename=filename, purpose=purpose)
 
     def drop(self) -> None:
         """It is not wanted; nothing happens after `keep`."""
-        self._file.close()
         self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # closing writes what has waited for more, and the disk may be full
+            self._file.close()
 
 
 class FileFolder:

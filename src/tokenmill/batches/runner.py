@@ -257,8 +257,10 @@ class BatchRunner:
         """Write the output file and the error file, each where it has a line, and let the batch end with them."""
         files, store = self._storage.files, self._store
         unanswered = Outcome.CANCELLED if batch.status is BatchStatus.CANCELLING else Outcome.EXPIRED
-        both = [await asyncio.to_thread(files.new, new_id("file-")) for _ in range(2)]
+        both: list[IncomingFile] = []
         try:
+            for _ in range(2):
+                both.append(await asyncio.to_thread(files.new, new_id("file-")))
             number = num_unanswered = 0
             while lines := await self._storage.ask(store.ended_lines, batch.id, number, CHUNK):
                 num_unanswered += await asyncio.to_thread(_write_lines, lines, unanswered, *both)

@@ -91,7 +91,12 @@ class BatchService:
         with _full_disk():
             file = await asyncio.to_thread(incoming.keep, filename, INPUT, self._clock())
         file.expires_at = file.created_at + (FILE_SECONDS if seconds is None else seconds)
-        await self._storage.ask(self._store.add_file, owner, file)
+        try:
+            await self._storage.ask(self._store.add_file, owner, file)
+        except Exception:
+            # Not where this is cancelled: the store's thread may still take it in.
+            await asyncio.to_thread(self._storage.files.remove, [file.id])
+            raise
         self._incoming.discard(incoming)
         self._num_bytes += file.bytes
         return file

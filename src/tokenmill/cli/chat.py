@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from tokenmill.cli.model_access import add_access_flags, harmless, open_access, write_delta
@@ -17,6 +18,7 @@ from tokenmill.cli.parser import Parser
 from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.names import did_you_mean
+from tokenmill.core.whole_file import removed_on_failure
 
 # Colours of a prompt are marked for readline, which must not count them as characters.
 PROMPT = "\001\033[1;36m\002you> \001\033[0m\002"
@@ -132,8 +134,9 @@ class Chat:
             text = "\n".join(f"## {message['role']}\n\n{message['content']}\n" for message in self.messages)
         try:
             # Opened so that a file that is there already stays as it is.
-            with open(name, "x", encoding="utf-8") as file:
+            with open(name, "x", encoding="utf-8") as file, removed_on_failure(Path(name)):
                 file.write(text)
+                file.flush()
             self._say(f"{len(self.messages)} messages in {name}\n")
         except OSError as error:
             self._say(f"cannot write {name or 'a file without a name'}: {error.strerror}\n")

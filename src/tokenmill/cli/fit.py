@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenmill.cli.parser import Parser
 from tokenmill.core.errors import TokenMillError
+from tokenmill.core.whole_file import write_whole
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -39,7 +40,7 @@ def write_model(logs: Sequence[Path], output: Path) -> None:
         steps += list(recorded_steps(records))
     model = fit(steps)
     try:
-        output.write_bytes(msgspec.json.format(msgspec.json.encode(model)) + b"\n")
+        write_whole(output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
     except OSError as error:
         raise TokenMillError(f"cannot write {output}: {error.strerror}") from error
     print(describe(model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from tokenmill import __version__
 from tokenmill.cli.import_path import without_current_folder
 from tokenmill.core.errors import TokenMillError
+from tokenmill.ipc.standard_streams import lossy, reopen_closed
 
 VERBS = {
     "serve": "serve a model over HTTP, OpenAI-compatible",
@@ -33,6 +35,8 @@ VERBS = {
     "version": "print the versions of what is installed",
 }
 EXIT_INTERRUPTED = 130
+# A disk that takes nothing more, or is broken.
+_UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,9 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 (it failed), 2 (it was asked wrongly), 130 (Ctrl-C).
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:
-        sys.path[:] = without_current_folder(sys.path, os.environ.get("PYTHONPATH", ""))
+    if argv is not None:
+        return _run(list(argv))
+    reopen_closed()
+    sys.path[:] = without_current_folder(sys.path, os.environ.get("PYTHONPATH", ""))
+    with lossy("stderr"):
+        return _run(sys.argv[1:])
+
+
+def _run(arguments: list[str]) -> int:
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
@@ -52,11 +62,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has seen enough. Python would flush stdout once more at exit and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (`| head`) has seen enough
+        _drop_output()
+        return 1
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        print(f"tokenmill: {error.filename or 'the output'} cannot be written: {error.strerror}", file=sys.stderr)
+        _drop_output()
         return 1
     return code
+
+
+def _drop_output() -> None:
+    """Python would write what is left of stdout once more at exit, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -5,9 +5,11 @@ A line is whole or it does not count: what follows the last line break is droppe
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.errors import InvalidConfig, TokenMillError
+from tokenmill.core.whole_file import whole_file
 
 SYNC_SECONDS = 2.0
 # Every line begins so; only a file that does is cut at its last line break.
@@ -85,29 +88,48 @@ class OutputLog:
         self._file.close()
 
     def append(self, document: dict[str, Any]) -> None:
-        """Write one line. It survives the end of this process at once, and of the machine two seconds later."""
+        """Write one line. It survives the end of this process at once, and of the machine two seconds later.
+
+        Raises:
+            TokenMillError: it cannot be written, and nothing of it was.
+        """
         encoded = msgspec.json.encode(document)
-        self._note(_parse(encoded))
         # One write of the whole line: a reader, or the next run, sees all of it or a part without a line break.
-        data = memoryview(encoded + b"\n")
-        while data:
-            data = data[self._file.write(data) :]
-        if time.monotonic() - self._last_sync > SYNC_SECONDS:
-            os.fsync(self._file.fileno())
-            self._last_sync = time.monotonic()
+        data, size = memoryview(encoded + b"\n"), self._file.tell()
+        with self._writing():
+            try:
+                while data:
+                    data = data[self._file.write(data) :]
+            except OSError:
+                self._file.seek(size)
+                self._file.truncate()
+                raise
+            if time.monotonic() - self._last_sync > SYNC_SECONDS:
+                os.fsync(self._file.fileno())
+                self._last_sync = time.monotonic()
+        self._note(_parse(encoded))
 
     def sort(self) -> None:
-        """Put the lines into the order of the input; they were written as they were finished."""
+        """Put the lines into the order of the input; they were written as they were finished.
+
+        Raises:
+            TokenMillError: there is no room for that; they stay as they are.
+        """
         if self._in_order:
             return
         self._file.seek(0)
         lines = sorted(self._file.readall().splitlines(keepends=True), key=lambda raw: _parse(raw).line)
-        beside = self._path.with_name(self._path.name + ".sorting")
-        with open(beside, "wb") as file:
+        with self._writing(), whole_file(self._path) as file:
             file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, self._path)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise TokenMillError(f"cannot write {self._path}: {error.strerror}; the same command goes on") from None
 
     def _read(self) -> None:
         content = self._file.readall()

@@ -9,6 +9,7 @@ from tokenmill.cli.flags import Given, add_flags, build
 from tokenmill.cli.parser import Parser, positive
 from tokenmill.config import ServerConfig
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.ipc.standard_streams import lossy
 
 # What a server of any kind has.
 SHARED = (
@@ -41,7 +42,8 @@ def run(arguments: Sequence[str]) -> int:
     from tokenmill.proxy.process import serve
     from tokenmill.proxy.servers import Servers
 
-    return serve(Servers(namespace.prefill), Servers(namespace.decode), config, namespace.prefill_timeout)
+    with lossy("stdout", "stderr"):
+        return serve(Servers(namespace.prefill), Servers(namespace.decode), config, namespace.prefill_timeout)
 
 
 def make_parser() -> Parser:

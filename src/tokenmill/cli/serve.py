@@ -6,7 +6,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import msgspec
 
@@ -35,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     from tokenmill.server.process import launch
 
     server = dataclasses.replace(server, served_model_name=launch.served_names(engine, server))
-    return launch.run(engine, server, partial(open_screen, sys.stderr, server))
+    return launch.run(engine, server, lambda: open_screen(sys.stderr, server))
 
 
 def read_configs(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[EngineConfig, ServerConfig]:

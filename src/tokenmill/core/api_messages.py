@@ -50,6 +50,7 @@ class Observed(Message, kw_only=True):
 
     Attributes:
         num_open: its requests without a terminal output.
+        num_lost_lines: lines of the log that it could not write, since it started.
         first_tokens: seconds from each request to its first token.
         between_tokens: seconds between tokens.
         finished: requests that have ended.
@@ -57,6 +58,7 @@ class Observed(Message, kw_only=True):
 
     index: int
     num_open: int = 0
+    num_lost_lines: int = 0
     first_tokens: list[float] = msgspec.field(default_factory=list)
     between_tokens: Histogram | None = None
     finished: list[FinishedRequest] = msgspec.field(default_factory=list)

@@ -109,6 +109,14 @@ class Unavailable(TokenMillError):
     retry_after = 1
 
 
+class DiskFull(TokenMillError):
+    """A disk of the server takes nothing more, or is broken; what was there is as it was."""
+
+    status = 507
+    type = "insufficient_storage"
+    code = "disk_full"
+
+
 class QueueFull(TokenMillError):
     """More waits than `--max-num-queued-reqs` or `--max-num-queued-tokens` allow.
 

@@ -30,13 +30,15 @@ class Pong(Message):
 
 class Beat(Message, kw_only=True):
     """Sent every second by a thread beside a loop. `job` is what it has been busy with for so many `seconds`, of which
-    `limit` are allowed; empty: it waits for work. `num_dropped` counts messages that its inbox could not read."""
+    `limit` are allowed; empty: it waits for work. `num_dropped` counts messages that its inbox could not read,
+    `num_lost_lines` lines of its log that could not be written."""
 
     part: str
     job: str = ""
     seconds: float = 0.0
     limit: float = 0.0
     num_dropped: int = 0
+    num_lost_lines: int = 0
 
 
 class PartFailed(Message):

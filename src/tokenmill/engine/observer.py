@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ import msgspec
 from tokenmill.core.histogram import SECONDS, TOKENS, Histogram
 from tokenmill.core.messages import TokenOutput
 from tokenmill.core.plan import StepPlan, StepResult
+from tokenmill.core.whole_file import whole_file
 from tokenmill.engine.step_log import Added, Extended, News, RecordedInput, StepLog, StepRecord, Turn
 
 logger = logging.getLogger(__name__)
@@ -152,8 +154,8 @@ class Watchdog:
         logger.error("no request makes progress although some could")
         try:
             # A name that nobody can guess: the folder is everybody's.
-            number, path = tempfile.mkstemp(prefix="tokenmill-stuck-", suffix=".jsonl", dir=self._folder)
-            with open(number, "wb") as file:
+            path = (self._folder or Path(tempfile.gettempdir())) / f"tokenmill-stuck-{secrets.token_hex(8)}.jsonl"
+            with whole_file(path, 0o600) as file:
                 for record in log.recent():
                     file.write(msgspec.json.encode(record) + b"\n")
             logger.error("the last steps are in %s", path)

@@ -28,7 +28,7 @@ from tokenmill.ipc.channels import LAST_WORD_MILLISECONDS, LINGER_MILLISECONDS, 
 from tokenmill.ipc.engine_sockets import EngineSockets
 from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.ipc.interrupts import accept_signals
-from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, LineHandler
+from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, logged
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
 from tokenmill.kv.events import KVEventLog, changes_of
 from tokenmill.model_files import check_tokenizer
@@ -221,16 +221,16 @@ def end_with_parent() -> None:
 def main() -> int:
     """Entry point of the process."""
     accept_signals()
-    logging.basicConfig(level=logging.WARNING, handlers=[LineHandler(FORMAT_WITH_TIME)])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     end_with_parent()
     folder, (index, rank, life) = Path(sys.argv[1]), map(int, sys.argv[2:])
-    offer_stacks(stack_file(folder, engine_name(index, rank, life)))
-    if rank == 0:
-        return serve(folder, index, life)
-    from tokenmill.parallel.process import serve_rank
+    with logged(FORMAT_WITH_TIME):
+        offer_stacks(stack_file(folder, engine_name(index, rank, life)))
+        if rank == 0:
+            return serve(folder, index, life)
+        from tokenmill.parallel.process import serve_rank
 
-    return serve_rank(folder, index, rank, life)
+        return serve_rank(folder, index, rank, life)
 
 
 if __name__ == "__main__":

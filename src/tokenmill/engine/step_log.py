@@ -7,6 +7,7 @@ before it (4 bytes, big-endian); the first is the header.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -14,7 +15,6 @@ import struct
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from io import RawIOBase
 from pathlib import Path
 from typing import Any, Self
 
@@ -241,11 +241,14 @@ class StepLog:
         self._inputs: list[RecordedInput] = []
         self._recent: deque[Turn] = deque(maxlen=RECORDS_KEPT)
         self.num_turns = 0
-        self._file: RawIOBase | None = None
+        self._num_bytes = 0  # of whole records
+        self._file: int | None = None
         if path is not None:
             assert header is not None, "a log file begins with its header"
             try:
-                self._file = path.open("wb", buffering=0)  # a killed engine leaves whole records behind
+                # Without waiting: nobody may hold up the engine by reading a pipe slowly.
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
+                self._file = os.open(path, flags, 0o666)
             except OSError as error:
                 raise InvalidConfig(f"--step-log {path}: {error.strerror}") from error
             self._write(header)
@@ -292,7 +295,7 @@ class StepLog:
     def close(self) -> None:
         """Finish the file."""
         if self._file is not None:
-            self._file.close()
+            os.close(self._file)
             self._file = None
 
     def __enter__(self) -> Self:
@@ -305,10 +308,15 @@ class StepLog:
         """A full disk ends the log, never the engine."""
         assert self._file is not None, "the log is closed"
         payload = msgspec.msgpack.encode(record)
+        rest = memoryview(_LENGTH.pack(len(payload)) + payload)
         try:
-            self._file.write(_LENGTH.pack(len(payload)) + payload)
+            while rest:  # at once, so that a killed engine leaves whole records behind
+                rest = rest[os.write(self._file, rest) :]
+            self._num_bytes += _LENGTH.size + len(payload)
         except OSError as error:
             logger.error("the step log ends here: %s", error.strerror)
+            with contextlib.suppress(OSError):  # a pipe
+                os.ftruncate(self._file, self._num_bytes)
             self.close()
 
 

@@ -53,7 +53,7 @@ from tokenmill.frontend.text_processor import Routed, TextProcessor, load_text_p
 from tokenmill.ipc.channels import API, LAST_WORD_MILLISECONDS, Inbox, Outbox, api_name, engine_name, worker_name
 from tokenmill.ipc.heartbeat import Heartbeat
 from tokenmill.ipc.interrupts import accept_signals
-from tokenmill.ipc.log_lines import LineHandler
+from tokenmill.ipc.log_lines import logged
 from tokenmill.ipc.stack_dump import offer_stacks, stack_file
 from tokenmill.replicas.dispatcher import Dispatcher
 from tokenmill.replicas.launch_file import LaunchFile
@@ -306,10 +306,10 @@ def main() -> int:
     accept_signals()
     # Ctrl-C in a terminal reaches the whole group; the parent decides when its children end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, handlers=[LineHandler()])
     folder, index, life = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    offer_stacks(stack_file(folder, worker_name(index, life)))
-    exit_code = run_worker(folder, index, sys.stdin.fileno(), life)
+    with logged(level=logging.INFO):
+        offer_stacks(stack_file(folder, worker_name(index, life)))
+        exit_code = run_worker(folder, index, sys.stdin.fileno(), life)
     if exit_code == 0:
         # The parent is gone without having ended us, so it has not removed its folder either.
         shutil.rmtree(folder, ignore_errors=True)

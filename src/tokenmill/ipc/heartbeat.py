@@ -17,6 +17,7 @@ import zmq
 
 from tokenmill.core.part_messages import Beat
 from tokenmill.ipc.channels import API, Inbox, Outbox
+from tokenmill.ipc.standard_streams import num_lost_lines
 
 BEAT_SECONDS = 1.0
 LOOP = "loop"
@@ -76,7 +77,7 @@ class Heartbeat:
     def beat(self) -> Beat:
         """What the next beat says: of the jobs that run, the one that is most overdue."""
         now = time.monotonic()
-        beat = Beat(part=self._inbox.name, num_dropped=self._inbox.num_dropped)
+        beat = Beat(part=self._inbox.name, num_dropped=self._inbox.num_dropped, num_lost_lines=num_lost_lines())
         if jobs := list(self._jobs.values()):
             job = max(jobs, key=lambda job: job.overtime(now))
             beat.job, beat.seconds, beat.limit = job.name, now - job.since, job.limit

@@ -6,13 +6,16 @@ write lines of its own; an escape sequence would let it write to the terminal of
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
+
+from tokenmill.ipc.standard_streams import lossy
 
 FORMAT = "%(levelname)s %(name)s: %(message)s"
 FORMAT_WITH_TIME = f"%(asctime)s {FORMAT}"
@@ -65,3 +68,16 @@ class LineHandler(logging.Handler):
                 self._write(line)
         except Exception:
             self.handleError(record)
+
+
+@contextlib.contextmanager
+def logged(form: str = FORMAT, level: int = logging.WARNING) -> Iterator[None]:
+    """Inside, what this process logs goes to standard error in lines, of which those that cannot be written are lost.
+
+    Args:
+        form: see `LineHandler`.
+        level: less is not written.
+    """
+    with lossy("stdout", "stderr"):
+        logging.basicConfig(level=level, handlers=[LineHandler(form)])
+        yield

@@ -126,6 +126,7 @@ class _Collector(Collector):
         for name, label, counts, help in (
             ("messages_dropped", "inbox", self._parts.dropped, "Messages between processes that could not be read"),
             ("restarts", "part", self._parts.restarts, "How often an engine or a text worker was started again"),
+            ("log_lines_lost", "part", self._parts.lost_lines, "Lines of the log that could not be written"),
         ):
             family = CounterMetricFamily(f"{PREFIX}:{name}", help, labels=[label])
             for part, count in counts.items():

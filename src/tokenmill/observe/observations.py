@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tokenmill.core.api_messages import FinishedRequest, Observed
 from tokenmill.core.histogram import Histogram
+from tokenmill.ipc.standard_streams import num_lost_lines
 from tokenmill.observe.metrics import SECONDS
 
 
@@ -30,5 +31,5 @@ class Observations:
     def take(self, num_open: int) -> Observed:
         """What there is since the last time, as a message. `num_open`: requests that the process has now."""
         gathered, self._gathered = self._gathered, Observed(index=self._gathered.index)
-        gathered.num_open = num_open
+        gathered.num_open, gathered.num_lost_lines = num_open, num_lost_lines()
         return gathered

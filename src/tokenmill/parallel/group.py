@@ -21,6 +21,7 @@ import msgspec
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import EngineFailed, InvalidConfig
 from tokenmill.core.plan import StepOutcome, StepPlan
+from tokenmill.core.whole_file import write_whole
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
 from tokenmill.kernels.native import MODULE
@@ -221,9 +222,7 @@ class Group:
         os.fchmod(descriptor, 0o600)
         os.ftruncate(descriptor, layout.num_bytes)
         place = Place(f"/proc/{os.getpid()}/fd/{descriptor}", layout.num_bytes)
-        partial = self._place.with_suffix(".partial")
-        partial.write_bytes(msgspec.json.encode(place))
-        partial.rename(self._place)
+        write_whole(self._place, msgspec.json.encode(place))
         return descriptor
 
     @property

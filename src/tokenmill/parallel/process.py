@@ -20,7 +20,7 @@ from tokenmill.core.messages import ToEngine
 from tokenmill.core.part_messages import PartFailed, Ping, Pong
 from tokenmill.ipc.channels import API, LINGER_MILLISECONDS, Inbox, Outbox, engine_name
 from tokenmill.ipc.heartbeat import Heartbeat
-from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, LineHandler
+from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, logged
 from tokenmill.replicas.launch_file import LaunchFile
 
 logger = logging.getLogger(__name__)
@@ -107,18 +107,18 @@ def main() -> int:
     """Entry point of a rank of an offline engine."""
     from tokenmill.engine.process import end_with_parent
 
-    logging.basicConfig(level=logging.WARNING, handlers=[LineHandler(FORMAT_WITH_TIME)])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=EngineConfig)
-    try:
-        _follow(config)
-    except EngineFailed:
-        return EXIT_FAILED  # rank 0 says why
-    except TokenMillError as error:
-        logger.error("%s", error)
-        return error.exit_code
-    return 0
+    with logged(FORMAT_WITH_TIME):
+        try:
+            _follow(config)
+        except EngineFailed:
+            return EXIT_FAILED  # rank 0 says why
+        except TokenMillError as error:
+            logger.error("%s", error)
+            return error.exit_code
+        return 0
 
 
 if __name__ == "__main__":

@@ -115,7 +115,10 @@ class HangWatch:
 
     async def _report(self, name: str, trouble: str) -> None:
         # In one line: it goes the way of all lines of the log, where a line feed is shown and not obeyed.
-        lines = (await self._stacks(name)).splitlines()
+        try:
+            lines = (await self._stacks(name)).splitlines()
+        except OSError as error:  # a full disk, or too many open files: it is killed all the same
+            lines = [f"its stacks cannot be had: {error.strerror}"]
         self._say(name, " | ".join([trouble, *(line.strip() for line in lines if line.strip())]))
         if name in self._hanging:
             self._reported.add(name)

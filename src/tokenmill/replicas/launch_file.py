@@ -9,6 +9,8 @@ import msgspec
 
 from tokenmill.config import EngineConfig, ServerConfig
 from tokenmill.config_fields import KVEventsConfig
+from tokenmill.core.errors import DiskFull
+from tokenmill.core.whole_file import write_whole
 from tokenmill.ipc.channels import engine_name
 from tokenmill.replicas.topology import Topology
 
@@ -21,9 +23,16 @@ class LaunchFile(msgspec.Struct):
     topology: Topology = Topology()
 
     def write(self, folder: Path) -> None:
-        """Write it for the children to read, who have no use for the keys."""
+        """Write it for the children to read, who have no use for the keys.
+
+        Raises:
+            DiskFull: it cannot be written; the one before is still there.
+        """
         shown = msgspec.structs.replace(self, server=dataclasses.replace(self.server, api_key=()))
-        (folder / "launch.json").write_bytes(msgspec.json.encode(shown))
+        try:
+            write_whole(folder / "launch.json", msgspec.json.encode(shown))
+        except OSError as error:
+            raise DiskFull(f"the server cannot write its own files, set TMPDIR: {error.strerror}") from error
 
     @classmethod
     def read(cls, folder: Path) -> LaunchFile:

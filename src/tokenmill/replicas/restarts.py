@@ -18,10 +18,12 @@ class PartCounts:
     Attributes:
         dropped: messages that its inbox could not read since its process started.
         restarts: how often it was started again.
+        lost_lines: lines of the log that its process could not write.
     """
 
     dropped: dict[str, int] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
+    lost_lines: dict[str, int] = field(default_factory=dict)
 
 
 class Restarts:
@@ -47,3 +49,9 @@ class Restarts:
         if sum(now - death <= LIMIT_SECONDS for death in self._deaths) > self._most:
             return None
         return BACK_OFF_SECONDS[min(number, len(BACK_OFF_SECONDS) - 1)]
+
+    @property
+    def complaint(self) -> str:
+        """A line for the log of a server that ends since this part has died too often; empty after a single death."""
+        deaths = self._most + 1
+        return f"\n{deaths} deaths in a minute are too many; the log says of what" if deaths > 1 else ""

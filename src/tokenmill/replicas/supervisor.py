@@ -7,6 +7,7 @@ text workers, which are told; whose calls a dead text worker had is known to the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from pathlib import Path
 import zmq
 
 from tokenmill.core.engine_messages import EngineProgress, EngineReady, EngineStats
-from tokenmill.core.errors import EngineDead
+from tokenmill.core.errors import DiskFull, EngineDead
 from tokenmill.core.messages import SetPaused, ToApi, ToWorker
 from tokenmill.core.part_messages import (
     Beat,
@@ -36,6 +37,7 @@ from tokenmill.core.part_messages import (
 from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name, worker_name
 from tokenmill.ipc.inbox_reader import InboxReader
 from tokenmill.ipc.stack_dump import stack_file
+from tokenmill.ipc.standard_streams import num_lost_lines
 from tokenmill.replicas.children import Child, ChildProcess, RunWorker, WorkerThread
 from tokenmill.replicas.engine_handle import EngineHandle
 from tokenmill.replicas.engines import Engines
@@ -106,9 +108,8 @@ class Supervisor:
     def _recovering(self) -> list[str]:
         engines = [engine for engine in self.engines if self._is_started and engine.ready is None]
         starting = [name for name in self._worker_of if self._is_started and self._hangs.parts[name].is_starting]
-        again = [self._parts[name].called for name in starting]
-        again += [self._parts[engine_name(engine.index)].called for engine in engines]
-        return again or self._trials.under_trial
+        names = [*starting, *(engine_name(engine.index) for engine in engines)]
+        return [self._parts[name].called for name in names] or self._trials.under_trial
 
     async def start(self) -> list[EngineReady]:
         """Start all parts; return what the engines say of themselves when they are ready."""
@@ -155,7 +156,7 @@ class Supervisor:
             model: see `EngineSpec`, as `share`.
 
         Raises:
-            EngineDead: it cannot be started; it has been told why.
+            EngineDead, DiskFull: it cannot be started; an engine that began has been told why.
         """
         num_ranks = self.topology.engines[0].num_ranks
         spec = EngineSpec(self.engines.unused_index(), num_ranks, model, share)
@@ -188,12 +189,15 @@ class Supervisor:
             self._hangs.forget(name)
             del self._parts[name], self._engine_of[name], self._restarts[name]
         self.engines.remove(spec.index)
-        self._set_topology([one for one in self.topology.engines if one.index != spec.index])
+        self.topology = self.topology.with_engines([one for one in self.topology.engines if one.index != spec.index])
+        with contextlib.suppress(DiskFull):  # the file names one too many then, which nobody starts
+            self._set_topology(self.topology.engines)
 
     def _set_topology(self, engines: Sequence[EngineSpec]) -> None:
-        """Which engines there are from now on, for the processes that are started from now on."""
-        self.topology = self.topology.with_engines(engines)
-        LaunchFile(self._launch.engine, self._launch.server, self.topology).write(self._folder)
+        """Which engines there are, for processes that are started from now on; DiskFull: nothing has changed."""
+        topology = self.topology.with_engines(engines)
+        LaunchFile(self._launch.engine, self._launch.server, topology).write(self._folder)
+        self.topology = topology
 
     # --- life and death of a part -----------------------------------------------------------------------------------
 
@@ -246,16 +250,14 @@ class Supervisor:
         can_return, is_explained = self._can_return(child), bool(verdict.convicted)
         pause = self._restarts[name].died(time.monotonic(), is_explained) if can_return else None
         if pause is None:
-            deaths = self._max_restarts + 1
-            too_often = f"\n{deaths} deaths in a minute are too many; the log says of what" if deaths > 1 else ""
-            self._owner.ended(1, how + (too_often if can_return else ""))
+            self._owner.ended(1, how + (self._restarts[name].complaint if can_return else ""))
             return
-        self._owner.died(self._parts[name].label, f"{how}{verdict.said}; it is started again")
         for own in self._with_ranks(name):
             self._parts[own].ignore()
         task = asyncio.ensure_future(self._return(name, pause, verdict))
         self._returns.add(task)
         task.add_done_callback(self._returns.discard)
+        self._owner.died(self._parts[name].label, f"{how}{verdict.said}; it is started again")
 
     def _can_return(self, child: Child) -> bool:
         """A thread cannot be ended, so none may take its place; who never began would not the next time."""
@@ -371,8 +373,9 @@ class Supervisor:
             health.started()
         self._hangs.hear(name, message)
         if isinstance(message, Beat):
-            self.counts.dropped[self._parts[name].label] = message.num_dropped
-            self.counts.dropped[API] = self._inbox.num_dropped
+            label = self._parts[name].label
+            self.counts.dropped |= {label: message.num_dropped, API: self._inbox.num_dropped}
+            self.counts.lost_lines |= {label: message.num_lost_lines, API: num_lost_lines()}
 
     # --- those that hang --------------------------------------------------------------------------------------------
 

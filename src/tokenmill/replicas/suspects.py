@@ -6,6 +6,7 @@ The page is a small file that the engine maps and its parent reads, so it says w
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,9 +49,15 @@ class RunningPage:
     """The engine's end of the page."""
 
     def __init__(self, path: Path) -> None:
-        with path.open("wb+") as file:
-            file.truncate(PAGE_BYTES)
-            self._page = mmap.mmap(file.fileno(), PAGE_BYTES)
+        """Make it. On a full disk it is memory that nobody else sees: nobody is suspected then."""
+        try:
+            with path.open("wb+") as file:
+                # Not a hole: writing to one that the disk has no block for ends the process.
+                os.posix_fallocate(file.fileno(), 0, PAGE_BYTES)
+                self._page = mmap.mmap(file.fileno(), PAGE_BYTES)
+        except OSError:
+            path.unlink(missing_ok=True)
+            self._page = mmap.mmap(-1, PAGE_BYTES)
 
     def write(self, ids: Iterable[str]) -> None:
         """These run from now on. Of more than fit, the rest is left out."""

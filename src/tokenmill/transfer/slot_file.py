@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tokenmill.core.whole_file import removed_on_failure
 from tokenmill.transfer.checksum import find_checksum
 from tokenmill.transfer.page_keys import KEY_BYTES
 from tokenmill.transfer.slots import Slot
@@ -102,8 +103,9 @@ class SlotFile:
             path.unlink()
         index = _open(path)
         try:
-            _write_all(index, msgspec.json.encode(self._header) + b"\n" + b"".join(map(self._encode, slots)))
-            path.rename(self._index_path)
+            with removed_on_failure(path):
+                _write_all(index, msgspec.json.encode(self._header) + b"\n" + b"".join(map(self._encode, slots)))
+                path.rename(self._index_path)
         except OSError:
             os.close(index)
             raise
@@ -116,7 +118,12 @@ class SlotFile:
         Raises:
             OSError: the disk is full or broken.
         """
-        _write_all(self._index, b"".join(map(self._encode, slots)))
+        size = os.fstat(self._index).st_size
+        try:
+            _write_all(self._index, b"".join(map(self._encode, slots)))
+        except OSError:
+            os.ftruncate(self._index, size)
+            raise
 
     def _encode(self, slot: Slot) -> bytes:
         record = np.zeros((), dtype=self._record)

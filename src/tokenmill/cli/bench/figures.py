@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.cli.bench.report import PERCENTILES
+from tokenmill.core.whole_file import whole_file
 
 DISTRIBUTIONS = ("ttft", "time_per_output_token", "inter_token", "e2e")
 
@@ -65,7 +67,7 @@ def write_figures(path: str, document: Mapping[str, Any]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with Path(path).open("w", encoding="utf-8", newline="") as file:
+    with whole_file(Path(path)) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(("figure", "value", "low", "high"))
         rows.writerows((one.name, one.value, one.low, one.high) for one in figures(document))

@@ -63,6 +63,6 @@ def write_outputs(
         if namespace.plot is not None:
             draw(namespace.plot, panels(), title(document))
     except OSError as error:
-        raise TokenMillError(f"{error.filename}: {error.strerror}") from None
+        raise TokenMillError(f"cannot write {error.filename}: {error.strerror}") from None
     finally:
         print_document(document)

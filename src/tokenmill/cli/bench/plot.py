@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.whole_file import whole_file
 
 # Lines with fewer points show each.
 PLOT_MARKERS = 20
@@ -57,7 +58,11 @@ def check_plot(path: str | None) -> None:
 
 
 def draw(path: str, panels: Sequence[Panel], title: str = "") -> None:
-    """Write the picture, with the title above all panels; the name's ending says in which format."""
+    """Write the picture, with the title above all panels; the name's ending says in which format.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     from matplotlib.figure import Figure
 
     inches = PANEL_INCHES * len(panels)
@@ -77,4 +82,5 @@ def draw(path: str, panels: Sequence[Panel], title: str = "") -> None:
         place.grid(alpha=0.3)
         if len(panel.lines) > 1 or panel.marks:
             place.legend()
-    figure.savefig(path)
+    with whole_file(Path(path)) as file:
+        figure.savefig(file, format=Path(path).suffix.removeprefix("."))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Any
 
 from tokenmill.cli.bench.offline import Trace
 from tokenmill.cli.bench.streams import Stream
+from tokenmill.core.whole_file import whole_file
 
 Sample = dict[str, Any]
 
@@ -53,7 +55,7 @@ def write_samples(path: str, samples: Iterable[Sample]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with Path(path).open("w", encoding="utf-8", newline="") as file:
+    with whole_file(Path(path)) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
         if path.endswith(".jsonl"):
             file.writelines(json.dumps(sample) + "\n" for sample in samples)
             return

@@ -18,7 +18,7 @@ import msgspec
 from tokenmill.config import EngineConfig
 from tokenmill.core.errors import EngineFailed, TokenMillError
 from tokenmill.ipc.address import Address
-from tokenmill.ipc.log_lines import LineHandler
+from tokenmill.ipc.log_lines import logged
 from tokenmill.ipc.secret import Secret
 from tokenmill.parallel.children import RankChildren
 from tokenmill.parallel.pipeline.chain import connect
@@ -35,13 +35,13 @@ _ANSWER_SECONDS = 30.0
 
 def main() -> int:
     """Entry point: the arguments are the config as JSON, and how many engines there are."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[LineHandler("%(message)s")])
     config = msgspec.json.decode(sys.argv[1], type=EngineConfig)
-    try:
-        return serve_node(config, int(sys.argv[2]))
-    except TokenMillError as error:
-        logger.error("error: %s", error)
-        return error.exit_code
+    with logged("%(message)s", logging.INFO):
+        try:
+            return serve_node(config, int(sys.argv[2]))
+        except TokenMillError as error:
+            logger.error("error: %s", error)
+            return error.exit_code
 
 
 def serve_node(config: EngineConfig, num_engines: int) -> int:

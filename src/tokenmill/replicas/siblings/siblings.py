@@ -226,6 +226,7 @@ class Siblings:
         one = self._all[message.index]
         one.health.beats(Beat(part=api_name(message.index)))
         one.num_open = message.num_open
+        self._parts.counts.lost_lines[api_name(message.index)] = message.num_lost_lines
         for seconds in message.first_tokens:
             self._observer.first_token(seconds)
         if message.between_tokens is not None:

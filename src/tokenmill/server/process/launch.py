@@ -13,10 +13,12 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tokenmill.config import EngineConfig, ServerConfig
-from tokenmill.core.errors import InvalidConfig, TokenMillError
+from tokenmill.core.errors import DiskFull, InvalidConfig, TokenMillError
+from tokenmill.ipc.standard_streams import lossy
 from tokenmill.observe.event_log import EventLog
 from tokenmill.replicas.launch_file import LaunchFile
 from tokenmill.replicas.starter import ENGINE_MODULE, WORKER_MODULE, Starter
@@ -46,6 +48,17 @@ def run(
         engines: which engines to start; none: as many as `--data-parallel-size` says, each of as many
             ranks as `--tensor-parallel-size` and `--pipeline-parallel-size` say.
     """
+    with lossy("stdout", "stderr"):
+        return _run(engine, server, open_screen, partial(Starter, engine_module, worker_module), engines)
+
+
+def _run(
+    engine: EngineConfig,
+    server: ServerConfig,
+    open_screen: OpenScreen,
+    make_starter: Callable[[], Starter],
+    engines: tuple[EngineSpec, ...],
+) -> int:
     try:
         launch = prepared(engine, server, engines)
         server = launch.server
@@ -60,8 +73,11 @@ def run(
 
                 return process.serve(folder, launch, door, index)
             shared = LaunchFile(replace(launch.engine, weight_memory=memory), server, launch.topology)
-            shared.write(folder)
-            with Starter(engine_module, worker_module).begun(folder, shared.topology) as starter:
+            try:
+                shared.write(folder)
+            except DiskFull as error:
+                return _refuse(open_screen, error)
+            with make_starter().begun(folder, shared.topology) as starter:
                 from tokenmill.server.process import first_process
 
                 return first_process.serve(folder, shared, door, open_screen, on_begun, starter)
@@ -74,9 +90,13 @@ def run(
         with held_back(), _listener(server) as listener, weight_memory() as memory:
             return keep(serve, server.api_server_count, server.max_restarts, note_death)
     except TokenMillError as error:
-        with open_screen() as screen:
-            screen.on_error(str(error))
-        return error.exit_code
+        return _refuse(open_screen, error)
+
+
+def _refuse(open_screen: OpenScreen, error: TokenMillError) -> int:
+    with open_screen() as screen:
+        screen.on_error(str(error))
+    return error.exit_code
 
 
 def prepared(engine: EngineConfig, server: ServerConfig, engines: tuple[EngineSpec, ...] = ()) -> LaunchFile:

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from tokenmill.ipc.standard_streams import LossyStream
+
 if TYPE_CHECKING:  # the keeper, which imports this, stays small
     from tokenmill.core.engine_messages import EngineProgress, EngineReady
 
@@ -32,7 +34,10 @@ OpenScreen = Callable[[], AbstractContextManager[Screen]]
 
 
 class StandardError:
-    """Writes what goes wrong, and what children write, to standard error."""
+    """Writes what goes wrong, and what children write, to standard error; what cannot be written is lost."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr if isinstance(sys.stderr, LossyStream) else LossyStream(sys.stderr)
 
     def __enter__(self) -> StandardError:
         return self
@@ -50,8 +55,8 @@ class StandardError:
 
     def on_error(self, sentence: str) -> None:
         """See `Screen`."""
-        print(sentence, file=sys.stderr, flush=True)
+        print(sentence, file=self._stream, flush=True)
 
     def on_line(self, line: str) -> None:
         """See `Screen`."""
-        print(line, file=sys.stderr, flush=True)
+        print(line, file=self._stream, flush=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tokenmill.core.whole_file import write_whole
 from tokenmill.weights.gguf.config import config_of
 from tokenmill.weights.gguf.file import GgufFile, open_gguf
 from tokenmill.weights.gguf.tokenizer import tokenizer_of
@@ -36,7 +36,7 @@ def unpack(path: Path, cache: Path) -> Path:
     (folder / LINK_NAME).unlink(missing_ok=True)
     (folder / LINK_NAME).symlink_to(path)
     _write_tokenizer(folder, file)
-    # Last, and at once: a folder that has it is complete.
+    # Last: a folder that has it is complete.
     _write_json(folder / "config.json", config)
     return folder
 
@@ -47,12 +47,12 @@ def _write_tokenizer(folder: Path, file: GgufFile) -> None:
     if (beside / "tokenizer.json").exists():
         for name in names:
             if (beside / name).exists():
-                (folder / name).write_bytes((beside / name).read_bytes())
+                write_whole(folder / name, (beside / name).read_bytes())
         return
     tokenizer = tokenizer_of(file.metadata)
     if tokenizer is None:
         return
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_whole(folder / "tokenizer.json", tokenizer.to_str().encode())
     tokens = file.metadata["tokenizer.ggml.tokens"]
     config: dict[str, Any] = {"add_bos_token": bool(file.metadata.get("tokenizer.ggml.add_bos_token", False))}
     for name in ("eos", "bos"):
@@ -65,6 +65,4 @@ def _write_tokenizer(folder: Path, file: GgufFile) -> None:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(content)))
-    os.replace(partial, path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(content)))
