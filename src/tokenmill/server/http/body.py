@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 
 from tokenmill.core.errors import InvalidRequest, TooLarge
+from tokenmill.core.json_text import decode_json
 from tokenmill.server.http import request_id
 from tokenmill.server.http.body_budget import BodyBudget
 
@@ -62,7 +63,7 @@ def convert_texts(given: dict[str, Any], kind: type[T]) -> T:
 
 def _decode(raw: bytearray, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return decode_json(raw, kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
