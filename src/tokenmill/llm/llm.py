@@ -158,7 +158,7 @@ class LLM:
         if text_2 is not None:
             raise InvalidRequest("score compares no texts: it gives the log-likelihood of each prompt", "text_2")
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-        found = self._run(arguments.split(prompts, int), params, use_tqdm)
+        found = self._run(arguments.split(prompts, int), params, use_tqdm, is_score=True)
         return [one.answered(one.log_likelihood()) for one in found]
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams, use_tqdm: bool = False) -> list[BeamSearchOutput]:
@@ -208,6 +208,7 @@ class LLM:
         adapter = self._local.find_adapter(wishes.get("lora_request"))
         message = arguments.generate_text(prompt, params, template, priority, adapter)
         message.pooling = wishes.get("pooling") or message.pooling
+        message.needs_no_output = bool(message.pooling) or bool(wishes.get("is_score"))
         text = prompt.get("prompt") if isinstance(prompt, dict) else message.text
         continuations = [CompletionOutput(index) for index in range(params.n)]
         output = RequestOutput(message.ids[0], [], continuations, message.ids, text)
