@@ -12,14 +12,24 @@ if TYPE_CHECKING:
     from tokenmill.core.sampling_params import SamplingParams as SamplingParams
     from tokenmill.core.structured_outputs import StructuredOutputs as StructuredOutputs
     from tokenmill.llm.adapters import LoRARequest as LoRARequest
+    from tokenmill.llm.async_llm import AsyncLLM as AsyncLLM
     from tokenmill.llm.beam_search import BeamSearchParams as BeamSearchParams
     from tokenmill.llm.llm import LLM as LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "BeamSearchParams", "LoRARequest", "SamplingParams", "StructuredOutputs", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchParams",
+    "LoRARequest",
+    "SamplingParams",
+    "StructuredOutputs",
+    "__version__",
+]
 
 _MODULES = {
     "LLM": "tokenmill.llm.llm",
+    "AsyncLLM": "tokenmill.llm.async_llm",
     "BeamSearchParams": "tokenmill.llm.beam_search",
     "LoRARequest": "tokenmill.llm.adapters",
     "SamplingParams": "tokenmill.core.sampling_params",

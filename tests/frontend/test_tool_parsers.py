@@ -296,6 +296,11 @@ def test_thinking_comes_before_calls() -> None:
 
 
 def test_thinking_may_be_begun_by_the_prompt() -> None:
-    assert STYLES["qwen3"].prompt_begins("<|im_start|>assistant\n<think>\n")
-    assert not STYLES["qwen3"].prompt_begins("<think>\n\n</think>\n\n")
-    assert STYLES["deepseek_r1"].prompt_begins("<assistant>")
+    assert STYLES["qwen3"].has_begun("<|im_start|>assistant\n<think>\n", is_off=True) is True
+    assert STYLES["qwen3"].has_begun("<|im_start|>assistant\n") is False
+    assert STYLES["qwen3"].has_begun("<think>\n\n</think>\n\n") is None
+    assert STYLES["qwen3"].has_begun("<|im_start|>assistant\n", is_off=True) is None
+    assert STYLES["deepseek_r1"].has_begun("<assistant>") is True
+    assert STYLES["deepseek_r1"].has_begun("<assistant>", is_off=True) is None
+    assert STYLES["deepseek_r1"].has_begun("<assistant></think>") is None
+    assert STYLES["openai_gptoss"].has_begun("<|end|><|start|>assistant") is False

@@ -71,6 +71,7 @@ def test_an_example_runs(name, tmp_path, server):
     )
     expected = {
         "offline.py": "answer 1:",
+        "async_llm.py": "request-3: 'The mill' ->",
         "openai_client.py": "the same twice: True\nrefused: temperature",
         "many_clients.py": "16 answers",
         "shortest_first.py": "the long prompt came first and ended last: [1, 2, 3, 0]",

@@ -129,3 +129,21 @@ def test_an_option_that_does_not_exist_is_named() -> None:
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="there is no folder"):
         LLM(tmp_path / "nothing")
+
+
+def test_prompts_that_need_no_output_may_fill_the_context(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    with LLM(folder, dtype="float32", max_model_len=48, num_pages=4, page_size=16) as llm:
+        whole, over = [5] * 48, [5] * 49
+        for _ in range(2):  # also when the cache has it
+            assert len(llm.embed([whole], use_tqdm=False, pooling="last")[0].prompt_token_ids) == 48
+            assert llm.score([whole], use_tqdm=False)[0].outputs.score < 0
+        for ask in (lambda: llm.embed([over]), lambda: llm.score([over]), lambda: llm.generate([whole])):
+            with pytest.raises(InvalidRequest, match="maximum context length is 48"):
+                ask()
+        assert llm.stats().num_rows_used == 0
+
+
+def test_half_a_character_is_a_replacement(llm: LLM) -> None:
+    found, wanted = llm.generate(["cut \ud83d", "cut \ufffd"], GREEDY, use_tqdm=False)
+    assert found.prompt_token_ids == wanted.prompt_token_ids

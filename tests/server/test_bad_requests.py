@@ -73,7 +73,6 @@ BAD_CHATS = {
         None, "hello", {}, [], [1], [{}], [{"role": "user"}], [{"role": 1, "content": "a"}], [[]],
         [{"role": "user", "content": 5}], [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
         [{"role": "user", "content": ["a"]}], [{"role": "user", "content": [{"type": "text"}]}],
-        [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
     ],
     "tools": [1, [1], {}],
     "tool_choice": ["required", {"type": "function", "function": {"name": "f"}}, 5],
@@ -183,7 +182,7 @@ def test_bad_prompts_are_refused(echo_server):
 NOT_REQUESTS = [
     b"", b"{", b"null", b"[]", b"5", b'"a"', b"\xff\xfe", b'{"messages": NaN}', b"\x00" * 100,
     b'{"temperature": NaN, "prompt": "a"}', b'{"temperature": Infinity, "prompt": "a"}',
-    b'{"temperature": 1e999, "prompt": "a"}', b'{"prompt": "\\ud800"}', b'{"prompt": "a\\udfff b"}',
+    b'{"temperature": 1e999, "prompt": "a"}',
     b'{"prompt": ' + b"[" * 50_000, b'{"messages": [{"role": "user", "content": ' + b"[" * 50_000,
     *(
         b'{"messages": [{"role": "user", "content": "a"}], "tools": [' + b'{"a":' * n + b"1" + b"}" * n + b"]}"

@@ -13,6 +13,7 @@ import msgspec
 
 from tokenmill.batches.batch import LineFault, new_id
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.json_text import decode_json
 
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 16 << 20
@@ -27,7 +28,7 @@ class BatchLine(msgspec.Struct, Generic[Body], kw_only=True, forbid_unknown_fiel
 
     custom_id: str
     body: Body
-    method: str = "POST"
+    method: str | None = None
     url: str | None = None
 
 
@@ -107,7 +108,7 @@ def read_lines(path: Path, endpoint: str) -> InputLines:
 
 def _take_line(lines: InputLines, seen: set[str], place: LinePlace, raw: bytes, endpoint: str) -> None:
     try:
-        line = msgspec.json.decode(raw, type=BatchLine[msgspec.Raw])
+        line = decode_json(raw, BatchLine[msgspec.Raw])
         model = _model(line.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         lines.faults.append(LineFault("invalid_json_line", f"not a line of a batch: {error}", place.number))
@@ -127,7 +128,7 @@ def _fault(line: BatchLine[msgspec.Raw], endpoint: str, is_known: bool, is_other
         return LineFault("invalid_custom_id", f"custom_id has 1 to {MAX_ID_LENGTH} characters", param="custom_id")
     if is_known:
         return LineFault("duplicate_custom_id", "another line has this custom_id", param="custom_id")
-    if line.method != "POST":
+    if line.method not in (None, "POST"):
         return LineFault("invalid_method", "method must be POST", param="method")
     if line.url != endpoint:
         return LineFault("mismatched_endpoint", f"url must be that of the batch, {endpoint}", param="url")
@@ -146,7 +147,7 @@ class _Peek(msgspec.Struct):
 
 
 def _model(body: msgspec.Raw) -> str | None:
-    model = msgspec.json.decode(body, type=_Peek).model
+    model = decode_json(body, _Peek).model
     return model if isinstance(model, str) else None
 
 
@@ -162,8 +163,8 @@ def line_body(raw: bytes, batch_id: str) -> bytes:
     Raises:
         InvalidRequest: it wants what no line of a batch can have.
     """
-    line = msgspec.json.decode(raw, type=BatchLine[msgspec.Raw])
-    body, peek = bytes(line.body), msgspec.json.decode(line.body, type=_Peek)
+    line = decode_json(raw, BatchLine[msgspec.Raw])
+    body, peek = bytes(line.body), decode_json(line.body, _Peek)
     for name in ("stream", "background"):
         if getattr(peek, name):
             raise InvalidRequest(f"{name} has no meaning in a line of a batch", name)

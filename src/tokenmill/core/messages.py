@@ -64,8 +64,10 @@ class GenerateText(Message, kw_only=True):
         calls: of the `tools`; None: no grammar knows of them.
         reasoning: how the model marks its thinking, a name that `--reasoning-parser` takes; "": it is not looked for.
         truncate_prompt_tokens: keep so many tokens at the prompt's end; -1: as many as leave room for the output.
+        add_special_tokens: those of the tokenizer around the prompt; None: around texts, not around chats.
         tenant: who takes turns with others for the engine: a client, or one call.
         wants_prompt: the first output comes with a `PromptReport`.
+        needs_no_output: the one token that it samples is nobody's: the prompt may be as long as the context.
         pooling: "mean" or "last": wanted is a vector for the prompt, not a continuation.
         engine: the one that must have the requests; None: the text worker chooses.
         session: calls of one session go to one engine while it lives; empty: none.
@@ -90,7 +92,9 @@ class GenerateText(Message, kw_only=True):
     cache_salt: str = ""
     tenant: str = ""
     truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
     wants_prompt: bool = False
+    needs_no_output: bool = False
     pooling: str = ""
     engine: int | None = None
     session: str = ""
@@ -134,6 +138,7 @@ class AddRequest(Message, kw_only=True):
     Attributes:
         media: its images, whose placeholders in the prompt are surrogates; see `core/media.py`.
         output_token_ids: what it has brought already, on an engine that died; it goes on behind them.
+        needs_no_output: see `GenerateText`.
         worker: the inbox of the text worker that its outputs go to.
         num_missing_tokens: those whose KV the engine did not have when it was chosen, as far as was known; 0: all.
         kv_transfer_params: what the client says to the sources of KV; their own business.
@@ -149,6 +154,7 @@ class AddRequest(Message, kw_only=True):
     tenant: str = ""
     is_resumable: bool = False
     worker: str = ""
+    needs_no_output: bool = False
     pooling: str = ""
     engine: int | None = None
     session: str = ""

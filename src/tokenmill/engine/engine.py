@@ -117,9 +117,10 @@ class Engine:
             return []
         if message.adapter is not None and not self.scheduler.adapters.num_slots:
             return [_refused(message.id, InvalidRequest("adapters need an engine started with --enable-lora", "model"))]
-        room = self.limits.max_model_len - len(message.prompt_token_ids)
+        most = self.limits.max_model_len + message.needs_no_output
+        room = most - len(message.prompt_token_ids)
         if not message.prompt_token_ids or room < 1:
-            error = f"the prompt has {len(message.prompt_token_ids)} tokens; 1 to {self.limits.max_model_len - 1} fit"
+            error = f"the prompt has {len(message.prompt_token_ids)} tokens; 1 to {most - 1} fit"
             return [TokenOutput(message.id, [], FinishReason.ERROR, error=error)]
         params = message.params
         try:

@@ -64,7 +64,8 @@ def allocate(
     # An accelerator has a row more: one that belongs to nobody, for padding.
     num_rows = config.max_num_seqs + platform.is_accelerator
     window = 0 if size.window is None else size.window.window
-    tables = RowTables(num_rows, size.max_model_len, config.page_size, device, window)
+    # A prompt of the whole context is run where no output is needed; what it samples is written down all the same.
+    tables = RowTables(num_rows, size.max_model_len + 1, config.page_size, device, window)
     sampling = SamplingState(config.max_num_seqs, decoder.architecture.vocab_size)
     behind = None if draft is None else draft.attention.make(size.num_allocated + draft.num_scratch_pages)
     states = decoder.state_memory(size.num_states) if size.num_states else None

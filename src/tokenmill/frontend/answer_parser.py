@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from tokenmill.core.answer import AnswerPiece, PieceKind, joined
 from tokenmill.frontend.reasoning import ReasoningSplitter
+from tokenmill.frontend.stop_strings import StopStrings
 from tokenmill.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, ToolParser
 
 
 class AnswerParser:
-    """Reasoning is split off first; what is left may hold calls.
+    """Reasoning is split off first; stop strings end what is left, which may hold calls.
 
     Attributes:
         num_reasoning_tokens: tokens of the reasoning so far. The marks around it count with it; so does a delta in
             which it ends.
+        stop_string: the one that has come, after which there is no more answer.
     """
 
     def __init__(
         self, splitter: ReasoningSplitter | None = None, tools: ToolParser | None = None, max_calls: int | None = None
     ) -> None:
         """`max_calls`: further calls are dropped."""
+        self.stop_string: str | None = None
         self.num_reasoning_tokens = 0
         self._splitter = splitter
         self._tools = tools
@@ -27,25 +30,36 @@ class AnswerParser:
         self._num_calls = 0
         self._space: list[str] = []
 
-    def feed(self, text: str, num_tokens: int) -> list[AnswerPiece]:
-        """Take in a delta, and of how many tokens it is."""
+    def feed(self, text: str, num_tokens: int, stops: StopStrings | None = None) -> list[AnswerPiece]:
+        """Take in a delta, of how many tokens it is, and what ends the answer; None: nothing does yet."""
         splitter = self._splitter
         if splitter is None:
-            return self._read(text)
+            return self._read(self._until_stop(text, stops))
         reasoning, text = self._split(splitter, text, num_tokens)
         if splitter.is_done:
             self._splitter = None
-        return [*_pieces(PieceKind.REASONING, reasoning), *self._read(text)]
+        return [*_pieces(PieceKind.REASONING, reasoning), *self._read(self._until_stop(text, stops))]
 
-    def finish(self) -> list[AnswerPiece]:
+    def finish(self, stops: StopStrings | None = None) -> list[AnswerPiece]:
         """The text has ended; what was held back comes out."""
         reasoning, text = ("", "") if self._splitter is None else self._splitter.finish()
+        text = self._until_stop(text, stops)
+        if stops is not None and self.stop_string is None:
+            text += stops.finish()
         pieces = [*_pieces(PieceKind.REASONING, reasoning), *self._read(text)]
         if self._tools is not None:
             pieces += self._answer(self._tools.finish())
             if not self._num_calls:
                 pieces += _pieces(PieceKind.TEXT, "".join(self._space))
         return joined(pieces)
+
+    def _until_stop(self, text: str, stops: StopStrings | None) -> str:
+        if self.stop_string is not None:
+            return ""
+        if stops is None:
+            return text
+        text, self.stop_string = stops.push(text)
+        return text
 
     def _split(self, splitter: ReasoningSplitter, text: str, num_tokens: int) -> tuple[str, str]:
         was_thinking, is_over = splitter.is_thinking, splitter.is_answering

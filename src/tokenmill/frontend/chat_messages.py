@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.json_text import decode_json
 
 MAX_DEPTH = 64
 MAX_KWARGS_BYTES = 64 << 10
@@ -27,9 +28,9 @@ def normalize_messages(messages: object) -> list[dict[str, Any]]:
     """Check messages and join their text parts.
 
     Content given as `[{"type": "text", "text": ...}]` becomes one string, the parts joined by newlines, unless there
-    are images or videos between them; the JSON arguments of tool calls become objects. A video is a list of the URLs of
-    its frames, however it was given. Earlier thinking has every name that templates know. Other keys are passed on as
-    they are.
+    are images or videos between them; the JSON arguments of tool calls become objects, those that are no JSON stay
+    texts. A video is a list of the URLs of its frames, however it was given. Earlier thinking has every name that
+    templates know. Other keys are passed on as they are.
 
     Raises:
         InvalidRequest: naming the message at fault.
@@ -167,7 +168,8 @@ def _video(part: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
     if not isinstance(frames, list) or not all(isinstance(frame, str) for frame in frames):
         raise InvalidRequest(f"{where}: a video is a list of the URLs of its frames", "messages")
     inner = part[kind] if isinstance(part[kind], dict) else {}
-    fps = part.get("fps", inner.get("fps", FRAMES_PER_SECOND))
+    given = (part.get("fps"), inner.get("fps"))
+    fps = next((one for one in given if one is not None), FRAMES_PER_SECOND)
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0.001 <= fps <= 1000:
         raise InvalidRequest(f"{where}.fps: frames a second, from 0.001 to 1000", "messages")
     return {"type": "video", "video": frames, "fps": float(fps)}
@@ -183,11 +185,21 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where} must be an object with a function and its name", "messages")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments or "{}")
-            check_depth(arguments, "messages")
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequest(f"{where}.function.arguments is not JSON", "messages") from error
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+
+
+def _arguments(given: Any) -> Any:
+    """Arguments as an object, of JSON if they are a text. Those that are not, or too deep, stay a text.
+
+    A model's answer may have been cut within them, and what we have said ourselves can be said to us again.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, str):
+        return given
+    try:
+        arguments = decode_json(given or "{}")
+        check_depth(arguments, "messages")
+    except (msgspec.DecodeError, RecursionError, InvalidRequest):
+        return given
+    return arguments

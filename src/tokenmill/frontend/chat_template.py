@@ -7,7 +7,8 @@ names of special tokens.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tokenmill.frontend.template_budget import TakesLong, TemplateBudget
 from tokenmill.frontend.template_sandbox import TemplateSandbox
 from tokenmill.model_files import read_json
 
+# By which templates are told whether the model is to think: Qwen's and others', and DeepSeek's.
+_SWITCHES = ("enable_thinking", "thinking")
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
@@ -75,9 +78,14 @@ class ChatTemplate:
             )
         extra = {name: value for name, value in (template_kwargs or {}).items() if name not in _RESERVED}
         template = self._tool_template if tools else self._template
+        budget = budget or TemplateBudget()
+
+        def rendered(shown: list[dict[str, Any]]) -> str:
+            own = {"messages": shown, "tools": tools or None, "add_generation_prompt": add_generation_prompt}
+            return self._sandbox.render(template, {**self._special_tokens, **extra, **own}, budget)
+
         try:
-            own = {"messages": messages, "tools": tools or None, "add_generation_prompt": add_generation_prompt}
-            text = self._sandbox.render(template, {**self._special_tokens, **extra, **own}, budget or TemplateBudget())
+            text = _with_plainer_messages(rendered, messages)
         except (PromptTooCostly, TakesLong):
             raise
         except jinja2.TemplateError as error:
@@ -85,6 +93,10 @@ class ChatTemplate:
         except Exception as error:  # a template is a program; whatever it raises concerns this request alone
             raise InvalidRequest("the chat template cannot render these messages", "messages") from error
         return _cut_after_final_message(text, messages[-1]) if continue_final_message else text
+
+    def switches_thinking_off(self, kwargs: Mapping[str, Any]) -> bool:
+        """Whether these variables tell the template that the model is not to think."""
+        return any(kwargs.get(name) is False and re.search(rf"\b{name}\b", self.source) for name in _SWITCHES)
 
     def with_effort(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Template variables with `reasoning_effort` in the words of this template: some only know whether to think.
@@ -140,6 +152,37 @@ def load_chat_template(
 def is_inline(template: str) -> bool:
     """Whether `--chat-template` holds the template itself, as in vLLM: it has these characters and names no file."""
     return any(character in template for character in "{}\n") and not os.path.isfile(template)
+
+
+def _with_plainer_messages(rendered: Callable[[list[dict[str, Any]]], str], messages: list[dict[str, Any]]) -> str:
+    """What a template makes of messages; where it fails, of such that any template takes.
+
+    An answer of ours may have no content, or have been cut within the arguments of a call.
+    """
+    try:
+        return rendered(messages)
+    except (PromptTooCostly, TakesLong):
+        raise
+    except Exception:
+        plainer = [_plainer(message) for message in messages]
+        if plainer == messages:
+            raise
+        return rendered(plainer)
+
+
+def _plainer(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with a text as its content, and an object as the arguments of each call."""
+    plain = {**message, "content": ""} if message.get("content") is None else dict(message)
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _mapping(call["function"]["arguments"])}}
+            for call in message["tool_calls"]
+        ]
+    return plain
+
+
+def _mapping(arguments: Any) -> dict[str, Any]:
+    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
 
 
 def _cut_after_final_message(text: str, message: dict[str, Any]) -> str:

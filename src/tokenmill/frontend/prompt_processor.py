@@ -99,7 +99,7 @@ class PromptProcessor:
         prompt, media = self._prompts.prompt(message, attempt)
         attempt.note("prepared")
         message.params.check_vocabulary(self._prompts.vocab_size)
-        thinking = self._thinking(message.reasoning, prompt)
+        thinking = self._thinking(message, prompt)
         params = self._constrained(message, thinking)
         if not params.spaces_between_special_tokens and self._tokenizer.joins_with_spaces:
             sentence = "this model's tokenizer joins all tokens with spaces"
@@ -118,16 +118,21 @@ class PromptProcessor:
             return params
         if calls is not None and NOTATIONS[calls.parser].needs_special_tokens:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
-        builder = GrammarBuilder(self._tokenizer, self._any_whitespace, self._max_string_length)
+        builder = GrammarBuilder(self._prompts, self._any_whitespace, self._max_string_length)
         grammar = answer_grammar(builder, params.structured_outputs, calls, message.tools, thinking)
         return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
 
-    def _thinking(self, reasoning: str, prompt: list[int]) -> Thinking | None:
-        if not reasoning:
+    def _thinking(self, message: GenerateText, prompt: list[int]) -> Thinking | None:
+        """How the model thinks before this answer; None: it does not."""
+        if not message.reasoning:
             return None
-        style = STYLES[reasoning]
+        style = STYLES[message.reasoning]
         prompt_end = self._tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False)
-        return Thinking(style.begin, style.end, style.prompt_begins(prompt_end), style.opening)
+        has_begun = style.has_begun(prompt_end, self._prompts.is_thinking_off(message))
+        if message.messages and message.template_kwargs.get("continue_final_message") and not style.opening:
+            last = message.messages[-1].get("content")
+            has_begun = True if isinstance(last, str) and style.is_open_in(last) else None
+        return None if has_begun is None else Thinking(style.begin, style.end, has_begun, style.opening)
 
 
 def answer_grammar(

@@ -23,9 +23,24 @@ class ReasoningStyle:
     opening: str = ""
     needs_special_tokens: bool = False
 
-    def prompt_begins(self, prompt_end: str) -> bool:
-        """Whether a prompt that ends like this has begun the thinking."""
-        return self.always_thinks or prompt_end.rstrip().endswith(self.begin)
+    def has_begun(self, prompt_end: str, is_off: bool = False) -> bool | None:
+        """Whether thinking has begun before the answer; None: it is over, or there is to be none.
+
+        Args:
+            prompt_end: what the prompt ends with counts most.
+            is_off: the template was told that the model is not to think.
+        """
+        prompt_end = prompt_end.rstrip()
+        if prompt_end.endswith(self.begin):
+            return True
+        # Where answers have an opening of their own, the end of any message may look like that of thinking.
+        if not self.opening and (is_off or prompt_end.endswith(self.end)):
+            return None
+        return self.always_thinks
+
+    def is_open_in(self, text: str) -> bool:
+        """Whether a text that is to be continued stops within thinking."""
+        return text.rfind(self.begin) > text.rfind(self.end)
 
 
 class ReasoningSplitter:

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from tokenmill.config import EngineConfig
+from tokenmill.core.answer import AnswerPiece
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.media import with_surrogates
@@ -80,6 +82,14 @@ class _OpenRequest:
     num_output_tokens: int = 0
     reporter: PromptReporter | None = None
     parser: AnswerParser | harmony.HarmonyParser | None = None
+
+
+class _NewText(NamedTuple):
+    """What tokens came to: text, or pieces of an answer that is taken apart, and the stop string that ended it."""
+
+    text: str
+    answer: list[AnswerPiece] | None
+    stop_string: str | None
 
 
 class TextProcessor:
@@ -188,6 +198,7 @@ class TextProcessor:
                     cache_salt=message.cache_salt,
                     tenant=message.tenant,
                     worker=self._worker,
+                    needs_no_output=message.needs_no_output,
                     pooling=message.pooling,
                     engine=message.engine,
                     session=message.session,
@@ -244,17 +255,12 @@ class TextProcessor:
 
     def _text_output(self, request: _OpenRequest, output: TokenOutput, prompt: PromptReport | None) -> TextOutput:
         request.num_output_tokens += len(output.token_ids)
-        text, stop_string = self._new_text(request, output)
+        text, answer, stop_string = self._new_text(request, output)
         finish_reason, stop_reason = output.finish_reason, output.stop_reason
         if stop_string is not None:
             finish_reason, stop_reason = FinishReason.STOP, stop_string
         elif stop_reason in self._eos_token_ids and stop_reason not in request.params.stop_token_ids:
             stop_reason = None
-        answer = None
-        if request.parser is not None:
-            answer, text = request.parser.feed(text, len(output.token_ids)), ""
-            if finish_reason is not None:
-                answer += request.parser.finish()
         return TextOutput(
             id=output.id,
             text=text,
@@ -274,21 +280,29 @@ class TextProcessor:
             kv_transfer_params=output.kv_transfer_params,
         )
 
-    def _new_text(self, request: _OpenRequest, output: TokenOutput) -> tuple[str, str | None]:
-        """The text to show for an output, and the stop string that ended it."""
+    def _new_text(self, request: _OpenRequest, output: TokenOutput) -> _NewText:
+        """What is to be shown of an output, and the stop string that ended it."""
         token_ids = output.token_ids
         ended_by_token = output.finish_reason is FinishReason.STOP and isinstance(output.stop_reason, int)
         if ended_by_token and not request.params.include_stop_str_in_output:
             token_ids = token_ids[:-1]
         text = request.detokenizer.push(token_ids)
-        if output.finish_reason is not None:
+        is_last = output.finish_reason is not None
+        if is_last:
             text += request.detokenizer.finish()
-        if request.num_output_tokens <= request.params.min_tokens:
-            return text, None
-        text, stop_string = request.stop_strings.push(text)
-        if output.finish_reason is not None and stop_string is None:
-            text += request.stop_strings.finish()
-        return text, stop_string
+        stops = request.stop_strings if request.num_output_tokens > request.params.min_tokens else None
+        if (parser := request.parser) is not None:
+            # Only the answer is looked through: a model that thinks may come upon any words.
+            answer = parser.feed(text, len(output.token_ids), stops)
+            if is_last or parser.stop_string is not None:
+                answer += parser.finish(stops)
+            return _NewText("", answer, parser.stop_string)
+        if stops is None:
+            return _NewText(text, None, None)
+        text, stop_string = stops.push(text)
+        if is_last and stop_string is None:
+            text += stops.finish()
+        return _NewText(text, None, stop_string)
 
 
 def load_text_processor(

@@ -14,6 +14,7 @@ import msgspec
 import tokenizers
 
 from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.core.json_text import whole_characters
 from tokenmill.frontend.decoders import ByteLevel, Stage, build_stages, byte_level_bytes
 from tokenmill.model_files import read_json
 
@@ -92,8 +93,19 @@ class Tokenizer:
         named = {key: _token_text(value) for key, value in self._config.items() if key.endswith("_token")}
         return {key: text for key, text in named.items() if text is not None}
 
+    @functools.cached_property
+    def added_first(self) -> int | None:
+        """The token that is added before every text, BOS mostly; None: none is."""
+        bare, whole = self.encode("a", add_special_tokens=False), self.encode("a")
+        return whole[0] if whole[:1] != bare[:1] else None
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Encode a text; `add_special_tokens` adds what the model expects around a plain text (a BOS token)."""
+        """Encode a text; `add_special_tokens` adds what the model expects around a plain text (a BOS token).
+
+        Halves of characters, which no text file can hold either, are encoded as U+FFFD.
+        """
+        if not text.isascii():
+            text = whole_characters(text)
         if len(text) > _LONG_TEXT:
             return self.encode_batch([text], add_special_tokens)[0]  # which lets other threads run meanwhile
         ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids

@@ -7,7 +7,7 @@ package is the only place that knows both sides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
@@ -20,7 +20,7 @@ from tokenmill.llm import arguments
 from tokenmill.llm.adapters import LoRARequest
 from tokenmill.llm.arguments import ChatOptions, Chats, Conversation, Priority, Prompt, Prompts
 from tokenmill.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
-from tokenmill.llm.local_engine import LocalEngine
+from tokenmill.llm.local_engine import Inbox, LocalEngine
 from tokenmill.llm.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from tokenmill.llm.progress import ProgressBar
 from tokenmill.llm.session import Session
@@ -39,6 +39,8 @@ EachParams = OneParams | Sequence[SamplingParams]
 @arguments.checked_names
 class LLM:
     """A model, ready to generate. Methods raise TypeError for an argument that they do not have.
+
+    Several threads may use it: what they ask for runs together, in the steps of whichever is there.
 
     Args:
         model: a checkpoint folder or a hub id; none: the bundled demo model.
@@ -113,10 +115,14 @@ class LLM:
         (rank,) = arguments.one_each("priority", options.pop("priority", None), 1)
         (adapter,) = arguments.one_each("lora_request", options.pop("lora_request", None), 1)
         template = arguments.template_options(options)
-        output = self.submit(prompt, sampling_params, template, priority=rank or 0, lora_request=adapter)
+        inbox = Inbox()
+        wishes = {"template_options": template, "priority": rank, "lora_request": adapter}
+        output = self.start(inbox, prompt, sampling_params, wishes)
         try:
-            while not output.finished:
-                yield from [delta for delta in self.step() if delta.id in output.request_ids]
+            unfinished = [output]
+            while unfinished:
+                deltas, unfinished = self._local.advance(unfinished, inbox)
+                yield from deltas
         finally:
             self._local.abort([output])
 
@@ -152,7 +158,7 @@ class LLM:
         if text_2 is not None:
             raise InvalidRequest("score compares no texts: it gives the log-likelihood of each prompt", "text_2")
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-        found = self._run(arguments.split(prompts, int), params, use_tqdm)
+        found = self._run(arguments.split(prompts, int), params, use_tqdm, is_score=True)
         return [one.answered(one.log_likelihood()) for one in found]
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams, use_tqdm: bool = False) -> list[BeamSearchOutput]:
@@ -184,16 +190,29 @@ class LLM:
         Raises:
             InvalidRequest: it can never run.
         """
+        wishes = {"priority": priority, "pooling": pooling, "lora_request": lora_request}
+        return self.start(None, prompt, sampling_params, wishes | {"template_options": template_options})
+
+    def start(
+        self, inbox: Inbox | None, prompt: AnyPrompt, sampling_params: OneParams, wishes: Mapping[str, Any]
+    ) -> RequestOutput:
+        """Add a prompt as `submit` does, whose other arguments are `wishes`; its deltas go to the inbox, too.
+
+        Raises:
+            InvalidRequest: it can never run.
+        """
         params = self._default_params if sampling_params is None else sampling_params
+        template, priority = wishes.get("template_options") or {}, wishes.get("priority") or 0
         if priority and self._config.scheduling_policy in ("fair", "fcfs"):
             raise InvalidRequest('priority needs LLM(scheduling_policy="priority")', "priority")
-        adapter = self._local.adapters.find(lora_request)
-        message = arguments.generate_text(prompt, params, template_options or {}, priority, adapter)
-        message.pooling = pooling or message.pooling
+        adapter = self._local.find_adapter(wishes.get("lora_request"))
+        message = arguments.generate_text(prompt, params, template, priority, adapter)
+        message.pooling = wishes.get("pooling") or message.pooling
+        message.needs_no_output = bool(message.pooling) or bool(wishes.get("is_score"))
         text = prompt.get("prompt") if isinstance(prompt, dict) else message.text
         continuations = [CompletionOutput(index) for index in range(params.n)]
         output = RequestOutput(message.ids[0], [], continuations, message.ids, text)
-        self._local.start(message, output)
+        self._local.start(message, output, inbox)
         if message.messages is not None:
             output.prompt = self._local.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
         return output
@@ -201,6 +220,15 @@ class LLM:
     def step(self) -> list[TextOutput]:
         """Run one step of the engine; returns the deltas it brought to all that is open."""
         return self._local.step()
+
+    def abort(self, outputs: Sequence[RequestOutput]) -> None:
+        """End what `submit` gave back and has not ended."""
+        self._local.abort(outputs)
+
+    @property
+    def has_open(self) -> bool:
+        """Whether there is anything that `step` may advance."""
+        return self._local.has_open
 
     def get_tokenizer(self) -> ChatTokenizer:
         """The model's tokenizer and chat template, with the methods that transformers has for them."""
@@ -213,7 +241,8 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """Counters since start or `wake_up`, and what is in use now: rows, pages, cache hits, preemptions."""
-        return self._local.engine.stats()
+        with self._local.turns:
+            return self._local.engine.stats()
 
     def get_metrics(self, prefix: str = "tokenmill") -> list[Metric]:
         """The same as metrics, named as the server names its own; `prefix`: e.g. `vllm`, for code that looks for it."""
@@ -228,7 +257,8 @@ class LLM:
             reset_running_requests: send those back to the queue first; they are computed again.
             reset_connector: forget what is stored elsewhere too (`kv_disk`, `kv_host_size`, sources of one's own).
         """
-        return self._local.engine.reset_prefix_cache(reset_running_requests, reset_connector)
+        with self._local.turns:
+            return self._local.engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def sleep(self, level: int = 1) -> None:
         """Give back memory until `wake_up`: 1, the KV cache (and the weights of a GPU); 2, KV cache and weights.
@@ -272,15 +302,15 @@ class LLM:
         priorities = arguments.one_each("priority", priority, len(batch))
         own_adapters = arguments.one_each("lora_request", adapters, len(batch))
         outputs: list[RequestOutput] = []
+        inbox = Inbox()
         try:
             for prompt, own, rank, adapter in zip(batch, own_params, priorities, own_adapters, strict=True):
-                outputs.append(self.submit(prompt, own, priority=rank or 0, lora_request=adapter, **wishes))
+                own_wishes = wishes | {"priority": rank, "lora_request": adapter}
+                outputs.append(self.start(inbox, prompt, own, own_wishes))
             unfinished = outputs
             with ProgressBar(len(outputs), use_tqdm) as progress:
                 while unfinished:
-                    deltas = self.step()
-                    if any(delta.finish_reason is not None for delta in deltas):
-                        unfinished = [output for output in unfinished if not output.finished]
+                    deltas, unfinished = self._local.advance(unfinished, inbox)
                     num_tokens = sum(len(delta.token_ids) for delta in deltas)
                     progress.update(len(outputs) - len(unfinished), num_tokens)
         finally:

@@ -1,10 +1,14 @@
-"""The engine and the text processor of an `LLM`, joined in one thread without sockets. The engine may sleep."""
+"""The engine and the text processor of an `LLM`, joined without sockets. The engine may sleep.
+
+Threads take turns: whoever has one may run a step for all, and what it brings lies in everybody's own inbox.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
 import uuid
+from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +25,17 @@ from tokenmill.engine.loading import LoadedModel
 from tokenmill.engine.setup import BuiltEngine, build_engine
 from tokenmill.frontend.text_processor import Routed, load_text_processor
 from tokenmill.ipc.interrupts import interrupts_deferred
-from tokenmill.llm.adapters import NamedAdapters
+from tokenmill.llm.adapters import LoRARequest, NamedAdapters
 from tokenmill.llm.outputs import RequestOutput
 from tokenmill.llm.session import Session
+from tokenmill.llm.turns import Turns
 from tokenmill.platform.select import select_platform
 
 # What vLLM calls the two parts that wake up.
 TAGS = frozenset({"weights", "kv_cache"})
+
+Inbox = deque[messages.TextOutput]
+"""What steps brought the requests of one call, and its reader has not taken yet."""
 
 
 class _Open(NamedTuple):
@@ -35,20 +43,22 @@ class _Open(NamedTuple):
 
     output: RequestOutput
     number: int
+    inbox: Inbox | None = None
     session: Session | None = None
 
 
 class LocalEngine:
-    """Starts requests and takes in what becomes of them.
+    """Starts requests and takes in what becomes of them; any thread may call it.
 
     Attributes:
+        turns: held by the thread that is in it; whoever needs several calls to be one holds it around them.
         info: what was built, and is built again at the same size.
         tokenizer: the model's.
-        adapters: those that calls have named.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises InvalidCheckpoint and InvalidConfig where the model cannot be served on this machine."""
+        self.turns = Turns()
         self._platform = select_platform(config.device)
         built = build_engine(config, platform=self._platform)
         self.info = built.ready
@@ -57,7 +67,7 @@ class LocalEngine:
         self._text.process(self.info)
         self.tokenizer = self._text.tokenizer
         self._open: dict[str, _Open] = {}
-        self.adapters = NamedAdapters(self._look_at)
+        self._adapters = NamedAdapters(self._look_at)
         # Asleep there is no engine; in the deeper sleep there is no model either.
         self._built: BuiltEngine | None = built
         self._model: LoadedModel | None = built.model
@@ -75,35 +85,68 @@ class LocalEngine:
             raise InvalidRequest("the engine is asleep: call wake_up() first")
         return self._built.engine
 
-    def start(self, message: messages.GenerateText, output: RequestOutput) -> None:
-        """Start the requests of a message; the result fills up as `step` is called.
+    @property
+    def has_open(self) -> bool:
+        """Whether a step may bring anybody anything."""
+        return bool(self._open)
+
+    def start(self, message: messages.GenerateText, output: RequestOutput, inbox: Inbox | None = None) -> None:
+        """Start the requests of a message; the result fills up as `step` is called, by whomever.
+
+        Args:
+            inbox: gets all deltas of them, too.
 
         Raises:
             InvalidRequest: they can never run.
         """
-        self.engine  # noqa: B018 - before anything is open
-        self._open.update({request_id: _Open(output, index) for index, request_id in enumerate(message.ids)})
-        try:
-            self._deliver(message)
-        except TokenMillError:
-            for request_id in message.ids:
-                self._open.pop(request_id, None)
-            raise
+        with self.turns:
+            self.engine  # noqa: B018 - before anything is open
+            self._open.update({request_id: _Open(output, index, inbox) for index, request_id in enumerate(message.ids)})
+            try:
+                self._deliver(message)
+            except TokenMillError:
+                for request_id in message.ids:
+                    self._open.pop(request_id, None)
+                raise
 
     def step(self) -> list[messages.TextOutput]:
         """Run one step of the engine; returns the deltas it brought to all that is open."""
-        with interrupts_deferred():
+        with self.turns, interrupts_deferred():
             return self._publish(self.engine.step())
 
+    def advance(
+        self, outputs: list[RequestOutput], inbox: Inbox
+    ) -> tuple[list[messages.TextOutput], list[RequestOutput]]:
+        """Run one step, unless others' steps have meanwhile brought something or ended all of these.
+
+        Returns:
+            What was in the inbox, and those of the results that are not finished.
+        """
+        with self.turns:
+            if not inbox and not all(output.finished for output in outputs):
+                self.step()
+            deltas = [inbox.popleft() for _ in range(len(inbox))]
+            if not deltas or any(delta.finish_reason is not None for delta in deltas):
+                outputs = [output for output in outputs if not output.finished]
+            return deltas, outputs
+
     def abort(self, outputs: Iterable[RequestOutput]) -> None:
-        """End what is still open of these: an exception or an early end of a loop left it, and nobody waits for it."""
+        """End what is still open of these: an exception or an early end of a loop left it, and nobody waits for it.
+
+        Of a loop that is collected somewhere inside a step, at the end of that step.
+        """
+        outputs = list(outputs)
+        if any(request_id in self._open for output in outputs for request_id in output.request_ids):
+            self.turns.do_between(lambda: self._abort(outputs))
+
+    def _abort(self, outputs: Sequence[RequestOutput]) -> None:
         ids = [request_id for output in outputs for request_id in output.request_ids if request_id in self._open]
         if not ids:
             return
         self._deliver(messages.AbortRequests(ids))
         for request_id in ids:
-            output, index, _ = self._open.pop(request_id)
-            output.outputs[index].finish_reason = FinishReason.ABORT
+            opened = self._open.pop(request_id)
+            opened.output.outputs[opened.number].finish_reason = FinishReason.ABORT
 
     def add_input(self, session_id: str | None, token_ids: list[int], params: SamplingParams) -> str:
         """Start a session (no id) or give it its next input; returns the session's id.
@@ -111,25 +154,28 @@ class LocalEngine:
         Raises:
             InvalidRequest: the context has no room for it, or too much waits already.
         """
-        if session_id is not None:
-            self.engine.extend(session_id, token_ids, params)
-            return session_id
-        message = messages.AddRequest(id=uuid.uuid4().hex, prompt_token_ids=token_ids, params=params, is_resumable=True)
-        for refusal in self.engine.add(message):
-            raise InvalidRequest(refusal.error or "the input cannot be served", "prompt")
-        return message.id
+        with self.turns:
+            if session_id is not None:
+                self.engine.extend(session_id, token_ids, params)
+                return session_id
+            new_id = uuid.uuid4().hex
+            message = messages.AddRequest(id=new_id, prompt_token_ids=token_ids, params=params, is_resumable=True)
+            for refusal in self.engine.add(message):
+                raise InvalidRequest(refusal.error or "the input cannot be served", "prompt")
+            return message.id
 
     def follow_turn(self, session: Session, turn: RequestOutput, params: SamplingParams) -> None:
         """Let what comes from now on fill up this turn, and tell the session when it has ended."""
         (session_id,) = turn.request_ids
         self._text.expect(session_id, params, len(turn.prompt_token_ids))
-        self._open[session_id] = _Open(turn, 0, session)
+        self._open[session_id] = _Open(turn, 0, session=session)
 
     def end_session(self, session_id: str) -> None:
         """Give up what the session holds."""
-        self._open.pop(session_id, None)
-        if self._built is not None:  # asleep, the session has failed before
-            self._deliver(messages.AbortRequests([session_id]))
+        with self.turns:
+            self._open.pop(session_id, None)
+            if self._built is not None:  # asleep, the session has failed before
+                self._deliver(messages.AbortRequests([session_id]))
 
     def sleep(self, level: int) -> None:
         """Give back memory: level 1 that of KV, and of weights where they are in a GPU's or in several ranks; level 2
@@ -142,16 +188,18 @@ class LocalEngine:
             raise InvalidRequest(f"level must be 1 or 2, got {level}", "level")
         if self._config.step_log is not None:
             raise InvalidRequest("an engine with a step_log cannot sleep: its log would begin anew")
-        if self._built is not None:
-            if count := len(self.engine.scheduler.requests):
-                raise InvalidRequest(f"{count} requests or sessions are open: let them end before sleep()")
-            self._num_arrived = self.engine.num_arrived
-            self.engine.close()
-        self._built, self._awaited = None, TAGS
-        if level == 2 or self._platform.is_accelerator or self._config.num_ranks > 1:
-            self._model = None  # of several ranks, the others have ended with the engine, and so has what binds them
-        gc.collect()
-        self._platform.available_bytes()  # on a GPU this gives back what torch keeps for whoever asks next
+        with self.turns:
+            if self._built is not None:
+                if count := len(self.engine.scheduler.requests):
+                    raise InvalidRequest(f"{count} requests or sessions are open: let them end before sleep()")
+                self._num_arrived = self.engine.num_arrived
+                self.engine.close()
+            self._built, self._awaited = None, TAGS
+            if level == 2 or self._platform.is_accelerator or self._config.num_ranks > 1:
+                # Of several ranks, the others have ended with the engine, and so has what binds them.
+                self._model = None
+            gc.collect()
+            self._platform.available_bytes()  # on a GPU this gives back what torch keeps for whoever asks next
 
     def wake_up(self, tags: Sequence[str] | None) -> None:
         """Take the memory again, once both parts are to wake up; weights that were given back are read again.
@@ -163,18 +211,25 @@ class LocalEngine:
         wanted = TAGS if tags is None else frozenset(tags)
         if wanted - TAGS:
             raise InvalidRequest(f"tags are {', '.join(sorted(TAGS))}, got {', '.join(sorted(wanted))}", "tags")
-        self._awaited -= wanted
-        if self._built is None and not self._awaited:
-            # As many pages as there were, whatever others have taken meanwhile.
-            self._built = build_engine(self._config, platform=self._platform, model=self._model)
-            self._built.engine.num_arrived = self._num_arrived
-            self._model = self._built.model
+        with self.turns:
+            self._awaited -= wanted
+            if self._built is None and not self._awaited:
+                # As many pages as there were, whatever others have taken meanwhile.
+                self._built = build_engine(self._config, platform=self._platform, model=self._model)
+                self._built.engine.num_arrived = self._num_arrived
+                self._model = self._built.model
 
     def close(self) -> None:
         """End what runs and free the engine's thread."""
-        self.abort([entry.output for entry in self._open.values()])
-        if self._built is not None:
-            self._built.engine.close()
+        with self.turns:
+            self._abort([entry.output for entry in self._open.values()])
+            if self._built is not None:
+                self._built.engine.close()
+
+    def find_adapter(self, request: LoRARequest | None) -> AdapterRef | None:
+        """What a request names; None for none. Raises as `NamedAdapters.find`."""
+        with self.turns:
+            return self._adapters.find(request)
 
     def _look_at(self, name: str, path: str) -> AdapterRef:
         if self.engine.adapters is None:
@@ -205,12 +260,14 @@ class LocalEngine:
         return self._deliver(messages.StepOutputs(0, outputs)) if outputs else []
 
     def _take(self, delta: messages.TextOutput) -> messages.TextOutput:
-        output, index, session = self._open[delta.id]
-        output.add(index, delta)
+        opened = self._open[delta.id]
+        if opened.inbox is not None:
+            opened.inbox.append(delta)  # first: whoever sees a finished result has all of it in the inbox
+        opened.output.add(opened.number, delta)
         if delta.finish_reason is not None:
             del self._open[delta.id]
-            if session is not None:
-                session.turn_ended(delta.finish_reason)
+            if opened.session is not None:
+                opened.session.turn_ended(delta.finish_reason)
         return delta
 
 

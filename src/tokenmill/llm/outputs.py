@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import dataclasses
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -93,6 +94,11 @@ class CompletionOutput:
             brought = sum(one.sampled.logprob for one in delta.logprobs)
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + brought
 
+    def copy(self) -> CompletionOutput:
+        """As it is now; it does not grow with this one."""
+        logprobs = None if self.logprobs is None else [*self.logprobs]
+        return dataclasses.replace(self, token_ids=[*self.token_ids], logprobs=logprobs)
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
@@ -158,6 +164,11 @@ class RequestOutput:
             self.embedding = delta.embedding or self.embedding
             if delta.prompt is not None and delta.prompt.logprobs is not None:
                 self.prompt_logprobs = [None, *_named(delta.prompt.logprobs, delta.token_bytes or {})]
+
+    def copy(self) -> RequestOutput:
+        """As it is now; it does not grow with this one."""
+        outputs = [output.copy() for output in self.outputs]
+        return dataclasses.replace(self, outputs=outputs, metrics=dataclasses.replace(self.metrics))
 
     def vector(self) -> EmbeddingOutput:
         """The vector that was asked for."""

@@ -46,7 +46,9 @@ class Session:
         output = self.submit(prompt, sampling_params)
         try:
             while output.finish_reason is None:
-                self._engine.step()
+                with self._engine.turns:
+                    if output.finish_reason is None:  # another thread's step may have ended it
+                        self._engine.step()
         except BaseException:
             self.close()  # a turn that was interrupted cannot be continued
             raise
@@ -71,12 +73,13 @@ class Session:
             raise InvalidRequest("a session has no structured outputs", "structured_outputs")
         token_ids = self._engine.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         _check_input(token_ids, params, self._engine.info.vocab_size)
-        self._id = self._engine.add_input(self._id, token_ids, params)
-        self._last = CompletionOutput(0)
-        self._turns.append((RequestOutput(self._id, token_ids, [self._last], [self._id]), params))
-        if len(self._turns) == 1:
-            self._engine.follow_turn(self, *self._turns[0])
-        return self._last
+        with self._engine.turns:
+            self._id = self._engine.add_input(self._id, token_ids, params)
+            self._last = CompletionOutput(0)
+            self._turns.append((RequestOutput(self._id, token_ids, [self._last], [self._id]), params))
+            if len(self._turns) == 1:
+                self._engine.follow_turn(self, *self._turns[0])
+            return self._last
 
     def turn_ended(self, reason: FinishReason) -> None:
         """For the engine: the first of the turns is over."""
@@ -93,10 +96,11 @@ class Session:
 
     def close(self) -> None:
         """End the session; its row and pages return."""
-        if self._id is not None and not self._is_closed:
-            self._end_turns()
-            self._engine.end_session(self._id)
-        self._is_closed = True
+        with self._engine.turns:
+            if self._id is not None and not self._is_closed:
+                self._end_turns()
+                self._engine.end_session(self._id)
+            self._is_closed = True
 
     def __enter__(self) -> Self:
         return self

@@ -134,7 +134,16 @@ class Reserve(AdmissionPolicy):
 
     def num_tokens_to_hold(self, request: Request, end: int, view: View) -> int:
         """Prompt and output."""
-        return request.max_tokens_total
+        return most_tokens_held(request)
+
+
+def most_tokens_held(request: Request) -> int:
+    """Tokens whose KV it may need: prompt and output, or the prompt alone where it brings a single token.
+
+    That one is never run, and the prompt may be as long as the context.
+    """
+    brings_one = request.max_tokens_total == request.num_prompt_tokens + 1
+    return request.max_tokens_total - brings_one
 
 
 class Step(Protocol):

@@ -286,10 +286,7 @@ class SchedulePass:
         return True
 
     def _awaits_page(self, request: Request, match: PrefixMatch) -> bool:
-        """See whether a running request is about to compute the page that follows a match; it is passed over then.
-
-        Only for one that does not come after it: that one might have no turn.
-        """
+        """Pass a request over while another of no worse class is about to compute the page that follows its match."""
         page = self._kv.missing_page(request, match)
         writer = None if page is None else self._kv.writer_of(page, request)
         if writer is None or not self._leaves_state(writer, request, match):

@@ -20,6 +20,7 @@ from tokenmill.core.transfers import Found, KVNews, KVQuery
 from tokenmill.kv.kv_manager import KVManager
 from tokenmill.scheduler.config import SchedulerConfig, find_policies
 from tokenmill.scheduler.drafter import DraftCounts, Drafter
+from tokenmill.scheduler.policies import most_tokens_held
 from tokenmill.scheduler.queue import RequestQueue
 from tokenmill.scheduler.reports import add_extras, count_reasons, prompt_report, wait_reason
 from tokenmill.scheduler.schedule_pass import SchedulePass
@@ -170,7 +171,7 @@ class Scheduler:
             raise InvalidRequest(f"the request id {request.id} is in use")
         if request.status not in ARRIVING:
             raise InvalidRequest(f"a request that arrives waits; this one is {request.status.value}")
-        self._check_size(request.max_tokens_total)
+        self._check_size(most_tokens_held(request))
         if request.media:
             self.encoder.check(request.media, self.config.largest_chunk, not self.config.enable_chunked_prefill)
         self._state.enter(request)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from tokenmill.core.json_text import whole_characters
 from tokenmill.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
 from tokenmill.frontend.tool_parsers.scanners import MarkerFinder
@@ -83,7 +84,8 @@ def _call_events(source: str) -> list[Event]:
     try:
         if head is None or len(source) > _MAX_CALL:
             raise ValueError("no call")
-        arguments = json.dumps(_Reader(source, head.end()).whole(), ensure_ascii=False, allow_nan=False)
+        written = json.dumps(_Reader(source, head.end()).whole(), ensure_ascii=False, allow_nan=False)
+        arguments = whole_characters(written)
     except (ValueError, RecursionError):
         return [Content(BEGIN + source + END)]
     return [CallBegins(head[1]), CallArguments(arguments)]

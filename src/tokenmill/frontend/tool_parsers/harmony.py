@@ -15,6 +15,7 @@ from enum import Enum, auto
 from tokenmill.core.answer import AnswerPiece, PieceKind, joined
 from tokenmill.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.frontend.reasoning import ReasoningStyle
+from tokenmill.frontend.stop_strings import StopStrings
 from tokenmill.frontend.tool_parsers.protocol import Tool, ToolParser
 from tokenmill.frontend.tool_parsers.scanners import MAX_GAP, MarkerFinder
 
@@ -60,7 +61,7 @@ class _State(Enum):
 
 
 class HarmonyParser:
-    """One answer of a chat, taken apart as it comes; as `AnswerParser`, whose attribute is the same.
+    """One answer of a chat, taken apart as it comes; as `AnswerParser`, whose attributes are the same.
 
     Args:
         shows_calls: calls are told as such; otherwise as text.
@@ -69,6 +70,8 @@ class HarmonyParser:
 
     def __init__(self, shows_calls: bool, max_calls: int | None = None) -> None:
         self.num_reasoning_tokens = 0
+        self.stop_string: str | None = None
+        self._stops: StopStrings | None = None
         self._shows_calls = shows_calls
         self._max_calls = max_calls
         self._num_calls = 0
@@ -80,11 +83,12 @@ class HarmonyParser:
         self._shown: set[PieceKind] = set()
         self._num_unsure = 0
 
-    def feed(self, text: str, num_tokens: int) -> list[AnswerPiece]:
-        """Take in a delta, and of how many tokens it is."""
+    def feed(self, text: str, num_tokens: int, stops: StopStrings | None = None) -> list[AnswerPiece]:
+        """Take in a delta, of how many tokens it is, and what ends a message of the answer."""
+        self._stops = stops
         was_thinking = self._is_thinking
         pieces: list[AnswerPiece] = []
-        while text:
+        while text and self.stop_string is None:
             text = self._read(text, pieces)
         is_thinking = was_thinking or self._is_thinking or any(one.kind is PieceKind.REASONING for one in pieces)
         self._num_unsure += num_tokens
@@ -94,14 +98,19 @@ class HarmonyParser:
             self._num_unsure = 0
         return joined(pieces)
 
-    def finish(self) -> list[AnswerPiece]:
+    def finish(self, stops: StopStrings | None = None) -> list[AnswerPiece]:
         """The text has ended; what was held back comes out, but for a header that did not end."""
+        self._stops = stops
+        if self.stop_string is not None:
+            return []
         held, pieces = self._finder.finish(), list[AnswerPiece]()
         if self._state is _State.BODY:
             self._show(held, pieces)
             self._end_body(pieces)
         elif self._state is _State.HEADER and _CHANNEL not in self._head:
             self._show(self._head + held, pieces)
+        if stops is not None and self.stop_string is None:
+            self._put(stops.finish(), pieces)
         return joined(pieces)
 
     @property
@@ -152,7 +161,13 @@ class HarmonyParser:
         self._kind = PieceKind.REASONING if _ANALYSIS.search(head) else PieceKind.TEXT
 
     def _show(self, text: str, pieces: list[AnswerPiece]) -> None:
-        """A part of a message; messages of one kind stand on lines of their own."""
+        """A part of a message, as far as no stop string ends it: of thinking none does."""
+        if self._stops is not None and self._kind is not PieceKind.REASONING:
+            text, self.stop_string = self._stops.push(text)
+        self._put(text, pieces)
+
+    def _put(self, text: str, pieces: list[AnswerPiece]) -> None:
+        """Messages of one kind stand on lines of their own."""
         if not self._has_begun:
             text = text.lstrip()
         if not text or self._kind is None:
@@ -164,5 +179,7 @@ class HarmonyParser:
         pieces.append(AnswerPiece(self._kind, text))
 
     def _end_body(self, pieces: list[AnswerPiece]) -> None:
+        if self._stops is not None and self.stop_string is None:
+            self._put(self._stops.finish(), pieces)
         if self._kind is PieceKind.CALL and not self._has_begun:
             pieces.append(AnswerPiece(PieceKind.CALL, "{}"))

@@ -12,10 +12,10 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from tokenmill.core.json_text import whole_characters
 from tokenmill.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.frontend.json_schema import closed
 from tokenmill.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
-from tokenmill.frontend.tool_parsers.scanners import whole_characters
 
 # What may still become the beginning of a list of calls: `[`, a dotted name, `(`.
 _BEGINNING = re.compile(r"\s{0,256}(\[\s{0,16}([A-Za-z_][\w.]{0,127}\s{0,16}(\()?)?)?")

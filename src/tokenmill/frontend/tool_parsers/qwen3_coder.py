@@ -18,6 +18,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from tokenmill.core.json_text import whole_characters
 from tokenmill.frontend.grammar_builder import GrammarBuilder, literal
 from tokenmill.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
 from tokenmill.frontend.tool_parsers.scanners import MAX_GAP, MarkerFinder
@@ -238,7 +239,7 @@ def _json_value(text: str, kinds: frozenset[str]) -> str:
     value = _PYTHON_NAMES.get(value, value)
     if "string" not in kinds or (value == "null" and "null" in kinds):
         try:
-            return json.dumps(json.loads(value, parse_constant=_no_number), ensure_ascii=False)
+            return whole_characters(json.dumps(json.loads(value, parse_constant=_no_number), ensure_ascii=False))
         except (ValueError, RecursionError):
             pass
     return json.dumps(text, ensure_ascii=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tokenmill.core.json_text import whole_characters
+
 _WHITESPACE = " \t\r\n"
 # White space that may stand where a call could begin; what has more is content.
 MAX_GAP = 256
@@ -199,8 +201,3 @@ def _string(value: str) -> str | None:
     except ValueError:
         return None
     return whole_characters(decoded) if isinstance(decoded, str) else None
-
-
-def whole_characters(text: str) -> str:
-    """A text whose escapes named halves of characters: pairs joined, single halves replaced."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

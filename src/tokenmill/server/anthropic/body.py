@@ -169,7 +169,9 @@ def _image(source: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _call(part: dict[str, Any], where: str) -> dict[str, Any]:
-    arguments = msgspec.json.encode(_field(part, "input", dict, where)).decode()
+    given = part.get("input")
+    # A text is what could not be read as JSON: the answer was cut within it.
+    arguments = given if isinstance(given, str) else msgspec.json.encode(_field(part, "input", dict, where)).decode()
     function = {"name": _field(part, "name", str, where), "arguments": arguments}
     return {"id": _field(part, "id", str, where), "type": "function", "function": function}
 

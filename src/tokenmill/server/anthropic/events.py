@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.answer import PieceKind
+from tokenmill.core.json_text import decode_json
 from tokenmill.core.messages import TextOutput
 from tokenmill.core.request import FinishReason
 from tokenmill.server.generation.content_blocks import (
@@ -108,7 +109,7 @@ def _content(block: Block, text: str) -> dict[str, Any]:
 def _arguments(text: str) -> dict[str, Any]:
     """The arguments of a call; what the model left unfinished has none."""
     try:
-        value = msgspec.json.decode(text or "{}")
+        value = decode_json(text or "{}")
     except msgspec.DecodeError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -33,6 +33,7 @@ class GenerationCall:
         tools: functions in OpenAI's form.
         default_max_tokens: where neither the client nor the model says how many.
         logprobs_field: what the client calls `params["logprobs"]`.
+        add_special_tokens: those of the tokenizer around the prompt; None: around texts, not around chats.
         wants_prompt: the reply tells of the prompt's tokens.
         is_score: only the prompt is told of: a token is sampled, and left out of the reply.
         pooling: "mean" or "last": wanted is a vector for each prompt.
@@ -53,6 +54,7 @@ class GenerationCall:
     priority: int | None = None
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
     wants_prompt: bool = False
     is_score: bool = False
     pooling: str = ""
@@ -84,7 +86,9 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
         cache_salt=call.cache_salt or "",
         truncate_prompt_tokens=_checked_truncation(call.truncate_prompt_tokens),
         wants_prompt=call.wants_prompt,
+        needs_no_output=call.is_score or bool(call.pooling),
         pooling=call.pooling,
+        add_special_tokens=call.add_special_tokens,
         kv_transfer_params=_checked_transfer(call, context),
         adapter=context.adapters.find(call.model),
     )
@@ -103,7 +107,9 @@ def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateTe
     return [msgspec.structs.replace(one, num_estimated=estimated_tokens(one)) for one in whole]
 
 
-def split_prompts(prompt: str | Sequence[str | int | list[int]], param: str) -> list[str | list[int]]:
+def split_prompts(
+    prompt: str | Sequence[str | int | list[int]], param: str, most: int = MAX_PROMPTS
+) -> list[str | list[int]]:
     """A prompt is a string, token ids, or a list of either.
 
     Raises:
@@ -116,8 +122,8 @@ def split_prompts(prompt: str | Sequence[str | int | list[int]], param: str) -> 
         return [token_ids]
     if token_ids or not prompt:
         raise InvalidRequest(f"{param} must be a string, a list of token ids, or a list of those, not empty", param)
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequest(f"{len(prompt)} prompts in one request; at most {MAX_PROMPTS}", param)
+    if len(prompt) > most:
+        raise InvalidRequest(f"{len(prompt)} prompts in one request; at most {most}", param)
     return [item for item in prompt if not isinstance(item, int)]
 
 
@@ -137,7 +143,7 @@ def _prompt_field(prompt: str | list[int]) -> dict[str, Any]:
 
 def _checked(prompts: Sequence[str | list[int]], message: GenerateText) -> Sequence[str | list[int]]:
     n = message.params.n
-    if len(prompts) * n > MAX_CHOICES:
+    if n > 1 and len(prompts) * n > MAX_CHOICES:
         raise InvalidRequest(f"{len(prompts)} prompts with n={n} exceed {MAX_CHOICES} choices", "n")
     return prompts
 

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 
 from tokenmill.core.errors import InvalidRequest, TooLarge
+from tokenmill.core.json_text import decode_json
 from tokenmill.server.http import request_id
 from tokenmill.server.http.body_budget import BodyBudget
 from tokenmill.server.http.body_structure import check_structure
@@ -82,7 +83,7 @@ def _decode(raw: bytearray, kind: type[T]) -> T:
     if len(raw) > INLINE_BYTES:
         check_structure(raw)
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return decode_json(raw, kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -22,19 +22,23 @@ from tokenmill.server.generation.writer import UsageCounter
 from tokenmill.server.http.body import read_as
 from tokenmill.server.http.request_id import RequestId
 
+MAX_INPUTS = 2048  # as OpenAI
+
 
 class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of /v1/embeddings.
 
     Attributes:
         pooling: of the last layer's states after the final norm: their mean over the tokens, or that of the last token.
+        add_special_tokens: with what the tokenizer adds around a text; so it is unless it is false.
     """
 
     input: str | list[str | TokenId | list[TokenId]]
     model: str | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: Any = None
-    pooling: Literal["mean", "last"] = "mean"
+    pooling: Literal["mean", "last"] | None = None
+    add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     user: str | None = None
     priority: Int32 | None = None
@@ -78,7 +82,7 @@ class EmbeddingRoute:
         context = self._context
         body, call, prompts = await read_as(request, EmbeddingBody, context.bodies, self._read)
         label = f"embd-{body.request_id or request.state.request_id}"
-        writer = EmbeddingWriter(context.reply_name(body.model), body.encoding_format)
+        writer = EmbeddingWriter(context.reply_name(body.model), body.encoding_format or "float")
         return GenerationReply(context, call, prompts, writer, label)
 
     def _read(self, body: EmbeddingBody) -> tuple[EmbeddingBody, GenerationCall, list[GenerateText]]:
@@ -87,11 +91,12 @@ class EmbeddingRoute:
             raise InvalidRequest("dimensions: this model's vectors cannot be shortened", "dimensions")
         call = GenerationCall(
             params={"max_tokens": 1, "temperature": 0.0, "ignore_eos": True},
-            prompts=split_prompts(body.input, "input"),
+            prompts=split_prompts(body.input, "input", MAX_INPUTS),
             priority=body.priority,
             cache_salt=body.cache_salt,
             truncate_prompt_tokens=body.truncate_prompt_tokens,
-            pooling=body.pooling,
+            pooling=body.pooling or "mean",
+            add_special_tokens=body.add_special_tokens,
             timeout=body.timeout,
             model=body.model,
         )

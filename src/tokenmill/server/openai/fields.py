@@ -59,6 +59,7 @@ class GenerationFields(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     bad_words: BadWords | None = None
     prompt_logprobs: Int32 | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Int32 | None = None
@@ -146,6 +147,7 @@ def call_of(body: GenerationFields) -> GenerationCall:
         priority=body.priority,
         cache_salt=body.cache_salt,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        add_special_tokens=body.add_special_tokens,
         wants_prompt=bool(body.return_token_ids) or body.prompt_logprobs is not None,
         stream=body.stream,
         include_usage=bool(options.include_usage),

@@ -17,17 +17,22 @@ class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
         strict: false: keywords that are not supported are left out instead of refused.
     """
 
-    name: str = ""
+    name: str | None = None
     description: str | None = None
     schema: dict[str, Any] | bool | None = None
     strict: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """`response_format`."""
+    """`response_format`.
+
+    Attributes:
+        schema: of a `json_object`, as llama.cpp and Together take it: what the object must be.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | bool | None = None
 
 
 class StructuredOutputsField(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,6 +66,8 @@ def structured_outputs(
         )
     if format is None or is_plain:
         return None
+    if format.type == "json_object" and format.schema is not None:
+        return StructuredOutputs(json=format.schema, param="response_format")
     if format.type == "json_object":
         return StructuredOutputs(json_object=True, param="response_format")
     if format.json_schema is None or format.json_schema.schema is None:

@@ -23,7 +23,7 @@ class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
     """`text.format`."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str = ""
+    name: str | None = None
     description: str | None = None
     schema: dict[str, Any] | None = None
     strict: bool | None = None
@@ -128,7 +128,7 @@ def input_messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for i, item in enumerate(given):
         where = f"input[{i}]"
-        match item.get("type", "message"):
+        match item.get("type") or "message":
             case "message":
                 role = _ROLES.get(_field(item, "role", where))
                 if role is None:
@@ -202,7 +202,7 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | NamedTool | None:
 
 def _response_format(format: TextFormat) -> ResponseFormat:
     if format.type != "json_schema":
-        return ResponseFormat(format.type)
+        return ResponseFormat(format.type, schema=format.schema)
     if format.schema is None:
         raise InvalidRequest("text.format.schema is missing", "text")
     return ResponseFormat(

@@ -29,7 +29,7 @@ class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
     """How long a file is kept."""
 
     seconds: Annotated[int, Meta(ge=3600, le=30 * 24 * 3600)]
-    anchor: Literal["created_at"] = "created_at"
+    anchor: Literal["created_at"] | None = None
 
 
 class UploadForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

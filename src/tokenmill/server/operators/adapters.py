@@ -18,7 +18,7 @@ class LoadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     lora_name: Label
     lora_path: str
-    load_inplace: bool = False
+    load_inplace: bool | None = None
 
 
 class UnloadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -40,7 +40,7 @@ class AdapterRoutes:
         body = await read_body(request, LoadAdapterBody, context.bodies)
         if body.lora_name in context.names:
             raise Conflict(f"{body.lora_name} is the name of the base model")
-        adapter = await context.adapters.load(body.lora_name, body.lora_path, context.engines, body.load_inplace)
+        adapter = await context.adapters.load(body.lora_name, body.lora_path, context.engines, bool(body.load_inplace))
         shown = {"lora_name": adapter.name, "digest": adapter.digest, "rank": adapter.rank}
         return json_response({"status": "loaded"} | shown)
 

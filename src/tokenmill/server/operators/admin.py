@@ -57,7 +57,7 @@ class AbortBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Which requests to end: by the ids of their replies (or of single continuations), or all."""
 
     request_ids: list[Label] | None = None
-    abort_all: bool = False
+    abort_all: bool | None = None
 
 
 class Aborted(msgspec.Struct):
@@ -103,7 +103,7 @@ class AdminRoutes:
         """End requests; their clients get `finish_reason: abort`."""
         body = await read_body(request, AbortBody, self._context.bodies)
         calls = self._context.calls
-        if body.abort_all == bool(body.request_ids):
+        if bool(body.abort_all) == bool(body.request_ids):
             raise InvalidRequest("give either request_ids or abort_all", "request_ids")
         if body.abort_all:
             return json_response(Aborted(await calls.abort_all(), []))

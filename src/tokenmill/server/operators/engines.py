@@ -30,7 +30,7 @@ class WeightsBody(msgspec.Struct, forbid_unknown_fields=True):
     """SGLang's, as far as it has a meaning here: requests are neither aborted nor paused."""
 
     model_path: str
-    abort_all_requests: bool = False
+    abort_all_requests: bool | None = None
 
 
 class EngineRoutes:

@@ -52,16 +52,16 @@ class NativeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     text: str | list[str] | None = None
     input_ids: list[TokenId | list[TokenId]] | None = None
-    sampling_params: NativeSampling | list[NativeSampling] = msgspec.field(default_factory=NativeSampling)
+    sampling_params: NativeSampling | list[NativeSampling] | None = None
     # Refused unless they ask for nothing.
     lora_path: None = None
     image_data: None = None
     logprob_start_len: Literal[-1] | None = None
-    return_logprob: bool = False
-    top_logprobs_num: Int32 = 0
+    return_logprob: bool | None = None
+    top_logprobs_num: Int32 | None = None
     return_hidden_states: Literal[False] | None = None
-    return_text_in_logprobs: bool = False
-    stream: bool = False
+    return_text_in_logprobs: bool | None = None
+    stream: bool | None = None
     rid: RequestId | None = None
     priority: Int32 | None = None
 
@@ -99,7 +99,7 @@ def native_calls(body: NativeBody) -> list[GenerationCall]:
         raise InvalidRequest("give either text or input_ids", "text")
     name, given = ("input_ids", body.input_ids or []) if body.text is None else ("text", body.text)
     prompts = split_prompts(given, name)
-    own = body.sampling_params
+    own = NativeSampling() if body.sampling_params is None else body.sampling_params
     if not isinstance(own, list):
         return [_call(body, prompts, own)]
     if not _is_list(body) or len(own) != len(prompts):
@@ -111,7 +111,7 @@ def _call(body: NativeBody, prompts: Sequence[str | list[int]], own: NativeSampl
     params = given_params(own)
     params.update((ours, value) for name, ours in _RENAMED.items() if (value := getattr(own, name)) is not None)
     if body.return_logprob:
-        params["logprobs"] = body.top_logprobs_num
+        params["logprobs"] = body.top_logprobs_num or 0
     constraints: dict[str, Any] = {"json": own.json_schema, "regex": own.regex, "grammar": own.ebnf}
     if wanted := {name: value for name, value in constraints.items() if value is not None}:
         params["structured_outputs"] = StructuredOutputs(**wanted, param="sampling_params")
