@@ -67,6 +67,21 @@ def eos_token_ids(folder: Path) -> frozenset[int]:
     return frozenset()
 
 
+def check_eos_token_ids(folder: Path, vocab_size: int) -> None:
+    """See that the model can say the ids that end a text: else no text would end by itself.
+
+    Raises:
+        InvalidCheckpoint: generation_config.json has one that is not in the vocabulary (what config.json has is seen to
+            where that is read); or see `eos_token_ids`.
+    """
+    missing = sorted(token_id for token_id in eos_token_ids(folder) if token_id >= vocab_size)
+    if missing:
+        raise InvalidCheckpoint(
+            f"{folder / 'generation_config.json'}: eos_token_id {missing[0]} is not in the vocabulary of {vocab_size} "
+            "tokens; put the id of the token that ends a text"
+        )
+
+
 def default_sampling(folder: Path) -> dict[str, Any]:
     """Sampling parameters that the model's authors recommend: fields of `SamplingParams` from generation_config.json.
 

@@ -161,6 +161,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi 3, three quarters of each head turn": ("phi3", {}),
     "phi 3 gqa 4 tied, window": ("phi3", {**gqa(4), "tie_word_embeddings": True, "sliding_window": 11}),
+    "smollm3 layers that slide, whatever the switch says": (
+        "smollm3",
+        {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 9},
+    ),
     "phi 3 whole heads": ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import make_checkpoint
 from tests.weights.gguf_writer import write_gguf
@@ -207,3 +207,17 @@ def test_a_rank_reads_its_share_of_the_bytes(stored: str, tmp_path: Path, rng: n
         assert done.returncode == 0, done.stderr
         read = int(json.loads(done.stdout))
         assert 0.9 * total / size < read < total * (1 / size + SURPLUS), f"{read} of {total} bytes, rank {rank}"
+
+
+@pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (1, 2), (2, 2)])
+def test_ranks_say_once_what_is_left_out(
+    size: int, num_stages: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_checkpoint(tmp_path, "llama", tokenizer=False, tie_word_embeddings=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    head = torch.zeros_like(tensors["model.embed_tokens.weight"])
+    save_file({**tensors, "lm_head.weight": head}, tmp_path / "model.safetensors")
+    for number in range(size * num_stages):
+        part_of(tmp_path, Shard.of(number, size, num_stages))
+    (record,) = caplog.records
+    assert "tensor lm_head.weight is left out" in record.getMessage()

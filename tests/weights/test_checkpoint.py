@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.checkpoints import make_checkpoint
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.kernels.torch_kernels import TorchKernels
+from tokenmill.model_files import eos_token_ids
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.layer import Layer
 from tokenmill.models.linear import Linear
@@ -127,6 +128,46 @@ def test_tied_embeddings_share_memory_and_a_stored_head_is_ignored(tmp_path: Pat
     decoder = load(folder)
     assert decoder.head is decoder.embedding
     assert decoder.head.weight.count_nonzero() > 0
+
+
+@pytest.mark.parametrize("change", ["another", "a row", "another type", "a copy", "not tied"])
+def test_a_head_that_is_left_out_is_named_once(change: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_checkpoint(tmp_path, "llama", tokenizer=False, tie_word_embeddings=change != "not tied")
+    before = load(folder).embedding.weight
+    heads = {"another": torch.randn_like(before), "another type": before.bfloat16(), "a row": before.clone()}
+    heads["a row"][-1, -1] += 1
+    if change != "not tied":
+        head = heads.get(change, before.clone())
+        rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": head}))
+    caplog.clear()
+    load(folder)
+    messages = [record.getMessage() for record in caplog.records]
+    if change in heads:
+        (message,) = messages
+        assert "tensor lm_head.weight is left out: tie_word_embeddings" in message
+        assert "the output head is model.embed_tokens.weight" in message
+    else:
+        assert not messages
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("value", [331, [2, 400], 10**6])
+def test_an_end_that_the_model_cannot_say_is_refused_by_name(name: str, value: object, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3")
+    path = folder / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": value}))
+    worst = value[-1] if isinstance(value, list) else value
+    with pytest.raises(
+        InvalidCheckpoint, match=rf"{name}: eos_token_id {worst} is not in the vocabulary of 331 tokens"
+    ):
+        read_architecture(folder)
+
+
+def test_the_last_token_of_the_vocabulary_may_end_a_text(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3", eos_token_id=330)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 330]}))
+    assert read_architecture(folder).eos_token_ids == (330,)
+    assert eos_token_ids(folder) == {0, 330}
 
 
 def test_progress_counts_bytes_up_to_all_of_them(sharded: Path) -> None:

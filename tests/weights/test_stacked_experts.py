@@ -16,7 +16,8 @@ from tests.checkpoints import load_oracle, make_checkpoint
 from tests.models.test_logits import assert_close, load
 from tests.paging import PagedRequests, make_attention
 from tokenmill.core.errors import InvalidCheckpoint
-from tokenmill.quantization.packed import Mxfp4Rows
+from tokenmill.quantization.packed import UNQUANTIZED, Mxfp4Rows
+from tokenmill.weights.loader import choose_formats
 
 PROJECTIONS = ("gate_up_proj", "down_proj")
 
@@ -91,3 +92,27 @@ def test_what_does_not_fit_is_refused(
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(InvalidCheckpoint, match=message):
         load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int32])
+def test_another_format_of_floats_is_refused_by_name(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "gpt_oss", tokenizer=False)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    tensors[name] = tensors[name].to(dtype)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(InvalidCheckpoint, match=f"tensor {name} is (F8_E4M3|I32) .*, which is no stack of experts"):
+        load(folder)
+
+
+def test_experts_that_are_floats_stay_floats_whatever_config_json_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_checkpoint(tmp_path, "gpt_oss", tokenizer=False)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert choose_formats(folder, None) == UNQUANTIZED
+    load(folder)
+    (record,) = caplog.records
+    assert "quantization_config (mxfp4), but no weight is stored so" in record.getMessage()

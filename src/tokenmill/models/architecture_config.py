@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from tokenmill.models import layer_kinds
 from tokenmill.models.architecture import Architecture, LayerSpec, MlpSpec, MoeSpec, NormSpec, SelfAttentionSpec
 from tokenmill.models.config_reader import ConfigReader
 from tokenmill.models.families import FAMILIES, Family
@@ -22,6 +23,8 @@ MOST_LAYERS = 1024
 MOST_EXPERTS = 4096
 # Of the gate of a feed-forward block: what configs call it, and what it is in `MlpSpec`.
 SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+# What `dtype` may say; "auto" says nothing.
+FLOAT_FORMATS = ("float32", "float16", "bfloat16", "auto")
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 
 
@@ -52,6 +55,8 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         layers = family.reads_ropes(config, num_layers)
     else:
         rope, max_position = read_rope(config, max_position, layer_type, family.may_rotate_partly)
+        if family.layers is None and family.windows is layer_kinds.no_windows:
+            layer_kinds.refuse_window(config, num_layers, max_position)
         layers = (family.layers or partial(_read_layers, family=family))(config, num_layers, rope)
     has_cap = family.caps_logits and config.raw("final_logit_softcapping") is not None
     vocab_size, hidden_size = config.integer("vocab_size"), config.integer("hidden_size")
@@ -71,7 +76,7 @@ def read_architecture(fields: Mapping[str, Any], source: str = "config.json") ->
         logits_cap=config.number("final_logit_softcapping") if has_cap else None,
         per_layer=None if family.per_layer is None else family.per_layer(config),
         bos_token_id=next(iter(config.integers("bos_token_id")), None),
-        eos_token_ids=tuple(token for token in config.integers("eos_token_id") if 0 <= token < vocab_size),
+        eos_token_ids=_eos_token_ids(config, ConfigReader(fields, source), vocab_size),
         dtype=_dtype_name(config),
         takes_images=family.takes_images,
         other_weights=family.other_weights,
@@ -186,6 +191,25 @@ def _norm(config: ConfigReader, family: Family) -> NormSpec:
     return NormSpec(config.number(family.norm_eps, 1e-6), family.norms_are_offsets)
 
 
+def _eos_token_ids(config: ConfigReader, stated: ConfigReader, vocab_size: int) -> tuple[int, ...]:
+    """The ids that end a text. What a family takes by default need not be in a small vocabulary; what is stated must.
+
+    Args:
+        stated: `config` without the family's defaults.
+    """
+    for token_id in stated.integers("eos_token_id"):
+        if not 0 <= token_id < vocab_size:
+            raise config.error(
+                f"eos_token_id {token_id} is not in the vocabulary of {vocab_size} tokens; "
+                "put the id of the token that ends a text"
+            )
+    return tuple(token_id for token_id in config.integers("eos_token_id") if token_id < vocab_size)
+
+
 def _dtype_name(config: ConfigReader) -> str | None:
-    name = config.raw("dtype", config.raw("torch_dtype"))
-    return name if isinstance(name, str) else None
+    """The format of its floats; a name that is not known would be passed over in silence."""
+    field = "torch_dtype" if config.raw("dtype") is None else "dtype"
+    name = config.raw(field)
+    if name is None or name in FLOAT_FORMATS:
+        return name
+    raise config.error(f"{field} {name!r} is not supported; supported: {', '.join(FLOAT_FORMATS)}")

@@ -12,6 +12,27 @@ def no_windows(config: ConfigReader, num_layers: int) -> Windows:
     return (None,) * num_layers
 
 
+def refuse_window(config: ConfigReader, num_layers: int, max_position: int) -> None:
+    """Refuse a window that a family without windows is told of, unless it is switched off or as long as a text can be.
+
+    What such a config means nobody knows: transformers 5 attends to all tokens of a prompt, and keeps only a window of
+    them for those that follow.
+
+    Raises:
+        InvalidCheckpoint: `sliding_window` is shorter than a text, or `layer_types` has layers with one.
+    """
+    if config.raw("layer_types") is not None:
+        read_kinds(config, num_layers, ("full_attention",))
+    if config.raw("sliding_window") is None or config.raw("use_sliding_window") is False:
+        return
+    window = config.integer("sliding_window")
+    if window < max_position:
+        raise config.error(
+            f"sliding_window {window} is not supported in this architecture, whose layers attend to all tokens; "
+            "set it to null if the model was trained so"
+        )
+
+
 def every_layer(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
     """The fact holds for every layer."""
     return (True,) * num_layers
@@ -45,7 +66,7 @@ def layered_windows(config: ConfigReader, num_layers: int) -> Windows:
     if config.raw("layer_types") is None:
         first = config.integer("max_window_layers", 28, low=0)
         return tuple(window if layer >= first else None for layer in range(num_layers))
-    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
+    return _by_layer_types(config, num_layers, window)
 
 
 def read_kinds(config: ConfigReader, num_layers: int, known: tuple[str, ...]) -> list[str]:
@@ -63,9 +84,11 @@ def read_kinds(config: ConfigReader, num_layers: int, known: tuple[str, ...]) ->
     return layer_types
 
 
-def _sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:
+def _by_layer_types(config: ConfigReader, num_layers: int, window: int | None) -> Windows:
     kinds = read_kinds(config, num_layers, ("full_attention", "sliding_attention"))
-    return [kind == "sliding_attention" for kind in kinds]
+    if window is None and "sliding_attention" in kinds and config.raw("use_sliding_window") is not False:
+        raise config.error("layer_types has sliding_attention, and nothing says how long its sliding_window is")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def rope_flags(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
@@ -80,12 +103,14 @@ def rope_flags(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
 
 
 def windows_without_rope(config: ConfigReader, num_layers: int) -> Windows:
-    """SmolLM3: where nothing says which layers slide, those without a rope do."""
-    is_on = config.boolean("use_sliding_window", False) and config.raw("sliding_window") is not None
-    window = config.integer("sliding_window") if is_on else None
-    if config.raw("layer_types") is None:
-        return tuple(None if has_rope else window for has_rope in rope_flags(config, num_layers))
-    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
+    """SmolLM3: `layer_types` says which layers slide, whatever `use_sliding_window` says; else those without a rope."""
+    has_window = config.raw("sliding_window") is not None
+    window = config.integer("sliding_window") if has_window else None
+    if config.raw("layer_types") is not None:
+        return _by_layer_types(config, num_layers, window)
+    if not config.boolean("use_sliding_window", False):
+        return (None,) * num_layers
+    return tuple(None if has_rope else window for has_rope in rope_flags(config, num_layers))
 
 
 def windows_but_every_sixth(config: ConfigReader, num_layers: int) -> Windows:
@@ -94,7 +119,7 @@ def windows_but_every_sixth(config: ConfigReader, num_layers: int) -> Windows:
     if config.raw("layer_types") is None:
         interval = config.integer("sliding_window_pattern", 6)
         return tuple(window if (layer + 1) % interval else None for layer in range(num_layers))
-    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
+    return _by_layer_types(config, num_layers, window)
 
 
 def every_second_window(config: ConfigReader, num_layers: int) -> Windows:
@@ -102,4 +127,4 @@ def every_second_window(config: ConfigReader, num_layers: int) -> Windows:
     window = _window(config, default=128)
     if config.raw("layer_types") is None:
         return tuple(None if layer % 2 else window for layer in range(num_layers))
-    return tuple(window if slides else None for slides in _sliding_layers(config, num_layers))
+    return _by_layer_types(config, num_layers, window)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,11 +20,20 @@ class QuantizationScheme:
     Attributes:
         formats: these keep the integers as they are: none is rounded a second time.
         method: its name in config.json, "none" for floats.
+        claimed: a method that config.json names, though no tensor is stored so; "": what it says is right.
     """
 
     layout: WeightLayout
     formats: PackedFormats = UNQUANTIZED
     method: str = "none"
+    claimed: str = ""
+
+    def found_in(self, names: Iterable[str]) -> QuantizationScheme:
+        """What tensors of these names are really stored in: where none is quantized they are floats, and stay so."""
+        end = "_blocks" if self.formats.experts is PackedFormat.MXFP4 else f".{self.layout.suffixes[-1]}"
+        if self.method == "none" or any(name.endswith(end) for name in names):
+            return self
+        return QuantizationScheme(Dense(), claimed=self.method)
 
 
 def read_scheme(config: dict[str, Any], source: str) -> QuantizationScheme:

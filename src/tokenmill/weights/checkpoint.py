@@ -13,6 +13,7 @@ import msgspec
 
 from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.core.regular_file import read_regular
+from tokenmill.model_files import check_eos_token_ids
 from tokenmill.models.architecture import Architecture
 from tokenmill.models.architecture_config import read_architecture as architecture_of
 from tokenmill.quantization.scheme import QuantizationScheme, read_scheme
@@ -30,7 +31,7 @@ class Checkpoint:
     Attributes:
         source: the file to name when a tensor is missing: the index, or the only shard.
         tensors: every stored tensor by name.
-        scheme: how config.json says that weights are quantized.
+        scheme: how weights are quantized.
     """
 
     folder: Path
@@ -43,18 +44,28 @@ def read_architecture(folder: Path) -> Architecture:
     """The architecture that a folder's config.json describes.
 
     Raises:
-        InvalidCheckpoint: no config.json, broken JSON, or something in it is not supported.
+        InvalidCheckpoint: no config.json, broken JSON, or something in it is not supported; or generation_config.json
+            has an `eos_token_id` that the model has not.
     """
     path = folder / CONFIG_NAME
-    return architecture_of(_read_json(path), str(path))
+    architecture = architecture_of(_read_json(path), str(path))
+    check_eos_token_ids(folder, architecture.vocab_size)
+    return architecture
 
 
 def stored_scheme(folder: Path) -> QuantizationScheme:
-    """How a folder's config.json says that weights are quantized.
+    """How a folder's weights are quantized: as its config.json says, unless they are there and are plain floats.
 
     Raises:
-        InvalidCheckpoint: as `read_architecture`.
+        InvalidCheckpoint: config.json cannot be read or has a method that is not supported, or a weight file is broken.
     """
+    scheme = _said_scheme(folder)
+    if scheme.method == "none" or not any((folder / name).exists() for name in (INDEX_NAME, SINGLE_NAME)):
+        return scheme
+    return open_checkpoint(folder).scheme
+
+
+def _said_scheme(folder: Path) -> QuantizationScheme:
     path = folder / CONFIG_NAME
     return read_scheme(_read_json(path), str(path))
 
@@ -68,10 +79,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     index = folder / INDEX_NAME
     if index.exists():
-        return Checkpoint(folder, index, _read_shards(folder, index), stored_scheme(folder))
+        tensors = _read_shards(folder, index)
+        return Checkpoint(folder, index, tensors, _said_scheme(folder).found_in(tensors))
     single = folder / SINGLE_NAME
     if single.exists():
-        return Checkpoint(folder, single, read_header(single), stored_scheme(folder))
+        tensors = read_header(single)
+        return Checkpoint(folder, single, tensors, _said_scheme(folder).found_in(tensors))
     raise InvalidCheckpoint(_no_weights(folder))
 
 

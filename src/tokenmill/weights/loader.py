@@ -24,6 +24,7 @@ from tokenmill.weights.gguf.file import open_gguf
 from tokenmill.weights.gguf.folder import LINK_NAME
 from tokenmill.weights.gguf.reads import plan_gguf_reads
 from tokenmill.weights.gguf.values import packed_formats
+from tokenmill.weights.leftovers import warn_of_leftovers
 from tokenmill.weights.reads import plan_reads
 
 Progress = Callable[[int, int], None]
@@ -189,7 +190,11 @@ def _plan(folder: Path, load_format: str, shapes: Decoder) -> Sequence[WeightRea
         raise InvalidCheckpoint(f"{folder} has no {load_format} weights, which --load-format asks for")
     if is_gguf:
         return plan_gguf_reads(open_gguf(folder / LINK_NAME), shapes.targets(), architecture)
-    return plan_reads(open_checkpoint(folder), shapes.targets(), architecture)
+    checkpoint, shard = open_checkpoint(folder), shapes.collective.shard
+    reads = plan_reads(checkpoint, shapes.targets(), architecture)
+    if shard.rank == 0 and shard.is_first_stage:
+        warn_of_leftovers(checkpoint, architecture)
+    return reads
 
 
 def _fill(decoder: Decoder, reads: Sequence[WeightRead], report: Progress) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,9 @@ DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 DENSE = Dense()
 # Bytes of memory for each number while integers are unpacked: a word each, then bytes, twice over.
 UNPACKED_BYTES = 8
+# Of quantized weights: suffixes of tensors that hold floats; the others hold integers, or words of several.
+SCALES = ("scales", "weight_scale")
+INTEGERS = ("I8", "I32", "I64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,8 @@ def _read(checkpoint: Checkpoint, target: Target) -> Read:
             raise InvalidCheckpoint(f"{checkpoint.source}: {module} is quantized, which ranks on GPUs cannot share yet")
         read = Read(target.key, layout, dict(_parts(checkpoint, module, layout)), target.part)
         _check_shape(read, target)
+        for suffix, part in read.stored.items():
+            _check_dtype(part, FLOATS if suffix in SCALES else INTEGERS)
         return read
     stored = tensors.get(target.name)
     if stored is None:
@@ -124,11 +129,15 @@ def _read(checkpoint: Checkpoint, target: Target) -> Read:
     assert target.columns is None or target.part.is_whole, "ranks share rows or columns of a matrix"
     read = Read(target.key, DENSE, {"weight": stored}, target.part, target.columns)
     _check_shape(read, target)
-    if stored.dtype not in FLOATS:
-        raise InvalidCheckpoint(
-            f"{stored.file}: tensor {target.name} has dtype {stored.dtype}; supported: {', '.join(FLOATS)}"
-        )
+    _check_dtype(stored, FLOATS)
     return read
+
+
+def _check_dtype(stored: StoredTensor, supported: Sequence[str]) -> None:
+    if stored.dtype not in supported:
+        raise InvalidCheckpoint(
+            f"{stored.file}: tensor {stored.name} has dtype {stored.dtype}; supported: {', '.join(supported)}"
+        )
 
 
 def _parts(checkpoint: Checkpoint, module: str, layout: WeightLayout) -> Iterator[tuple[str, StoredTensor]]:

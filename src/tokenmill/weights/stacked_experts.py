@@ -21,6 +21,7 @@ from tokenmill.core.errors import InvalidCheckpoint
 from tokenmill.models.targets import Target
 from tokenmill.models.weight_names import WeightKey
 from tokenmill.parallel.shard import Part
+from tokenmill.quantization.layouts import FLOATS
 from tokenmill.quantization.packed import Mxfp4Rows, Rows, dense
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.safetensors_header import StoredTensor
@@ -131,7 +132,7 @@ _FORMS = {"": (3, False), "_bias": (2, False), "_blocks": (4, True), "_scales": 
 
 def _check_form(stored: StoredTensor, suffix: str) -> None:
     num_dimensions, is_bytes = _FORMS[suffix]
-    is_right = (stored.dtype == "U8") == is_bytes and (suffix != "_blocks" or stored.shape[-1:] == (16,))
+    is_right = stored.dtype in (("U8",) if is_bytes else FLOATS) and (suffix != "_blocks" or stored.shape[-1:] == (16,))
     if len(stored.shape) != num_dimensions or not is_right:
         raise InvalidCheckpoint(
             f"{stored.file}: tensor {stored.name} is {stored.dtype} {list(stored.shape)}, which is no stack of experts"
