@@ -23,9 +23,6 @@ from tokenmill.core.request import CacheKey
 from tokenmill.kv.window_pages import WindowSettings, most_window_pages, num_pages_ahead
 
 BESIDES = ["nothing", "windows", "states", "transfers"]
-# States beyond one for each row, at least. With fewer, requests that begin before what the tree has, with `optimistic`,
-# may preempt themselves again and again.
-LEAST_SPARE_STATES = 8
 
 
 def draw_settings(rng: random.Random, besides: str) -> Settings:
@@ -58,7 +55,7 @@ def draw_settings(rng: random.Random, besides: str) -> Settings:
         count = rng.randint(1, 3) * most_window_pages(window, page_size)
         drawn.window = WindowSettings(window, count + num_pages_ahead(drawn.depth * drawn.budget, page_size))
     if besides == "states":
-        drawn.state_slots = drawn.max_num_seqs + LEAST_SPARE_STATES + rng.randint(0, 8)
+        drawn.state_slots = drawn.max_num_seqs + rng.choice([0, 0, 1, 2, 8])
     return drawn
 
 
