@@ -171,4 +171,4 @@ def reopen_closed() -> None:
             assert opened == number, "the lowest number that is free is given"
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115  # noqa: SIM115
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
