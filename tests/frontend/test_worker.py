@@ -44,10 +44,10 @@ def test_a_text_that_is_prepared_in_a_thread_shows_in_the_beats(tmp_path):
         loop.close()
 
 
-def test_an_image_is_decoded_in_a_thread_however_short_its_message_is():
+def test_an_image_is_decoded_in_a_thread_however_short_its_message_is(tmp_path):
     heartbeat = Heartbeat(zmq.Context.instance(), Path(), SimpleNamespace(name="worker-0", num_dropped=0), timeout=30)
     processor = StuckProcessor()
-    loop = WorkerLoop("worker-0", processor, (None, None, None), heartbeat)
+    loop = WorkerLoop("worker-0", processor, (None, None, None), heartbeat, WorkPage(tmp_path / "page"), 2.0)
     parts = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]
     try:
         loop.take(EncodeText(id="a", messages=[{"role": "user", "content": parts}]), 100)

@@ -63,6 +63,7 @@ _OBJECTS = {"object", "nested", "bias past the vocabulary", "bias of -1", "bias 
 # The pairs that are right after all, or of fields that change nothing here. All others must be refused.
 VALID: dict[str, set[str]] = {
     "add_generation_prompt": _BOOLEANS,
+    "add_special_tokens": _BOOLEANS,
     "bad_words": {"list"},
     "cache_salt": _LABELS,
     "chat_template_kwargs": _OBJECTS,

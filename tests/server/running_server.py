@@ -95,8 +95,10 @@ class RunningServer:
     @property
     def api_pids(self) -> list[int]:
         """All children of the process that was started: those that serve."""
-        own = command_of(self.process.pid)
-        return [pid for pid, command in children_of(self.process.pid).items() if command == own]
+        with contextlib.suppress(FileNotFoundError):  # it has ended, and so have its children
+            own = command_of(self.process.pid)
+            return [pid for pid, command in children_of(self.process.pid).items() if command == own]
+        return []
 
     def children(self) -> dict[str, int]:
         """Process ids of the engines and text workers by module."""

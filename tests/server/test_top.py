@@ -100,4 +100,5 @@ def test_one_frame_of_a_real_server(echo_server: RunningServer, capsys: pytest.C
 def test_what_is_no_server_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--url", "http://127.0.0.1:9", "--once"]) == 1
     assert "no server answers" in capsys.readouterr().err
-    assert main(["top", "--interval", "0"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["top", "--interval", "0"])
