@@ -44,10 +44,10 @@ browser: ## a headless browser for the tests of the page, where this is root's o
 	@sh tools/install_browser.sh
 
 exactness: $(NATIVE_STAMP) $(DEV_STAMP) ## a million tokens with speculation and without, compared bit for bit; ARGS are passed on
-	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.speculation.exactness $(ARGS)
+	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.engine.speculation.exactness $(ARGS)
 
 chaos: $(NATIVE_STAMP) $(DEV_STAMP) ## 64 streams while engines and text workers are killed, crash, hang and get poison; ARGS are passed on
-	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.server.chaos $(ARGS)
+	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.serving.server.chaos $(ARGS)
 
 fuzz: $(NATIVE_STAMP) $(DEV_STAMP) ## 20,000 odd bodies for all routes, and the longest stall of the event loop; ARGS are passed on
 	@OMP_NUM_THREADS=1 exec $(BIN)/python -m tests.threats.fuzz $(ARGS)
@@ -101,7 +101,7 @@ gpu-rehearsal: ## the GPU check as a bare GPU machine runs it, interpreted: Pyth
 	@[ -x build/rehearsal/bin/python ] || python3.12 -m venv build/rehearsal
 	@build/rehearsal/bin/python tools/install_torch.py --torch "$(TORCH)" requirements/gpu.txt
 	@build/rehearsal/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/gpu.txt
-	@TRITON_CACHE_DIR=build/rehearsal/kernels PYTHONPATH=src build/rehearsal/bin/python -m tests.kernels.compile_kernels \
+	@TRITON_CACHE_DIR=build/rehearsal/kernels PYTHONPATH=src build/rehearsal/bin/python -m tests.model.kernels.compile_kernels \
 	  80,89,90,100 --types bf16,fp32
 	@OMP_NUM_THREADS=1 build/rehearsal/bin/python tools/gpu_check.py --device cpu --out build/rehearsal/report
 

@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.gpu.folders import QWEN3_0_6B, write_config
 
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.setup import build_engine
+from tokenmill.engine.loop.engine import Engine
+from tokenmill.startup.assembly.setup import build_engine
 
 STREAMS, STEPS, CONTEXT = 8, 8, 64
 

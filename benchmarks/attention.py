@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
 from tokenmill.core.plan import AdmittedRequest
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.kernels.heads import HeadNorms, RotaryTables
-from tokenmill.kernels.native import load_kernels
-from tokenmill.sampling.sampler import Sampler
-from tokenmill.sampling.state import SamplingState
+from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
+from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
+from tokenmill.model.kernels.native import load_kernels
+from tokenmill.model.sampling.sampler import Sampler
+from tokenmill.model.sampling.state import SamplingState
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.paging import PagedRequests, make_attention

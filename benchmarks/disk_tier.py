@@ -29,22 +29,22 @@ import numpy as np
 import torch
 from tools.gpu.folders import QWEN3_0_6B, write_config
 
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.core.request import CacheKey
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.core.transfers import SaveOrder, TransferSettings
-from tokenmill.engine.engine import Engine, ModelLimits
-from tokenmill.engine.setup import build_engine
-from tokenmill.engine.step_log import LogHeader
-from tokenmill.scheduler.config import SchedulerConfig
-from tokenmill.transfer.desk import TransferDesk, TransferExecutor
-from tokenmill.transfer.orders import PageSave
-from tokenmill.transfer.page_mover import RawPages
-from tokenmill.transfer.protocol import SourceContext
-from tokenmill.transfer.state import TransferState
-from tokenmill.transfer.tiers import disk_tier
+from tokenmill.engine.loop.engine import Engine, ModelLimits
+from tokenmill.engine.loop.step_log import LogHeader
+from tokenmill.engine.scheduler.config import SchedulerConfig
+from tokenmill.engine.transfer.desk import TransferDesk, TransferExecutor
+from tokenmill.engine.transfer.orders import PageSave
+from tokenmill.engine.transfer.page_mover import RawPages
+from tokenmill.engine.transfer.protocol import SourceContext
+from tokenmill.engine.transfer.state import TransferState
+from tokenmill.startup.assembly.kv_tiers import disk_tier
+from tokenmill.startup.assembly.setup import build_engine
 
 OUTPUT_TOKENS = 16
 IDLE_REQUESTS, IDLE_STEPS, IDLE_TURNS = 64, 100, 12

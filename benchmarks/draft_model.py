@@ -31,14 +31,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "train_demo"))
 from data import Encoder
 from evaluate import heldout
 
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import Request, TokenArray
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.demo import demo_model_path, draft_model_path
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.setup import build_engine
-from tokenmill.speculation.speculation import Speculation
+from tokenmill.engine.loop.engine import Engine
+from tokenmill.engine.speculation.speculation import Speculation
+from tokenmill.startup.assembly.setup import build_engine
 
 
 class EveryDraft:

@@ -28,9 +28,9 @@ import tokenmill
 from tokenmill.core.request import Request
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.demo import demo_model_path
-from tokenmill.speculation.drafts import Draft, TextDrafter
-from tokenmill.speculation.ngram import NgramDrafter
-from tokenmill.speculation.suffix import SuffixDrafter
+from tokenmill.engine.speculation.drafts import Draft, TextDrafter
+from tokenmill.engine.speculation.ngram import NgramDrafter
+from tokenmill.engine.speculation.suffix import SuffixDrafter
 
 Tokens = list[int]
 # A prompt and what is said then.

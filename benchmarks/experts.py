@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.cli.bench.report import machine_facts
+from tokenmill.lab.bench.report import machine_facts
 
 HIDDEN, EXPERTS, PER_TOKEN, VOCABULARY = 2880, 32, 4, 4096
 HEADS, KV_HEADS, HEAD_DIM = 64, 8, 64

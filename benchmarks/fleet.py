@@ -19,10 +19,10 @@ from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.part_messages import EngineReport
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.routing.policies import Candidate, RoutingPolicy
-from tokenmill.routing.prefix_index import PrefixIndex
-from tokenmill.routing.reporter import REPORT_INTERVAL
-from tokenmill.routing.router import Router
+from tokenmill.serving.replicas.routing.policies import Candidate, RoutingPolicy
+from tokenmill.serving.replicas.routing.prefix_index import PrefixIndex
+from tokenmill.serving.replicas.routing.reporter import REPORT_INTERVAL
+from tokenmill.serving.replicas.routing.router import Router
 
 PAGE_SIZE = 32
 SCALE = 16

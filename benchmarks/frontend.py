@@ -155,7 +155,7 @@ def _server(step_seconds: float, api_servers: int) -> Iterator[tuple[int, Pids]]
         assert process.stdout is not None
         assert process.stdout.readline().strip() == READY, "the server did not start"
         http = _children(process.pid, "--serve") or [process.pid]
-        text = _children(min(http), "tokenmill.frontend.worker")
+        text = _children(min(http), "tokenmill.serving.frontend.worker")
         if api_servers > 1:
             time.sleep(1.0)  # the others begin when the first has
         yield port, Pids(http, text)
@@ -165,10 +165,10 @@ def _server(step_seconds: float, api_servers: int) -> Iterator[tuple[int, Pids]]
 
 
 def _serve(port: int, api_servers: int) -> int:
-    from tokenmill.config import EngineConfig, ServerConfig
+    from tokenmill.config.configs import EngineConfig, ServerConfig
     from tokenmill.core.engine_messages import EngineReady
-    from tokenmill.server.process.launch import run
-    from tokenmill.server.process.screen import StandardError
+    from tokenmill.serving.server.process.launch import run
+    from tokenmill.serving.server.process.screen import StandardError
 
     class Ready(StandardError):
         def on_ready(self, ready: EngineReady) -> None:

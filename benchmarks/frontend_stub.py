@@ -15,14 +15,14 @@ from pathlib import Path
 
 import zmq
 
+from tokenmill.config.model_files import read_json
 from tokenmill.core.engine_messages import EngineReady, EngineStats
 from tokenmill.core.messages import AbortRequests, AddRequest, StepOutputs, ToEngine, TokenOutput
 from tokenmill.core.part_messages import Ping, Pong
 from tokenmill.core.request import FinishReason
 from tokenmill.ipc.channels import API, Inbox, Outbox, engine_name, worker_name
 from tokenmill.ipc.heartbeat import Heartbeat
-from tokenmill.model_files import read_json
-from tokenmill.replicas.launch_file import LaunchFile
+from tokenmill.ipc.launch_file import LaunchFile
 
 
 def serve(folder: Path, step_seconds: float) -> None:

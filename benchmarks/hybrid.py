@@ -31,17 +31,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.paging import PagedRequests, make_attention
 from tools.gpu.folders import write_config
 
-from tokenmill.attention.backends.native import NativeAttention
-from tokenmill.attention.batch import ForwardBatch
-from tokenmill.cli.bench.report import machine_facts
-from tokenmill.kernels.native_kernels import NativeKernels
-from tokenmill.kernels.native_weight import PackedWeight
-from tokenmill.kernels.select import select_kernels
-from tokenmill.kernels.states import step_states
-from tokenmill.models.native_decoder import in_one_call
-from tokenmill.quantization.packed import QUANTIZATIONS, UNQUANTIZED
-from tokenmill.weights.checkpoint import read_architecture
-from tokenmill.weights.loader import plan_model
+from tokenmill.lab.bench.report import machine_facts
+from tokenmill.model.attention.backends.native import NativeAttention
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.kernels.native_kernels import NativeKernels
+from tokenmill.model.kernels.native_weight import PackedWeight
+from tokenmill.model.kernels.select import select_kernels
+from tokenmill.model.kernels.states import step_states
+from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED
+from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.model.weights.loader import plan_model
 
 PAGE_SIZE = 16
 # As published, without unread fields.

@@ -19,10 +19,10 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from tokenmill.kernels.native import load_kernels
-from tokenmill.kernels.native_weight import PackedWeight
-from tokenmill.kernels.protocol import WeightRole
-from tokenmill.quantization.packed import Mxfp4Rows, PackedFormat, Rows
+from tokenmill.model.kernels.native import load_kernels
+from tokenmill.model.kernels.native_weight import PackedWeight
+from tokenmill.model.kernels.protocol import WeightRole
+from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, Rows
 
 HIDDEN, VOCABULARY, LAYERS, COPIES = 1024, 151_936, 28, 12
 SHAPES = {"qkv": (4096, HIDDEN), "o": (HIDDEN, 2048), "gate_up": (6144, HIDDEN), "down": (HIDDEN, 3072)}

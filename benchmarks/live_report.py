@@ -18,14 +18,14 @@ from tokenmill.core.live import ShowTurns
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.engine import Engine, ModelLimits
-from tokenmill.kv.kv_manager import KVManager
-from tokenmill.kv.page_pool import PagePool
-from tokenmill.kv.radix_tree import RadixTree
-from tokenmill.live.report import live_report
-from tokenmill.scheduler.config import SchedulerConfig
-from tokenmill.scheduler.scheduler import Scheduler
-from tokenmill.web.live_hub import INTERVAL, REQUESTS_EVERY, TREE_EVERY
+from tokenmill.engine.kv.kv_manager import KVManager
+from tokenmill.engine.kv.page_pool import PagePool
+from tokenmill.engine.kv.radix_tree import RadixTree
+from tokenmill.engine.loop.engine import Engine, ModelLimits
+from tokenmill.engine.loop.live_report import live_report
+from tokenmill.engine.scheduler.config import SchedulerConfig
+from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.serving.server.live_hub import INTERVAL, REQUESTS_EVERY, TREE_EVERY
 
 PAGE_SIZE = 16
 PROMPT = 64

@@ -32,9 +32,9 @@ PACKAGES = ("scheduler", "kv")
 TESTS = (
     "tests/kv/test_*.py",
     "tests/scheduler/test_*.py",
-    "tests/engine/test_step_log.py",
-    "tests/engine/test_watchdog.py",
-    "tests/engine/test_kv_publisher.py",
+    "tests/engine/loop/test_step_log.py",
+    "tests/engine/loop/test_watchdog.py",
+    "tests/engine/loop/test_kv_publisher.py",
 )
 LONGEST = "test_random_traces.py"
 # Of processor time, so that a busy machine ends nothing; the wall-clock limit is for a test that sleeps for ever.

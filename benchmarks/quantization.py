@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from tokenmill.attention.batch import ForwardBatch
-from tokenmill.attention.registry import AttentionConfig, choose_attention
-from tokenmill.kernels.select import select_kernels
-from tokenmill.models.decoder import Decoder
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.attention.registry import AttentionConfig, choose_attention
+from tokenmill.model.kernels.select import select_kernels
+from tokenmill.model.models.decoder import Decoder
+from tokenmill.model.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormat, PackedFormats
+from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.model.weights.loader import load_model
 from tokenmill.platform.cpu import CpuPlatform
-from tokenmill.quantization.packed import QUANTIZATIONS, UNQUANTIZED, PackedFormat, PackedFormats
-from tokenmill.weights.checkpoint import read_architecture
-from tokenmill.weights.loader import load_model
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "src" / "tokenmill" / "demo" / "model"

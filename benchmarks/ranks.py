@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.gpu.folders import QWEN3_0_6B, write_config
 
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.setup import build_engine
+from tokenmill.engine.loop.engine import Engine
+from tokenmill.startup.assembly.setup import build_engine
 
 DECODES, PROMPT, CONTEXT = (1, 8, 32), 512, 64
 CHUNK = 128

@@ -19,10 +19,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tokenmill.cli.bench.report import machine_facts
-from tokenmill.kernels.native import load_kernels
-from tokenmill.kernels.native_recurrence import NativeRecurrence
-from tokenmill.kernels.recurrence import StateRows
+from tokenmill.lab.bench.report import machine_facts
+from tokenmill.model.kernels.native import load_kernels
+from tokenmill.model.kernels.native_recurrence import NativeRecurrence
+from tokenmill.model.kernels.recurrence import StateRows
 
 SIZE, KEY_HEADS = 128, 16
 STEPS = {"decode of 1": [1], "decode of 64": [1] * 64, "prompt of 512": [512], "prompts of 2 x 1,024": [1024, 1024]}

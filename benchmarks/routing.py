@@ -21,9 +21,9 @@ from tokenmill.core.messages import AddRequest, TokenOutput
 from tokenmill.core.part_messages import EngineReport
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.routing.policies import FewestInFlight, LeastCost, RoutingPolicy
-from tokenmill.routing.prefix_index import PrefixIndex
-from tokenmill.routing.router import Router
+from tokenmill.serving.replicas.routing.policies import FewestInFlight, LeastCost, RoutingPolicy
+from tokenmill.serving.replicas.routing.prefix_index import PrefixIndex
+from tokenmill.serving.replicas.routing.router import Router
 
 NUM_ENGINES = 8
 NUM_TOKENS = 10_000

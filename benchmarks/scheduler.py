@@ -20,12 +20,12 @@ import numpy as np
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.request import Request
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.kv.kv_manager import KVManager
-from tokenmill.kv.page_pool import PagePool
-from tokenmill.kv.radix_tree import RadixTree
-from tokenmill.kv.window_pages import WindowPages, WindowSettings, most_window_pages, num_pages_ahead
-from tokenmill.scheduler.config import SchedulerConfig
-from tokenmill.scheduler.scheduler import Scheduler
+from tokenmill.engine.kv.kv_manager import KVManager
+from tokenmill.engine.kv.page_pool import PagePool
+from tokenmill.engine.kv.radix_tree import RadixTree
+from tokenmill.engine.kv.window_pages import WindowPages, WindowSettings, most_window_pages, num_pages_ahead
+from tokenmill.engine.scheduler.config import SchedulerConfig
+from tokenmill.engine.scheduler.scheduler import Scheduler
 
 Seconds = tuple[float, float]
 

@@ -24,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.gpu.folders import QWEN3_0_6B, write_config
 
-from tokenmill.attention.backends.native import NativeAttention, NativePlan
-from tokenmill.attention.batch import ForwardBatch
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.setup import build_engine
+from tokenmill.engine.loop.engine import Engine
+from tokenmill.model.attention.backends.native import NativeAttention, NativePlan
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.startup.assembly.setup import build_engine
 
 OWN_TOKENS, MAX_TOKENS = 30, 200
 TURNS, STEPS = 12, 3

@@ -31,9 +31,9 @@ from typing import Any
 import httpx
 import numpy as np
 
-from tokenmill.cli.bench.report import machine_facts
-from tokenmill.cli.bench.streams import Stream, run_stream
-from tokenmill.cli.bench.workload import PROFILES, Prompt, arrival_times
+from tokenmill.lab.bench.report import machine_facts
+from tokenmill.lab.bench.streams import Stream, run_stream
+from tokenmill.lab.bench.workload import PROFILES, Prompt, arrival_times
 
 PORT = 8471
 URL = f"http://127.0.0.1:{PORT}"
@@ -86,7 +86,7 @@ def wait_until_ready() -> None:
 
 async def drive(path: Path, vocab_size: int) -> list[Stream]:
     """Let the server have a trace."""
-    from tokenmill.simulate.traces import TraceOptions, read_trace
+    from tokenmill.lab.simulate.traces import TraceOptions, read_trace
 
     arrivals = read_trace(path, TraceOptions(vocab_size=vocab_size))
     async with httpx.AsyncClient(base_url=URL, timeout=None, limits=httpx.Limits(max_connections=None)) as client:

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 from benchmarks.simulation import write_trace
 
-from tokenmill.cli.bench.report import machine_facts
-from tokenmill.engine.step_log import LogHeader
-from tokenmill.scheduler.config import SchedulerConfig
-from tokenmill.simulate.simulation import Simulation
-from tokenmill.simulate.step_model import KNOTS, StepModel
-from tokenmill.simulate.traces import TraceOptions, read_trace
+from tokenmill.engine.loop.step_log import LogHeader
+from tokenmill.engine.scheduler.config import SchedulerConfig
+from tokenmill.lab.bench.report import machine_facts
+from tokenmill.lab.simulate.simulation import Simulation
+from tokenmill.lab.simulate.step_model import KNOTS, StepModel
+from tokenmill.lab.simulate.traces import TraceOptions, read_trace
 
 STEPS = StepModel(
     fixed=0.03,

@@ -28,16 +28,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.edited_text import texts
 from tools.gpu.folders import QWEN3_0_6B, write_config
 
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
+from tokenmill.config.speculation import SpeculationSettings, SpeculativeConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.setup import build_engine
-from tokenmill.runner.model_runner import ModelRunner
-from tokenmill.runner.samples import Samples
-from tokenmill.runner.step_sampler import HostSampler, Sampled, places
-from tokenmill.speculation.config import SpeculationSettings, SpeculativeConfig
-from tokenmill.speculation.speculation import Speculation
+from tokenmill.engine.loop.engine import Engine
+from tokenmill.engine.runner.model_runner import ModelRunner
+from tokenmill.engine.runner.samples import Samples
+from tokenmill.engine.runner.step_sampler import HostSampler, Sampled, places
+from tokenmill.engine.speculation.speculation import Speculation
+from tokenmill.startup.assembly.setup import build_engine
 
 
 class TracedSampler:

@@ -29,14 +29,14 @@ from typing import NamedTuple
 import numpy as np
 
 from tokenmill.core.request import CacheKey
+from tokenmill.engine.transfer.remote.client import PageClient
+from tokenmill.engine.transfer.remote.host_pages import HostPages
+from tokenmill.engine.transfer.remote.leases import Lease, LeaseTable, prefix_digest
+from tokenmill.engine.transfer.remote.messages import Ask, Handle, PageFormat
+from tokenmill.engine.transfer.remote.planes import CHUNK_BYTES, StreamSender, WindowSender
+from tokenmill.engine.transfer.remote.server import PageServer, Producer
 from tokenmill.ipc.address import Address
 from tokenmill.ipc.secret import Secret
-from tokenmill.transfer.remote.client import PageClient
-from tokenmill.transfer.remote.host_pages import HostPages
-from tokenmill.transfer.remote.leases import Lease, LeaseTable, prefix_digest
-from tokenmill.transfer.remote.messages import Ask, Handle, PageFormat
-from tokenmill.transfer.remote.planes import CHUNK_BYTES, StreamSender, WindowSender
-from tokenmill.transfer.remote.server import PageServer, Producer
 
 LAYERS, PIECE, PAGE_SIZE = 28, 8 * 128 * 16, 16
 KEY, SECRET, HANDLE = CacheKey("benchmark"), Secret(b"no secret at all, but long enough"), Handle("p", "r", "n")

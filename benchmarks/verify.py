@@ -29,14 +29,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.gpu.folders import QWEN3_0_6B, write_config
 
-from tokenmill.attention.batch import ForwardBatch
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.request import Request, TokenArray
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.loading import LoadedModel
-from tokenmill.engine.setup import build_engine
+from tokenmill.engine.loop.engine import Engine
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.startup.assembly.loading import LoadedModel
+from tokenmill.startup.assembly.setup import build_engine
 
 MAX_TOKENS = 400
 

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 import transformers
 
-from tokenmill.cli.bench.report import machine_facts
-from tokenmill.kernels.select import select_kernels
-from tokenmill.vision.spec import VisionSpec
-from tokenmill.vision.tower import Tower, make_parts, tower_shapes
-from tokenmill.vision.tower_parts import TorchParts
+from tokenmill.lab.bench.report import machine_facts
+from tokenmill.model.kernels.select import select_kernels
+from tokenmill.model.vision.spec import VisionSpec
+from tokenmill.model.vision.tower import Tower, make_parts, tower_shapes
+from tokenmill.model.vision.tower_parts import TorchParts
 
 SPEC = VisionSpec(
     depth=24,

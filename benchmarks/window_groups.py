@@ -13,19 +13,19 @@ import argparse
 
 import numpy as np
 
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.plan import StepPlan, StepResult
 from tokenmill.core.request import Request
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.kv.kv_manager import KVManager
-from tokenmill.kv.page_pool import PagePool
-from tokenmill.kv.radix_tree import RadixTree
-from tokenmill.kv.window_pages import WindowPages, WindowSettings
-from tokenmill.machine.kv_size import decide_kv_size
-from tokenmill.machine.sizes import size_text
-from tokenmill.machine.window_size import PageBytes, decide_grouped_size, pages_of_one
-from tokenmill.scheduler.config import SchedulerConfig
-from tokenmill.scheduler.scheduler import Scheduler
+from tokenmill.core.sizes import size_text
+from tokenmill.engine.kv.kv_manager import KVManager
+from tokenmill.engine.kv.page_pool import PagePool
+from tokenmill.engine.kv.radix_tree import RadixTree
+from tokenmill.engine.kv.window_pages import WindowPages, WindowSettings
+from tokenmill.engine.scheduler.config import SchedulerConfig
+from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.startup.sizing.kv_size import decide_kv_size
+from tokenmill.startup.sizing.window_size import PageBytes, decide_grouped_size, pages_of_one
 
 LAYERS, KV_HEADS, HEAD_DIM, WINDOW, PATTERN = 34, 4, 256, 1024, 6
 FULL_LAYERS = LAYERS // PATTERN

@@ -7,7 +7,7 @@ Run by itself, it answers a long prompt and three short ones, one at a time, and
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.request import Request
-from tokenmill.scheduler.policies import QueuePolicy
+from tokenmill.engine.scheduler.policies import QueuePolicy
 
 
 class ShortestFirst(QueuePolicy):

@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli): the checksum of KV pages that were somewhere else. tokenmill.transfer.checksum has the slow
+// CRC-32C (Castagnoli): the checksum of KV pages that were somewhere else. tokenmill.engine.transfer.checksum has the slow
 // reference beside it.
 #include <nanobind/nanobind.h>
 

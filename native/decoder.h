@@ -1,7 +1,7 @@
 // The forward pass of a dense decoder over the tokens of a step, from their ids to the final norm; or of some of its
 // layers, from hidden states to hidden states, where a stage of a pipeline has no more (docs/parallel.md).
 //
-// It calls the kernels in the order of tokenmill.models.decoder, so the bits are the same. But Python's lock is
+// It calls the kernels in the order of tokenmill.model.models.decoder, so the bits are the same. But Python's lock is
 // released once a step instead of seven times a layer, and the pause between two kernels is so short that the worker
 // threads still spin when the next one begins. While they spin they look at the clock once in 32 turns (workers.cpp).
 #pragma once
@@ -61,8 +61,8 @@ struct DeltaNet {
   int64_t values_width() const { return value_heads * value_size; }
 };
 
-// What stands in the place of attention: a short convolution, or a gated delta network; see models/short_conv.py and
-// models/delta_net.py.
+// What stands in the place of attention: a short convolution, or a gated delta network; see model/models/short_conv.py and
+// model/models/delta_net.py.
 struct Recurrence {
   Projection inputs;               // [channels]; of a short convolution b, c and x, each [channels]
   const uint16_t *filters, *bias;  // [channels][width], and [channels] or null

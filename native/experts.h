@@ -1,5 +1,5 @@
 // A mixture of experts over the tokens of a step, in one call: each token goes to a few of them, whose outputs are added
-// in the order of the experts. The bits are those of tokenmill.kernels.torch_kernels.LoopedExperts on the same kernels.
+// in the order of the experts. The bits are those of tokenmill.model.kernels.torch_kernels.LoopedExperts on the same kernels.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ static void make_kernels(Kernels* self, const std::string& isa, int threads) {
 }
 
 NB_MODULE(_native, module) {
-  module.doc() = "CPU kernels of TokenMill; the faces in tokenmill.kernels check shapes and hold the memory.";
+  module.doc() = "CPU kernels of TokenMill; the faces in tokenmill.model.kernels check shapes and hold the memory.";
   KernelsClass kernels(module, "Kernels");
   kernels.def("__init__", make_kernels, nb::arg("isa"), nb::arg("threads"));
   kernels.def_prop_ro("isa", [](const Kernels& self) { return self.table.name; });

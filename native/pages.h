@@ -5,7 +5,7 @@
 
 namespace tokenmill {
 
-// One tensor of a KV cache, as tokenmill.transfer.remote.host_pages describes it: of a page it has `layers` pieces of
+// One tensor of a KV cache, as tokenmill.engine.transfer.remote.host_pages describes it: of a page it has `layers` pieces of
 // `bytes` each, `layer_stride` bytes apart.
 struct PagePart {
   int64_t address, layers, layer_stride, bytes;

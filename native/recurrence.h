@@ -19,7 +19,7 @@ struct StateRows {
   }
 };
 
-// A causal convolution of bf16, channel by channel; see kernels/recurrence.py.
+// A causal convolution of bf16, channel by channel; see model/kernels/recurrence.py.
 struct ShortConvCall {
   const uint16_t* x;  // [T][channels]
   int64_t x_stride;
@@ -35,7 +35,7 @@ struct ShortConvCall {
 
 constexpr int64_t MAX_CONV_WIDTH = 8;
 
-// The gated delta rule; see kernels/recurrence.py and the head of isa/delta_rule.cpp.
+// The gated delta rule; see model/kernels/recurrence.py and the head of isa/delta_rule.cpp.
 struct DeltaRuleCall {
   const uint16_t* mixed;  // [T][2 * key_heads * key_size + value_heads * value_size]: q, k, v
   int64_t mixed_stride;

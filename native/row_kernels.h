@@ -76,12 +76,12 @@ struct WeightedRowsCall {
 // What is drawn if a logit of the row is NaN or +inf, or if all are -inf.
 constexpr int64_t NO_TOKEN = -1;
 
-// How a row comes to its token: packed by tokenmill.sampling.draws, declared where it is read, in isa/draw.cpp.
+// How a row comes to its token: packed by tokenmill.model.sampling.draws, declared where it is read, in isa/draw.cpp.
 struct Draw;
 
 // Draws a token from each of some rows of float32 logits: the largest, or the inverse of the cumulative softmax weights
 // at `uniform`. Without filters the tokens are in the order of their ids, with filters in descending order of the
-// logits, equal ones by id. As tokenmill.sampling.reference defines it.
+// logits, equal ones by id. As tokenmill.model.sampling.reference defines it.
 struct DrawCall {
   const float* logits;  // [count][size]
   int64_t stride, size;

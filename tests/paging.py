@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenmill.attention.batch import ForwardBatch
-from tokenmill.attention.protocol import AttentionBackend, AttentionLayer, AttentionSpec
-from tokenmill.attention.registry import AttentionConfig, choose_attention
-from tokenmill.kernels.heads import HeadNorms, RotaryTables
-from tokenmill.kernels.states import StateMemory, step_states
-from tokenmill.models.decoder import Decoder
+from tokenmill.engine.runner.model import Model
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer, AttentionSpec
+from tokenmill.model.attention.registry import AttentionConfig, choose_attention
+from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
+from tokenmill.model.kernels.states import StateMemory, step_states
+from tokenmill.model.models.decoder import Decoder
 from tokenmill.platform.cpu import CpuPlatform
-from tokenmill.runner.model import Model
 
 Chunks = Sequence[tuple[int, int]]
 """(request, tokens of it to run), in batch order."""

@@ -9,13 +9,13 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tokenmill.foreign_flags import ENGINES, ForeignFlag, foreign_flags
+from tokenmill.config.foreign_flags import ENGINES, ForeignFlag, foreign_flags
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
 HEAD = """# Flags of vLLM and SGLang
 
 What `tokenmill serve` makes of the command lines and `--config` files of two other engines. This page is written by
-`python tools/flags_page.py` from `src/tokenmill/foreign_flags.toml`, which the parser reads when it meets a flag that
+`python tools/flags_page.py` from `src/tokenmill/config/foreign_flags.toml`, which the parser reads when it meets a flag that
 is not ours. A value in brackets changes nothing and is always taken, `{}` is any JSON object that holds nothing but
 zeros, and so are `none`, `null` and the negation `--no-...` of a switch.
 """

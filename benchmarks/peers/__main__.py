@@ -26,7 +26,7 @@ from benchmarks.peers.models import SHAPE_VARIABLE, SHAPES
 from benchmarks.peers.peers import FORMATS, PEERS, TOKENMILL, Peer
 from benchmarks.peers.report import write_report
 
-from tokenmill.cli.bench.report import machine_facts
+from tokenmill.lab.bench.report import machine_facts
 
 RESULTS = HERE / "results.json"
 RUN_SECONDS = 900.0

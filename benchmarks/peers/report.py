@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.peers.peers import FORMATS, PEERS, TOKENMILL
 
-from tokenmill.cli.bench.plot import Line, Panel, draw
+from tokenmill.lab.bench.plot import Line, Panel, draw
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"

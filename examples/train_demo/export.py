@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model import ModelShape
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
+
+from model import ModelShape
 
 
 def hf_config(shape: ModelShape, ids: dict[str, int]) -> dict[str, Any]:

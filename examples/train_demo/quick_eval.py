@@ -10,8 +10,9 @@ import random
 
 import torch
 from data import Encoder, Row, pad_rows
-from model import DemoModel
 from skills import SKILLS
+
+from model import DemoModel
 
 
 def heldout_rows(encoder: Encoder, per_skill: int, seed: int = 7) -> dict[str, list[Row]]:

@@ -18,13 +18,14 @@ from pathlib import Path
 
 import torch
 from data import Encoder, pool_batches
-from model import DRAFT_SHAPE, MAIN_SHAPE, DemoModel, ModelShape
 from optimizer import MasterOptimizer
 from quick_eval import accuracies, heldout_rows
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
 from schedule import Phase, Schedule, read_schedule
 from tokenizers import Tokenizer
+
+from model import DRAFT_SHAPE, MAIN_SHAPE, DemoModel, ModelShape
 
 HERE = Path(__file__).parent
 SHAPES = {"main": MAIN_SHAPE, "draft": DRAFT_SHAPE}

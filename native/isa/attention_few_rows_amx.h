@@ -1,6 +1,6 @@
 // The products of AMX, bit for bit, in vector registers: for the one or two rows of a decode, which would leave most of
 // a tile register empty. The values are read where they are; tile registers would need pairs of sub-pages copied
-// together. tests/attention/test_native.py compares the bits of both.
+// together. tests/model/attention/test_native.py compares the bits of both.
 #pragma once
 
 #include "isa/attention_micro_kernel.h"

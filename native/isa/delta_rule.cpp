@@ -30,7 +30,7 @@ constexpr int VECTORS = 1;
 #endif
 constexpr int64_t COLUMNS = VECTORS * LANES;
 constexpr int64_t TILE = 16;          // tokens
-constexpr float UNIT_EPS = 1e-6f;     // kernels/recurrence.py: L2_EPS
+constexpr float UNIT_EPS = 1e-6f;     // model/kernels/recurrence.py: L2_EPS
 constexpr int64_t PIECES_A_THREAD = 4;
 
 // What a token brings to all columns of a head.

@@ -9,7 +9,7 @@
 
 namespace tokenmill {
 
-// The fields of tokenmill.sampling.draws.Draw, in its order.
+// The fields of tokenmill.model.sampling.draws.Draw, in its order.
 struct Draw {
   int64_t row, position, kind, top_k;
   double temperature, top_p, min_p, uniform, redraw;
@@ -21,7 +21,7 @@ namespace tokenmill::TM_ISA {
 
 namespace {
 
-// As tokenmill.sampling.draws.Kind; all others are filtered.
+// As tokenmill.model.sampling.draws.Kind; all others are filtered.
 constexpr int64_t GREEDY = 0, UNFILTERED = 1;
 
 // The largest logits that are sorted first: they are usually all that the filters leave.

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from tokenmill.config import ServerConfig
+from tokenmill.config.configs import ServerConfig
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.replicas.topology import Topology
-from tokenmill.server.process.start_checks import check_start
+from tokenmill.ipc.topology import Topology
+from tokenmill.serving.server.process.start_checks import check_start
 
 
 def serve(*arguments: str, descriptors: int = 0, **environment: str) -> tuple[int, str]:

@@ -9,8 +9,8 @@ import pytest
 from tests.full_disk import room_for
 from tokenmill.cli.chat import Chat
 from tokenmill.cli.model_access import write_delta
-from tokenmill.cli.model_protocol import Delta
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.llm.model_protocol import Delta
 
 
 class Script:

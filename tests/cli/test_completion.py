@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.cli.bench import KINDS
 from tokenmill.cli.main import VERBS, main
 from tokenmill.cli.serve import make_parser
+from tokenmill.lab.bench import KINDS
 
 ASK = {
     "bash": """

@@ -13,14 +13,14 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.machine_sizes import Machine, make_six_mib
-from tests.weights.stand_in_hub import running_hub
+from tests.model.weights.stand_in_hub import running_hub
 from tokenmill.cli.main import main
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import OutOfMemory
-from tokenmill.engine.setup import build_engine
-from tokenmill.machine.forms import active_share
-from tokenmill.machine.sizes import size_text
-from tokenmill.weights.checkpoint import read_architecture
+from tokenmill.core.sizes import size_text
+from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.startup.assembly.setup import build_engine
+from tokenmill.startup.sizing.forms import active_share
 
 MIB = 1 << 20
 

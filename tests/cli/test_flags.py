@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.cli.flags import Given, build, check_names
 from tokenmill.cli.main import main
-from tokenmill.cli.parse import settings
 from tokenmill.cli.serve import make_parser, read_configs
-from tokenmill.config import EngineConfig, ServerConfig
+from tokenmill.config.configs import EngineConfig, ServerConfig
+from tokenmill.config.flags import Given, build, check_names
+from tokenmill.config.parse import settings
 from tokenmill.core.errors import InvalidConfig
 
 CONFIGS = (EngineConfig, ServerConfig)

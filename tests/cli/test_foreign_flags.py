@@ -6,8 +6,8 @@ import shlex
 import pytest
 
 from tokenmill.cli.serve import make_parser, read_configs
+from tokenmill.config.foreign_flags import foreign_flags
 from tokenmill.core.errors import InvalidConfig
-from tokenmill.foreign_flags import foreign_flags
 
 TABLE = foreign_flags()
 OURS = make_parser()._option_string_actions

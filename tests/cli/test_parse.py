@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from tokenmill.cli.parse import parse_size, settings
-from tokenmill.config import EngineConfig, ServerConfig
+from tokenmill.config.configs import EngineConfig, ServerConfig
+from tokenmill.config.parse import parse_size, settings
 from tokenmill.core.errors import InvalidConfig
 
 BY_NAME = {setting.name: setting for cls in (EngineConfig, ServerConfig) for setting in settings(cls)}

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tokenmill.cli.remote import RemoteModel, ServerRefused, events
+from tokenmill.llm.remote import RemoteModel, ServerRefused, events
 
 TEXTS = ["Hel", "lo \u2028\x85 wörld 🙂", "", "\r\n end"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.test_step_log import record_traffic
+from tests.engine.loop.test_step_log import record_traffic
 from tokenmill.cli.main import main
-from tokenmill.engine.step_log import StepLog, read_log
+from tokenmill.engine.loop.step_log import StepLog, read_log
 
 
 def test_an_honest_log_is_confirmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.integration.serving import serve
-from tests.server.running_server import free_port
+from tests.serving.server.running_server import free_port
 from tokenmill.cli.main import main
 
 SMALL = ("--num-pages", "96", "--max-num-seqs", "4")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.test_step_log import record_traffic
-from tests.simulate.test_step_model import noisy_steps
+from tests.engine.loop.test_step_log import record_traffic
+from tests.lab.simulate.test_step_model import noisy_steps
 from tokenmill.cli.main import main
 from tokenmill.demo import demo_model_path
-from tokenmill.engine.step_log import read_log
-from tokenmill.simulate.step_model import fit, read_step_model
+from tokenmill.engine.loop.step_log import read_log
+from tokenmill.lab.simulate.step_model import fit, read_step_model
 
 TRACE = "".join(
     json.dumps({"timestamp": 50 * i, "input_length": 40 + i, "output_length": 5, "hash_ids": [i % 3]}) + "\n"

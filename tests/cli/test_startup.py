@@ -10,7 +10,7 @@ import pytest
 
 from tokenmill.cli.startup import open_screen
 from tokenmill.cli.startup_report import base_url, bytes_text, chat_command, count_text, curl_command, facts
-from tokenmill.config import ServerConfig
+from tokenmill.config.configs import ServerConfig
 from tokenmill.core.engine_messages import EngineProgress, EngineReady
 
 READY = EngineReady(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.test_step_log import record_traffic
+from tests.engine.loop.test_step_log import record_traffic
 from tokenmill.cli.main import main
-from tokenmill.engine.step_log import read_log
+from tokenmill.engine.loop.step_log import read_log
 
 # Requests of the traffic that is recorded.
 ARRIVED = 32

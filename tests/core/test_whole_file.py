@@ -8,12 +8,12 @@ import threading
 import pytest
 
 from tests.full_disk import contents, room_for
-from tokenmill.cli.bench.samples import write_samples
-from tokenmill.config import EngineConfig, ServerConfig
+from tokenmill.config.configs import EngineConfig, ServerConfig
 from tokenmill.core.errors import DiskFull
 from tokenmill.core.whole_file import whole_file, write_whole
-from tokenmill.replicas.launch_file import LaunchFile
-from tokenmill.replicas.suspects import PAGE_BYTES, RunningPage, running_at_death
+from tokenmill.ipc.launch_file import LaunchFile
+from tokenmill.ipc.suspects import PAGE_BYTES, RunningPage, running_at_death
+from tokenmill.lab.bench.samples import write_samples
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.demo import demo_model_path
-from tokenmill.frontend.chat_template import load_chat_template
+from tokenmill.serving.frontend.chat_template import load_chat_template
 
 TOOL = {
     "type": "function",

@@ -129,7 +129,7 @@ def test_every_flag_of_serve_is_documented_and_no_other():
 def test_every_route_is_documented():
     from fastapi import FastAPI
 
-    from tokenmill.server import app as server_app
+    from tokenmill.serving.server import app as server_app
 
     class Anything:
         def __getattr__(self, name):
@@ -142,9 +142,9 @@ def test_every_route_is_documented():
 
 
 def test_every_field_is_documented():
-    from tokenmill.server.openai.chat import ChatBody
-    from tokenmill.server.openai.completions import TextBody
-    from tokenmill.server.openai.fields import UNSUPPORTED
+    from tokenmill.serving.server.openai.chat import ChatBody
+    from tokenmill.serving.server.openai.completions import TextBody
+    from tokenmill.serving.server.openai.fields import UNSUPPORTED
 
     plain = {"model", "messages", "prompt", "user", "metadata", "service_tier", "safety_identifier"}
     plain |= {"prompt_cache_key", "prompt_cache_retention", "tool_choice", "parallel_tool_calls", "reasoning_effort"}

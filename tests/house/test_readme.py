@@ -11,7 +11,7 @@ import pytest
 
 from tests.house.documents import Snippet, snippets
 from tests.house.newcomer import MARK, Terminal, clone, pip_calls
-from tests.server.running_server import free_port
+from tests.serving.server.running_server import free_port
 
 README = [snippet for snippet in snippets() if snippet.document == "README.md"]
 START_SECONDS = 90.0

@@ -51,8 +51,8 @@ def test_every_name_of_the_api_page_exists():
 
 
 def test_every_family_is_on_the_page_of_models():
-    from tokenmill.models.families import FAMILIES
-    from tokenmill.models.weight_names import LLAMA_NAMES
+    from tokenmill.model.models.families import FAMILIES
+    from tokenmill.model.models.weight_names import LLAMA_NAMES
 
     text = (DOCS / "models.md").read_text()
     for name, family in FAMILIES.items():

@@ -8,7 +8,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.integration.serving import MAX_MODEL_LEN, MODEL_NAME, TIGHT, serve
 from tests.seeding import rng  # noqa: F401
-from tests.server.running_server import RunningServer
+from tests.serving.server.running_server import RunningServer
 from tokenmill import LLM
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from tests.server.running_server import JSON, REPOSITORY, START_SECONDS, RunningServer, free_port
+from tests.serving.server.running_server import JSON, REPOSITORY, START_SECONDS, RunningServer, free_port
 
 MODEL_NAME = "tiny"
 MAX_MODEL_LEN = 256

@@ -12,9 +12,9 @@ import httpx
 import numpy as np
 
 from tests.integration.serving import MODEL_NAME, is_healthy, open_client
-from tests.server.running_server import RunningServer
-from tokenmill.server.openai.chat import ChatBody
-from tokenmill.server.openai.completions import TextBody
+from tests.serving.server.running_server import RunningServer
+from tokenmill.serving.server.openai.chat import ChatBody
+from tokenmill.serving.server.openai.completions import TextBody
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

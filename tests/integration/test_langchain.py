@@ -11,7 +11,7 @@ from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
 from tests.integration.serving import MODEL_NAME, serve
-from tests.server.running_server import RunningServer
+from tests.serving.server.running_server import RunningServer
 from tokenmill.demo import demo_model_path
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.integration.serving import Answer, complete, open_client, serve, stream
-from tests.server.running_server import RunningServer
+from tests.serving.server.running_server import RunningServer
 from tokenmill import LLM, SamplingParams
 
 NUM_CLIENTS = 64

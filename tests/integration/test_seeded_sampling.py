@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.integration.serving import Answer, complete, open_client
-from tests.server.running_server import RunningServer
+from tests.serving.server.running_server import RunningServer
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 1.0, "top_p": 1.0},

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.integration.serving import MODEL_NAME, complete, open_client
-from tests.server.running_server import RunningServer
+from tests.serving.server.running_server import RunningServer
 
 SCHEMA = {
     "type": "object",

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tests.integration.serving import MODEL_NAME, serve
-from tests.server.running_server import RunningServer
+from tests.serving.server.running_server import RunningServer
 from tokenmill.demo import demo_model_path
 
 WEATHER = {

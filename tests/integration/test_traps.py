@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.adapters.trained import make_adapter
 from tests.integration.serving import MODEL_NAME, serve
 from tests.ipc.traps import caught, lay_traps
-from tests.server.running_server import RunningServer
+from tests.model.adapters.trained import make_adapter
+from tests.serving.server.running_server import RunningServer
 from tests.vision_checkpoints import make_vision_checkpoint
 
 # As it is installed: `python -m` looks into the current folder before any code of ours can say no.

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tokenmill.ipc.log_lines import FORMAT_WITH_TIME, LineHandler, escaped, escaped_json
-from tokenmill.observe.event_log import EventLog
+from tokenmill.serving.observe.event_log import EventLog
 
 EVIL = "x\nERROR forged\r\x1b[31m\x00\x7f\x85\x9b2J\u2028\u2029\u202e\u2066"
 HARMLESS = "Grüße, 你好 🙂 \\n {}%s"

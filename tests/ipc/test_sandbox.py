@@ -19,7 +19,7 @@ import pytest
 
 from tests.ipc.sandbox_job import LIMITS, MODULE
 from tests.seeding import rng  # noqa: F401
-from tests.server.running_server import REPOSITORY, children_of, is_alive
+from tests.serving.server.running_server import REPOSITORY, children_of, is_alive
 from tokenmill.core.errors import Unavailable
 from tokenmill.ipc import sandbox as module
 from tokenmill.ipc.sandbox import Limits, Outcome, Sandbox

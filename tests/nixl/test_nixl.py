@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.server.split_servers import start_split
-from tests.server.streams import answers
-from tests.server.test_split import PARSERS, body_of, choices, computed_prompt, fresh_prompt, num_cached
-from tests.transfer.remote.pair import running_pair, same_pages, soon, storing, zero_pages
-from tokenmill.server.process.launch import ENGINE_MODULE
-from tokenmill.transfer.remote.channel import TransferError
-from tokenmill.transfer.remote.client import PageClient
-from tokenmill.transfer.remote.host_pages import HostPages
-from tokenmill.transfer.remote.messages import Handle
+from tests.engine.transfer.remote.pair import running_pair, same_pages, soon, storing, zero_pages
+from tests.serving.server.split_servers import start_split
+from tests.serving.server.streams import answers
+from tests.serving.server.test_split import PARSERS, body_of, choices, computed_prompt, fresh_prompt, num_cached
+from tokenmill.engine.transfer.remote.channel import TransferError
+from tokenmill.engine.transfer.remote.client import PageClient
+from tokenmill.engine.transfer.remote.host_pages import HostPages
+from tokenmill.engine.transfer.remote.messages import Handle
+from tokenmill.serving.server.process.launch import ENGINE_MODULE
 
 pytestmark = pytest.mark.skipif(
     not any(importlib.util.find_spec(name) for name in ("nixl", "nixl_cu12", "nixl_cu13")),
@@ -74,7 +74,7 @@ def test_a_producer_that_dies_costs_nothing_but_time(checkpoint, tmp_path):
 
 
 def test_pages_arrive_as_they_were_and_damage_is_found_out(tmp_path):
-    from tokenmill.transfer.remote.nixl_plane import NixlAgent, NixlReceiver, NixlSender
+    from tokenmill.engine.transfer.remote.nixl_plane import NixlAgent, NixlReceiver, NixlSender
 
     rng, handle = np.random.default_rng(7), Handle("engine-1", "r", "n")
     agents = NixlAgent(), NixlAgent()

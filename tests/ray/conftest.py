@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.ray.fleet import Fleet
-from tests.server.running_server import free_port
+from tests.serving.server.running_server import free_port
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 

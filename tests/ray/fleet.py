@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import yaml
 
-from tests.server.running_server import REPOSITORY
+from tests.serving.server.running_server import REPOSITORY
 
 APP, DEPLOYMENT = "tokenmill", "TokenMill"
 WAIT_SECONDS = 120.0

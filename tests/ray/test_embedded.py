@@ -15,10 +15,10 @@ import pytest
 from fastapi import FastAPI
 
 from tests.ray.fleet import until
-from tests.server.running_server import children_of, is_alive
-from tokenmill.config import EngineConfig, ServerConfig
+from tests.serving.server.running_server import children_of, is_alive
+from tokenmill.config.configs import EngineConfig, ServerConfig
 from tokenmill.core.errors import EngineDead, TokenMillError
-from tokenmill.server.process.launch import prepared
+from tokenmill.serving.server.process.launch import prepared
 
 ENGINE = EngineConfig(num_pages=64, max_num_seqs=4, max_model_len=256)
 
@@ -34,12 +34,16 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def engines() -> list[int]:
-    return [pid for pid, command in children_of(os.getpid()).items() if "tokenmill.engine.process" in command]
+    return [
+        pid
+        for pid, command in children_of(os.getpid()).items()
+        if "tokenmill.startup.assembly.engine_process" in command
+    ]
 
 
 @contextlib.asynccontextmanager
 async def embedded(**server) -> AsyncIterator[tuple]:
-    from tokenmill.ray.embedded import EmbeddedServer
+    from tokenmill.serving.ray.embedded import EmbeddedServer
 
     inner = EmbeddedServer(prepared(ENGINE, ServerConfig(**server)))
     app = await inner.begin()
@@ -88,7 +92,7 @@ def test_a_replica_whose_engine_is_not_started_again_says_so() -> None:
 
 
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:
-    from tokenmill.ray.embedded import EmbeddedServer
+    from tokenmill.serving.ray.embedded import EmbeddedServer
 
     (tmp_path / "config.json").write_text("{}")
 
@@ -103,6 +107,6 @@ def test_what_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 async def _make(engine: EngineConfig, server: ServerConfig) -> object:
-    from tokenmill.ray.embedded import EmbeddedServer
+    from tokenmill.serving.ray.embedded import EmbeddedServer
 
     return EmbeddedServer(prepared(engine, server))

@@ -111,7 +111,7 @@ def test_open_requests_bring_another_replica(fleet: Fleet) -> None:
 
 
 def test_autoscaling_aims_at_four_fifths_of_the_rows() -> None:
-    from tokenmill.ray import build_app
+    from tokenmill.serving.ray import build_app
 
     app = build_app({"max_replicas": 3, "max-num-seqs": 10, "num_cpus": "2"})
     config = app._bound_deployment._deployment_config
@@ -122,7 +122,7 @@ def test_autoscaling_aims_at_four_fifths_of_the_rows() -> None:
 
 def test_what_cannot_be_served_is_refused_before_a_replica_starts() -> None:
     from tokenmill.core.errors import InvalidConfig
-    from tokenmill.ray import build_app
+    from tokenmill.serving.ray import build_app
 
     for args, word in (
         ({"port": 8001}, "port"),

@@ -18,9 +18,9 @@ import httpx
 import msgspec
 import pytest
 
-from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
-from tests.server.running_server import JSON, RunningServer, free_port, start_server
-from tokenmill.config import EngineConfig
+from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tests.serving.server.running_server import JSON, RunningServer, free_port, start_server
+from tokenmill.config.configs import EngineConfig
 
 ROUTER = Path(os.environ.get("VLLM_ROUTER") or Path(sys.prefix, "routers", "bin", "vllm-router"))
 NUM_REQUESTS = 32

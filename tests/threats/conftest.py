@@ -1,11 +1,11 @@
 import pytest
 
-from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
 from tests.seeding import rng  # noqa: F401 - a fixture
-from tests.server.running_proxy import start_proxy
-from tests.server.running_server import start_server
+from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tests.serving.server.running_proxy import start_proxy
+from tests.serving.server.running_server import start_server
 from tests.threats.bystander import Bystander
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 
 KEYS = ("key-of-one-tenant", "key-of-another")
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.checkpoints import make_checkpoint
-from tests.server.running_server import RunningServer, start_server
+from tests.serving.server.running_server import RunningServer, start_server
 from tests.threats.odd_bodies import MIB, OddRequest, OddRequests
-from tokenmill.config import EngineConfig
-from tokenmill.replicas.starter import ENGINE_MODULE
+from tokenmill.config.configs import EngineConfig
+from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
 # The first never ends, the others stop an engine, start one, or wait for all of them.
 LEFT_OUT = frozenset({"/live", "/pause", "/health_generate", "/engines/add", "/update_weights_from_disk"})

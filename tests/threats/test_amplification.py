@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.integration.serving import serve
-from tests.server.running_server import start_server
+from tests.serving.server.running_server import start_server
 from tests.threats.bystander import Bystander
 from tests.threats.conftest import KEYS
 from tests.threats.raw_http import ask, connect, read_all, status
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 from tokenmill.demo import demo_model_path
 
 KEY = f"Authorization: Bearer {KEYS[0]}"

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.server.running_proxy import start_proxy
-from tests.server.running_server import start_server
+from tests.serving.server.running_proxy import start_proxy
+from tests.serving.server.running_server import start_server
 from tests.threats.conftest import KEYS
 from tests.threats.raw_http import ask, exchange, status
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 
 FRIEND = "https://friend.example"
 JSON = "Content-Type: application/json"

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 
 from tests.threats.raw_http import ask, status
-from tokenmill.server.http.page import page_routes
+from tokenmill.serving.server.http.page import page_routes
 
 OPEN = {"/health", "/ping", "/version"} | set(page_routes())
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT")

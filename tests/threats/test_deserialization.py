@@ -4,10 +4,10 @@ import zmq
 
 from tests.checkpoints import make_checkpoint
 from tests.ipc.test_channels import NO_MESSAGES
-from tests.server.running_server import start_server
+from tests.serving.server.running_server import start_server
 from tests.threats.bystander import Bystander
-from tokenmill.config import EngineConfig
-from tokenmill.replicas.starter import ENGINE_MODULE
+from tokenmill.config.configs import EngineConfig
+from tokenmill.serving.replicas.starter import ENGINE_MODULE
 
 # The name of each, and its label in the metrics: a single engine has no number there.
 INBOXES = {"api": "api", "engine-0": "engine", "worker-0": "worker-0", "worker-1": "worker-1"}

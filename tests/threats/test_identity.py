@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from tests.server.running_server import start_server
+from tests.serving.server.running_server import start_server
 from tests.threats.bystander import BODY
 from tests.threats.conftest import KEYS
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 
 LABEL = BODY["request_id"]
 

@@ -8,10 +8,10 @@ import threading
 import httpx
 import pytest
 
-from tests.server.test_app import make_app
-from tokenmill.server.http import body as body_module
-from tokenmill.server.http.body_threads import INLINE_BYTES
-from tokenmill.server.operators.admin import MAX_ABORTS
+from tests.serving.server.test_app import make_app
+from tokenmill.serving.server.http import body as body_module
+from tokenmill.serving.server.http.body_threads import INLINE_BYTES
+from tokenmill.serving.server.operators.admin import MAX_ABORTS
 
 USER = {"role": "user", "content": "x"}
 FUNCTION = {"type": "function", "function": {"name": "f", "arguments": "{}", "parameters": {}}}
@@ -110,7 +110,7 @@ def test_no_long_body_is_decoded_or_looked_through_by_the_loop(monkeypatch):
 )
 def test_no_long_conversation_is_normalized_by_the_loop(monkeypatch, path, body):
     found = []
-    normalize = "tokenmill.server.generation.call.normalize_messages"
+    normalize = "tokenmill.serving.server.generation.call.normalize_messages"
     monkeypatch.setattr(normalize, lambda given: (found.append(threading.current_thread()), given)[1])
     assert post(make_app(), path, json.dumps(body)).status_code == 408
     assert found

@@ -8,13 +8,13 @@ import re
 
 import pytest
 
-from tests.server.test_app import make_app, request
+from tests.serving.server.test_app import make_app, request
 from tests.threats.conftest import KEYS
 from tests.threats.raw_http import ask, exchange, status
-from tokenmill.config import EngineConfig, ServerConfig
+from tokenmill.config.configs import EngineConfig, ServerConfig
 from tokenmill.core.errors import Conflict, EngineDead, InvalidCheckpoint, InvalidRequest
-from tokenmill.server.http.errors import anthropic_body, error_body
-from tokenmill.server.operators.admin import public_settings
+from tokenmill.serving.server.http.errors import anthropic_body, error_body
+from tokenmill.serving.server.operators.admin import public_settings
 
 # A path of this machine, an object's address, a line of a traceback, a module or an exception of ours.
 LEAKS = re.compile(

@@ -5,10 +5,10 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.server.running_server import start_server
+from tests.serving.server.running_server import start_server
 from tests.threats.conftest import KEYS
 from tests.threats.raw_http import ask, status
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 
 # Digits to `str.isdigit`, to `int`, to neither; too many for `int`; bytes that are no UTF-8.
 ODD = ["²", "٣", "൪", "①", "१२", "-0", "+1", "1_0", " 1", "1e3", "0x1", "\0", "..", "%", "\ud800", "é" * 300, "'; --"]

@@ -12,11 +12,11 @@ import re
 import httpx
 import pytest
 
-from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
-from tests.server.running_server import start_server
-from tests.server.test_app import all_routes, make_app
+from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tests.serving.server.running_server import start_server
+from tests.serving.server.test_app import all_routes, make_app
 from tests.threats.conftest import KEYS
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 
 # What is the server's, and the same for all that may use it; see docs/serving.md.
 EVERYBODYS = {

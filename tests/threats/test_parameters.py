@@ -13,12 +13,12 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.integration.serving import MODEL_NAME, TIGHT, is_healthy, open_client, serve
 from tests.integration.test_bystander import VALUES, throw
-from tokenmill.server.anthropic.body import MessagesBody
-from tokenmill.server.generation.tokens import DetokenizeBody, TokenizeBody
-from tokenmill.server.openai.embeddings import EmbeddingBody
-from tokenmill.server.openai.responses_body import ResponsesBody
-from tokenmill.server.operators.admin import AbortBody
-from tokenmill.server.sglang.generate import NativeBody, NativeSampling
+from tokenmill.serving.server.anthropic.body import MessagesBody
+from tokenmill.serving.server.generation.tokens import DetokenizeBody, TokenizeBody
+from tokenmill.serving.server.openai.embeddings import EmbeddingBody
+from tokenmill.serving.server.openai.responses_body import ResponsesBody
+from tokenmill.serving.server.operators.admin import AbortBody
+from tokenmill.serving.server.sglang.generate import NativeBody, NativeSampling
 
 MESSAGES = [{"role": "user", "content": "x"}]
 SHORT = {"max_new_tokens": 1}

@@ -13,13 +13,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
-from tests.server.running_proxy import start_proxy
-from tests.server.running_server import start_server
+from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tests.serving.server.running_proxy import start_proxy
+from tests.serving.server.running_server import start_server
 from tests.threats.bystander import Bystander
 from tests.threats.conftest import KEYS
 from tests.threats.raw_http import ask, connect, read_all, status
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 
 KEY = f"Authorization: Bearer {KEYS[0]}"
 POST = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{KEY}\r\n"

@@ -74,11 +74,11 @@ def test_a_job_that_takes_too_long_is_killed_and_the_next_one_runs(tmp_path: Pat
 @pytest.mark.parametrize(
     "line",
     [
-        "tests/kernels/test_triton_heads.py::test_a_head[1-2] PASSED                    [ 10%]",
-        "[gw3] [ 10%] PASSED tests/kernels/test_triton_heads.py::test_a_head[1-2] ",
-        "tests/kernels/test_triton_heads.py::test_a_head[1-2] FAILED                    [ 10%]",
-        "tests/kernels/test_triton_heads.py::test_a_head[1-2] ",
-        "FAILED tests/kernels/test_triton_heads.py::test_a_head[1-2] - assert 1 == 2",
+        "tests/model/kernels/test_triton_heads.py::test_a_head[1-2] PASSED                    [ 10%]",
+        "[gw3] [ 10%] PASSED tests/model/kernels/test_triton_heads.py::test_a_head[1-2] ",
+        "tests/model/kernels/test_triton_heads.py::test_a_head[1-2] FAILED                    [ 10%]",
+        "tests/model/kernels/test_triton_heads.py::test_a_head[1-2] ",
+        "FAILED tests/model/kernels/test_triton_heads.py::test_a_head[1-2] - assert 1 == 2",
         "collected 3 items",
     ],
 )

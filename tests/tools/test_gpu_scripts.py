@@ -66,7 +66,7 @@ def test_cases_near_the_engines_own_come_first() -> None:
 
 
 def test_a_case_overrides_what_the_engine_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenmill.kernels.triton import attention
+    from tokenmill.model.kernels.triton import attention
 
     launched = []
 

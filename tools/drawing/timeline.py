@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tools.drawing.svg import ACCENT, CACHED, DECODE, INK, PALE, PROMPT, Sheet
 
-from tokenmill.engine.step_log import Added, StepRecord, read_log
+from tokenmill.engine.loop.step_log import Added, StepRecord, read_log
 
 LEFT, TOP, LANE, BAR = 92, 58, 26, 90
 

@@ -20,9 +20,9 @@ from tools.gpu.transformers_batching import Work, measure
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.plan import AdmittedRequest, StepPlan
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.engine import Engine
-from tokenmill.models.architecture import Architecture
-from tokenmill.weights.checkpoint import read_architecture
+from tokenmill.engine.loop.engine import Engine
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.weights.checkpoint import read_architecture
 
 MODELS = {"tiny": TINY, "Qwen3-0.6B": QWEN3_0_6B, "Qwen3-14B": QWEN3_14B}
 BATCHES, CONTEXTS = (1, 8, 64, 256), (1024, 8192)

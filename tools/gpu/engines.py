@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.messages import AddRequest
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.setup import BuiltEngine, build_engine
+from tokenmill.engine.loop.engine import Engine
+from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tokenmill.kernels.torch_kernels import TorchKernels
-from tokenmill.models.decoder import Decoder
-from tokenmill.weights.checkpoint import read_architecture
+from tokenmill.model.kernels.torch_kernels import TorchKernels
+from tokenmill.model.models.decoder import Decoder
+from tokenmill.model.weights.checkpoint import read_architecture
 
 _COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e6, "attention_bias": False, "bos_token_id": None}
 

@@ -47,8 +47,8 @@ def compare(what: str, shape: tuple[int, int, int], platform: Any) -> Iterator[R
     Args:
         shape: tokens, outputs, inputs.
     """
-    from tokenmill.kernels.triton.fp8 import RoundedRows, quantize_rows
-    from tokenmill.kernels.triton.kernels import TritonFp8Weight
+    from tokenmill.model.kernels.triton.fp8 import RoundedRows, quantize_rows
+    from tokenmill.model.kernels.triton.kernels import TritonFp8Weight
 
     tokens, out_size, in_size = shape
     device = platform.device

@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "kernels"
 # `--confcutdir` keeps away what the whole suite needs besides pytest.
-OPTIONS = ("-v", "--tb=short", "-p", "no:cacheprovider", "-o", "addopts=", "--confcutdir=tests/kernels")
+OPTIONS = ("-v", "--tb=short", "-p", "no:cacheprovider", "-o", "addopts=", "--confcutdir=tests/model/kernels")
 TEST_SECONDS = 120
 # A line of `pytest -v`, alone or of one of xdist's workers.
 _WORD = "PASSED|FAILED|ERROR|SKIPPED"
@@ -41,7 +41,7 @@ def check_kernels(device: str) -> Iterator[dict[str, Any]]:
         command += ["-n", str(min(12, os.cpu_count() or 1))]
     if importlib.util.find_spec("pytest_timeout") is not None:
         command += [f"--timeout={TEST_SECONDS}"]
-    command += [f"tests/kernels/{name}" for name in files_for(device)]
+    command += [f"tests/model/kernels/{name}" for name in files_for(device)]
     counts: dict[str, Counter[str]] = {name: Counter() for name in files_for(device)}
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -12,7 +12,7 @@ from tools.gpu.benchmarks import Rates
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from tokenmill.models.architecture import Architecture
+from tokenmill.model.architecture.architecture import Architecture
 
 Row = dict[str, Any]
 Call = tuple[str, float]

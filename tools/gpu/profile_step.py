@@ -28,11 +28,11 @@ from tools.gpu.machine import copy_rate, device_seconds, make_platform, matmul_r
 from tools.gpu.rows import Rows, guarded, parse
 
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.setup import BuiltEngine
-from tokenmill.runner.model_runner import ModelRunner
-from tokenmill.sampling.draws import RECORD, describe, pack
-from tokenmill.weights.checkpoint import read_architecture
+from tokenmill.engine.loop.engine import Engine
+from tokenmill.engine.runner.model_runner import ModelRunner
+from tokenmill.model.sampling.draws import RECORD, describe, pack
+from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.startup.assembly.setup import BuiltEngine
 
 SAMPLERS = {
     "greedy": SamplingParams(temperature=0.0),
@@ -172,7 +172,7 @@ def replay_of(runner: ModelRunner, batch: int) -> Callable[[], object]:
 
 def sampler_rows(batch: int, vocab_size: int, platform: Any) -> Iterator[Row]:
     """The sampler alone, on logits of an even spread."""
-    from tokenmill.sampling import triton_draw
+    from tokenmill.model.sampling import triton_draw
 
     logits = 3 * torch.randn(batch, vocab_size, device=platform.device)
     for name, params in SAMPLERS.items():

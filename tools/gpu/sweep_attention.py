@@ -28,11 +28,11 @@ import torch
 from tools.gpu.machine import device_seconds, make_platform
 from tools.gpu.rows import Row, Rows, guarded, parse
 
-from tokenmill.attention.batch import DeviceLens
-from tokenmill.attention.protocol import AttentionLayer, AttentionSpec
+from tokenmill.model.attention.batch import DeviceLens
+from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
 
 if TYPE_CHECKING:
-    from tokenmill.attention.paged import Requests
+    from tokenmill.model.attention.paged import Requests
 
 NUM_BEST = 5
 PAGE_SIZE, LARGEST_PAGE = 16, 256
@@ -191,7 +191,7 @@ class AttentionBench:
         yield row | {"difference": difference, "passed": difference < LARGEST_DIFFERENCE}
 
     def _paged(self, page_size: int) -> tuple[tuple[torch.Tensor, torch.Tensor], Requests]:
-        from tokenmill.attention.paged import Requests
+        from tokenmill.model.attention.paged import Requests
 
         shape, device = self._shape, self._q.device
         pages = self._kv.view(2, -1, page_size, *self._kv.shape[2:])
@@ -210,7 +210,7 @@ class AttentionBench:
 
 def implementation_of(shape: Shape, platform: Any) -> Any:
     """The engine's attention to decodes, or to prompts."""
-    from tokenmill.attention.backends.triton import TritonDecodes, TritonPrompts
+    from tokenmill.model.attention.backends.triton import TritonDecodes, TritonPrompts
 
     spec = AttentionSpec(1, shape.num_heads, shape.num_kv_heads, shape.head_dim)
     return TritonPrompts() if shape.is_prompt else TritonDecodes(spec, platform.num_units(), platform.device)
@@ -219,7 +219,7 @@ def implementation_of(shape: Shape, platform: Any) -> Any:
 @contextmanager
 def overriding(case: Case | None) -> Iterator[None]:
     """Launch the attention kernel by a case's parameters; what else it takes is the engine's to choose."""
-    from tokenmill.kernels.triton import attention
+    from tokenmill.model.kernels.triton import attention
 
     kernel, rows = attention._attend, attention.PROMPT_ROWS
     if case is not None:

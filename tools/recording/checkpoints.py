@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 from tests.checkpoints import make_checkpoint
-from tests.weights.gguf_writer import write_gguf
-from tests.weights.quantized_layouts import CASES, quantize
+from tests.model.weights.gguf_writer import write_gguf
+from tests.model.weights.quantized_layouts import CASES, quantize
 
 SEED = 14
 # Heads of 16 so that the native attention takes them; rows of 64 so that every quantization's groups fit.

@@ -14,18 +14,18 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.batches.lines import BatchLine
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.messages import TextOutput
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.llm.outputs import CompletionOutput, RequestOutput
-from tokenmill.server.generation.fields import Int32, TokenId, sampling_params
-from tokenmill.server.generation.writer import UsageCounter
-from tokenmill.server.openai.chat_choices import CHAT, ChatChoices
-from tokenmill.server.openai.chunks import PromptShown, ReplyHead, document
-from tokenmill.server.openai.completions import TEXT, TextChoices
-from tokenmill.server.openai.fields import GenerationFields, given, refuse_unsupported
+from tokenmill.serving.batches.lines import BatchLine
+from tokenmill.serving.server.generation.fields import Int32, TokenId, sampling_params
+from tokenmill.serving.server.generation.writer import UsageCounter
+from tokenmill.serving.server.openai.chat_choices import CHAT, ChatChoices
+from tokenmill.serving.server.openai.chunks import PromptShown, ReplyHead, document
+from tokenmill.serving.server.openai.completions import TEXT, TextChoices
+from tokenmill.serving.server.openai.fields import GenerationFields, given, refuse_unsupported
 
 # What /v1/completions gives where a body says nothing.
 BATCH_TEXT_MAX_TOKENS = 16

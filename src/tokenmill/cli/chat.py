@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from tokenmill.cli.model_access import add_access_flags, harmless, open_access, write_delta
-from tokenmill.cli.model_protocol import Messages, ModelAccess
-from tokenmill.cli.parser import Parser
 from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
+from tokenmill.config.parser import Parser
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.names import did_you_mean
 from tokenmill.core.whole_file import removed_on_failure
+from tokenmill.llm.model_protocol import Messages, ModelAccess
 
 # Colours of a prompt are marked for readline, which must not count them as characters.
 PROMPT = "\001\033[1;36m\002you> \001\033[0m\002"

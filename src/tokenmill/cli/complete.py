@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from tokenmill.cli.model_access import add_access_flags, open_access, write_delta
-from tokenmill.cli.parser import Parser
 from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
+from tokenmill.config.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tokenmill.cli.bench import KINDS
-from tokenmill.cli.parser import Parser
+from tokenmill.config.parser import Parser
+from tokenmill.lab.bench import KINDS
 
 # Verbs whose next word is one of these.
 WORDS = {"bench": KINDS, "completion": {"bash": "", "zsh": "", "fish": ""}}

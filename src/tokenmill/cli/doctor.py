@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenmill.cli.parser import Parser
+from tokenmill.config.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:
     """Print the findings; 0 if all is well, 1 with the mend if something is wrong."""
     make_parser().parse(arguments)
     try:
-        from tokenmill.machine.doctor import doctor
+        from tokenmill.startup.machine.doctor import doctor
     except ImportError as error:
         print(f"!! a package cannot be imported: {error}\n   mend: install TokenMill again, with what it needs")
         return 1

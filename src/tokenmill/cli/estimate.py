@@ -6,10 +6,10 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_names, read_given
-from tokenmill.cli.parse import parse_size
-from tokenmill.cli.parser import Parser
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
+from tokenmill.config.flags import add_config_file_flag, add_flags, build, check_names, read_given
+from tokenmill.config.parse import parse_size
+from tokenmill.config.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     if namespace.positional_model is not None:
         config = dataclasses.replace(config, model=namespace.positional_model)
     memory, bandwidth = (parse_size(text) if text else None for text in (namespace.memory, namespace.bandwidth))
-    from tokenmill.machine.estimate import Target, estimate
+    from tokenmill.startup.sizing.estimate import Target, estimate
 
     print(estimate(config.resolve(), Target(memory, bandwidth)))
     return 0

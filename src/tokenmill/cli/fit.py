@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenmill.cli.parser import Parser
+from tokenmill.config.parser import Parser
 from tokenmill.core.errors import TokenMillError
 from tokenmill.core.whole_file import write_whole
 
@@ -29,8 +29,8 @@ def write_model(logs: Sequence[Path], output: Path) -> None:
     """
     import msgspec
 
-    from tokenmill.engine.step_log import read_log
-    from tokenmill.simulate.step_model import describe, fit, recorded_steps
+    from tokenmill.engine.loop.step_log import read_log
+    from tokenmill.lab.simulate.step_model import describe, fit, recorded_steps
 
     steps = []
     for log in logs:

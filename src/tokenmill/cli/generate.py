@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.batches.lines import numbered_lines
-from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_names, read_given
-from tokenmill.cli.parser import Parser
 from tokenmill.cli.sampling_flags import add_sampling_flags, sampling_fields
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
+from tokenmill.config.flags import add_config_file_flag, add_flags, build, check_names, read_given
+from tokenmill.config.parser import Parser
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
+from tokenmill.serving.batches.lines import numbered_lines
 
 if TYPE_CHECKING:
     from tokenmill.cli.batch_io import Job
@@ -98,8 +98,8 @@ def _answer_all(source: Path, log: OutputLog, config: EngineConfig, fields: dict
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from tokenmill.cli.local import load_llm
-    from tokenmill.model_files import default_sampling
+    from tokenmill.config.model_files import default_sampling
+    from tokenmill.llm.local import load_llm
 
     with load_llm(config) as llm:
         defaults = {**default_sampling(Path(llm.info.model)), **fields}

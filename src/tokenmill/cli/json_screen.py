@@ -10,13 +10,13 @@ from typing import IO
 import msgspec
 
 from tokenmill.cli.startup_report import base_url, open_to_all
-from tokenmill.config import ServerConfig
+from tokenmill.config.configs import ServerConfig
 from tokenmill.core.engine_messages import EngineProgress, EngineReady
-from tokenmill.observe.event_log import EventLog
+from tokenmill.serving.observe.event_log import EventLog
 
 
 class JsonScreen:
-    """See `tokenmill.server.process.screen.Screen`. What is no object yet, such as a library's warning, becomes one."""
+    """See `tokenmill.serving.server.process.screen.Screen`. What is no object yet, such as a library's warning, becomes one."""
 
     def __init__(self, stream: IO[str], server: ServerConfig) -> None:
         self._write: Callable[[str], None] = lambda line: print(line, file=stream, flush=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenmill.cli.parser import Parser
 from tokenmill.cli.pull import add_cache_flag
+from tokenmill.config.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:
     """Print a line for each; returns 0."""
     namespace = make_parser().parse(arguments)
-    from tokenmill.machine.hub_cache import cache_folder, listing
+    from tokenmill.model.weights.hub_cache import cache_folder, listing
 
     print(listing(cache_folder(namespace.download_dir)))
     return 0

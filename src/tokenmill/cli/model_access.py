@@ -7,12 +7,12 @@ import os
 import unicodedata
 from typing import IO, TYPE_CHECKING
 
-from tokenmill.cli.model_protocol import ModelAccess
-from tokenmill.cli.parser import Parser
-from tokenmill.config import DEFAULT_PORT
+from tokenmill.config.configs import DEFAULT_PORT
+from tokenmill.config.parser import Parser
+from tokenmill.llm.model_protocol import ModelAccess
 
 if TYPE_CHECKING:
-    from tokenmill.cli.remote import RemoteModel
+    from tokenmill.llm.remote import RemoteModel
 
 
 def add_access_flags(parser: Parser) -> None:
@@ -46,7 +46,7 @@ def connect(namespace: argparse.Namespace, model: str | None = None) -> RemoteMo
     Raises:
         ServerRefused: the certificates cannot be read.
     """
-    from tokenmill.cli.remote import RemoteModel
+    from tokenmill.llm.remote import RemoteModel
 
     # A server takes several keys from the same variable; any of them will do.
     key = namespace.api_key or os.environ.get("TOKENMILL_API_KEY", "").split(",")[0] or None
@@ -60,7 +60,7 @@ def open_access(namespace: argparse.Namespace) -> ModelAccess:
         TokenMillError: the model cannot be loaded.
     """
     if namespace.local is not None:
-        from tokenmill.cli.local import LocalModel
+        from tokenmill.llm.local import LocalModel
 
         return LocalModel(namespace.local)
     return connect(namespace, namespace.model)

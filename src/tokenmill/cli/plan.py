@@ -7,14 +7,14 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tokenmill.cli.bench.plot import Line, Panel, check_plot, draw
-from tokenmill.cli.bench.workload import at_least
-from tokenmill.cli.parser import Parser
 from tokenmill.cli.simulation_flags import add_simulation_flags, make_simulation, policies_of, read_arrivals
+from tokenmill.config.parser import Parser
 from tokenmill.core.errors import InvalidConfig, TokenMillError
+from tokenmill.lab.bench.plot import Line, Panel, check_plot, draw
+from tokenmill.lab.bench.workload import at_least
 
 if TYPE_CHECKING:
-    from tokenmill.simulate.capacity import Limit, Trial
+    from tokenmill.lab.simulate.capacity import Limit, Trial
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
     namespace = make_parser().parse(arguments)
     check_plot(namespace.plot)
     at_least("--most-engines", namespace.most_engines, 1)
-    from tokenmill.simulate.capacity import fewest_engines, most_load, parse_limits, trials_table
+    from tokenmill.lab.simulate.capacity import fewest_engines, most_load, parse_limits, trials_table
 
     limits = parse_limits(namespace.slo)
     if any(len(names) > 1 for names in policies_of(namespace).values()):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from tokenmill.cli.flags import Given, add_flags, build
-from tokenmill.cli.parser import Parser, positive
-from tokenmill.config import ServerConfig
+from tokenmill.config.configs import ServerConfig
+from tokenmill.config.flags import Given, add_flags, build
+from tokenmill.config.parser import Parser, positive
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.ipc.standard_streams import lossy
 
@@ -39,8 +39,8 @@ def run(arguments: Sequence[str]) -> int:
         if not url.startswith(("http://", "https://")):
             raise InvalidConfig(f"a server is http://HOST:PORT or https://HOST:PORT, not {url!r}")
     config = build(ServerConfig, Given(vars(namespace), os.environ)).resolve()
-    from tokenmill.proxy.process import serve
-    from tokenmill.proxy.servers import Servers
+    from tokenmill.serving.proxy.process import serve
+    from tokenmill.serving.proxy.servers import Servers
 
     with lossy("stdout", "stderr"):
         return serve(Servers(namespace.prefill), Servers(namespace.decode), config, namespace.prefill_timeout)

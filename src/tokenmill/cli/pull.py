@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from tokenmill.cli.parser import Parser
+from tokenmill.config.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -18,8 +18,8 @@ def run(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from tokenmill.machine.hub_cache import cache_folder
-    from tokenmill.machine.hub_pull import pull
+    from tokenmill.model.weights.hub_cache import cache_folder
+    from tokenmill.model.weights.hub_pull import pull
 
     columns = BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()
     console = Console(stderr=True)

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tokenmill.cli.parser import Parser
+from tokenmill.config.parser import Parser
 
 # Flag and field of the scheduler's config.
 POLICIES = {"--policy": "policy", "--batch-policy": "batch_policy", "--admission": "admission"}
@@ -22,12 +22,12 @@ def run(arguments: Sequence[str]) -> int:
     """
     namespace = make_parser().parse(arguments)
     if others := list(_others(namespace)):
-        from tokenmill.simulate.policies import compare
-        from tokenmill.simulate.report import table
+        from tokenmill.lab.simulate.policies import compare
+        from tokenmill.lab.simulate.report import table
 
         print(table(compare(namespace.file, others)))
         return 0
-    from tokenmill.simulate.replay import replay
+    from tokenmill.lab.simulate.replay import replay
 
     outcome = replay(namespace.file)
     if outcome.difference is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenmill.cli.parser import Parser
 from tokenmill.cli.pull import add_cache_flag
+from tokenmill.config.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -15,8 +15,8 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: a model is not in the cache, then nothing is deleted, or a file cannot be.
     """
     namespace = make_parser().parse(arguments)
-    from tokenmill.machine.hub_cache import cache_folder, remove
-    from tokenmill.machine.sizes import size_text
+    from tokenmill.core.sizes import size_text
+    from tokenmill.model.weights.hub_cache import cache_folder, remove
 
     print(f"{size_text(remove(cache_folder(namespace.download_dir), namespace.models))} freed")
     return 0

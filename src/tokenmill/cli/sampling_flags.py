@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from tokenmill.cli.parser import Parser
+from tokenmill.config.parser import Parser
 from tokenmill.core.sampling_params import SamplingParams
 
 # Name, type and help of each parameter that has a description.

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_names, read_given
-from tokenmill.cli.parser import Parser
-from tokenmill.config import EngineConfig, ServerConfig
+from tokenmill.config.configs import EngineConfig, ServerConfig
+from tokenmill.config.flags import add_config_file_flag, add_flags, build, check_names, read_given
+from tokenmill.config.parser import Parser
 
-NODE_MODULE = "tokenmill.parallel.pipeline.node"
+NODE_MODULE = "tokenmill.startup.ranks.node"
 """What all machines run but the one that serves."""
 
 
@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
 
         become_python(["-m", NODE_MODULE, *given])
     from tokenmill.cli.startup import open_screen
-    from tokenmill.server.process import launch
+    from tokenmill.serving.server.process import launch
 
     server = dataclasses.replace(server, served_model_name=launch.served_names(engine, server))
     return launch.run(engine, server, lambda: open_screen(sys.stderr, server))

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenmill.cli.parser import Parser
 from tokenmill.cli.simulation_flags import (
     add_simulation_flags,
     check_plain,
@@ -14,6 +13,7 @@ from tokenmill.cli.simulation_flags import (
     policies_of,
     read_arrivals,
 )
+from tokenmill.config.parser import Parser
 from tokenmill.core.errors import InvalidConfig
 
 RECORDED = "recorded"
@@ -26,8 +26,8 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: a trace, a model or a step model that cannot be read, or a flag that cannot be simulated.
     """
     namespace = make_parser().parse(arguments)
-    from tokenmill.simulate.lives import side_by_side
-    from tokenmill.simulate.simulation import each_policy, run_recorded
+    from tokenmill.lab.simulate.lives import side_by_side
+    from tokenmill.lab.simulate.simulation import each_policy, run_recorded
 
     if namespace.step_model == RECORDED:
         check_plain(namespace)

@@ -9,22 +9,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmill.cli.bench.workload import (
+from tokenmill.config.configs import EngineConfig, ServerConfig
+from tokenmill.config.flags import add_config_file_flag, add_flags, build, check_names, read_given
+from tokenmill.config.parse import settings
+from tokenmill.config.parser import Parser, finite
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.lab.bench.workload import (
     PROFILES,
     arrival_times,
     at_least,
     find_profile,
     read_scale,
 )
-from tokenmill.cli.flags import add_config_file_flag, add_flags, build, check_names, read_given
-from tokenmill.cli.parse import settings
-from tokenmill.cli.parser import Parser, finite
-from tokenmill.config import EngineConfig, ServerConfig
-from tokenmill.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from tokenmill.simulate.simulation import Simulation
-    from tokenmill.simulate.traces import Arrival
+    from tokenmill.lab.simulate.simulation import Simulation
+    from tokenmill.lab.simulate.traces import Arrival
 
 # Flag and field of the scheduler's config; these take several names, with commas between them.
 POLICIES = {"--policy": "policy", "--batch-policy": "batch_policy", "--admission": "admission"}
@@ -68,8 +68,8 @@ def make_simulation(namespace: argparse.Namespace) -> Simulation:
     Raises:
         TokenMillError: a model or step model that cannot be read, or a flag that cannot be simulated.
     """
-    from tokenmill.simulate.simulation import Simulation, header_of
-    from tokenmill.simulate.step_model import read_step_model
+    from tokenmill.lab.simulate.simulation import Simulation, header_of
+    from tokenmill.lab.simulate.step_model import read_step_model
 
     given = read_given(namespace, os.environ)
     check_names(given, (EngineConfig, ServerConfig))
@@ -100,7 +100,7 @@ def read_arrivals(namespace: argparse.Namespace, vocab_size: int) -> list[Arriva
         TokenMillError: see `read_trace`.
         InvalidConfig: naming the flag.
     """
-    from tokenmill.simulate.traces import TraceOptions, read_trace
+    from tokenmill.lab.simulate.traces import TraceOptions, read_trace
 
     at_least("--num-prompts", namespace.num_prompts, 0)
     at_least("--block-size-of-trace", namespace.block_size_of_trace, 1)
@@ -134,7 +134,7 @@ def check_plain(namespace: argparse.Namespace) -> None:
 
 
 def _profile_arrivals(namespace: argparse.Namespace, vocab_size: int) -> list[Arrival]:
-    from tokenmill.simulate.traces import Arrival, block_tokens
+    from tokenmill.lab.simulate.traces import Arrival, block_tokens
 
     profile, scale = find_profile(namespace.trace.removeprefix(PROFILE)), read_scale(namespace.length_scale)
     given = read_given(namespace, os.environ)

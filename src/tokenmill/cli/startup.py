@@ -14,9 +14,9 @@ from typing import IO, TYPE_CHECKING
 
 from tokenmill.cli.json_screen import JsonScreen
 from tokenmill.cli.startup_report import bytes_text, chat_command, curl_command, facts, model_name
-from tokenmill.config import ServerConfig
+from tokenmill.config.configs import ServerConfig
 from tokenmill.core.engine_messages import EngineProgress, EngineReady
-from tokenmill.server.process.screen import Screen
+from tokenmill.serving.server.process.screen import Screen
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from tokenmill.config import DEFAULT_PORT, ServerConfig
+from tokenmill.config.configs import DEFAULT_PORT, ServerConfig
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.ipc.python_child import python_command
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenmill.cli.parser import Parser
+from tokenmill.config.parser import Parser
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -16,8 +16,8 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: the file is no step log.
     """
     namespace = make_parser().parse(arguments)
-    from tokenmill.engine.step_log import read_log
-    from tokenmill.simulate.step_export import WRITERS
+    from tokenmill.engine.loop.step_log import read_log
+    from tokenmill.lab.simulate.step_export import WRITERS
 
     header, records = read_log(namespace.file)
     WRITERS[namespace.format](sys.stdout, header, records)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tokenmill.cli.model_access import add_server_flags, connect
-from tokenmill.cli.parser import Parser, positive
+from tokenmill.config.parser import Parser, positive
 from tokenmill.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from tokenmill.cli.remote import ServerRefused
+    from tokenmill.llm.remote import ServerRefused
 
     server, console = connect(namespace), Console()
     first = read_sample(server.read("/metrics"))

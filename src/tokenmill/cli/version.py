@@ -7,7 +7,7 @@ import platform
 from collections.abc import Sequence
 
 from tokenmill import __version__
-from tokenmill.cli.parser import Parser
+from tokenmill.config.parser import Parser
 
 PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "fastapi", "uvicorn", "pyzmq", "msgspec")
 

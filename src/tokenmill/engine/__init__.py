@@ -1,1 +1,1 @@
-"""The loop that turns requests into tokens: receive, schedule, launch, commit, publish."""
+"""The engine: which tokens run when, on whose pages."""

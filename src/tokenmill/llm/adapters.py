@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.adapters.config import CONFIG_NAME
-from tokenmill.adapters.reading import WEIGHTS_NAME
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidRequest
+from tokenmill.model.adapters.config import CONFIG_NAME
+from tokenmill.model.adapters.reading import WEIGHTS_NAME
 
 _State = tuple[tuple[int, int, int], ...]
 

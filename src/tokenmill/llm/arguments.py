@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.messages import GenerateText
 from tokenmill.core.names import refuse_unknown
 from tokenmill.core.sampling_params import SamplingParams
 from tokenmill.demo import demo_model_path
-from tokenmill.frontend.chat_messages import normalize_messages
 from tokenmill.llm.adapters import LoRARequest
 from tokenmill.llm.images import with_data_urls
+from tokenmill.serving.frontend.chat_messages import normalize_messages
 
 _C = TypeVar("_C", bound=type)
 

@@ -13,7 +13,7 @@ from typing import Any
 from tokenmill.core.errors import InvalidRequest
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import MAX_LOGPROBS, SamplingParams
-from tokenmill.engine.engine import ModelLimits
+from tokenmill.engine.loop.engine import ModelLimits
 from tokenmill.llm.outputs import LogprobsAt, RequestOutput
 
 Generate = Callable[[list[Any], SamplingParams], list[RequestOutput]]

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
+from tokenmill.config.model_files import check_tokenizer, default_sampling
 from tokenmill.core.engine_messages import EngineReady, EngineStats
 from tokenmill.core.errors import InvalidConfig, InvalidRequest
 from tokenmill.core.messages import TextOutput
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.frontend.chat_template import load_chat_template
 from tokenmill.llm import arguments
 from tokenmill.llm.adapters import LoRARequest
 from tokenmill.llm.arguments import ChatOptions, Chats, Conversation, Priority, Prompt, Prompts
@@ -25,7 +25,7 @@ from tokenmill.llm.outputs import CompletionOutput, EmbeddingRequestOutput, Requ
 from tokenmill.llm.progress import ProgressBar
 from tokenmill.llm.session import Session
 from tokenmill.llm.tokenizer import ChatTokenizer
-from tokenmill.model_files import check_tokenizer, default_sampling
+from tokenmill.serving.frontend.chat_template import load_chat_template
 
 if TYPE_CHECKING:
     from tokenmill.llm.metrics import Metric

@@ -13,23 +13,23 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenmill.config import EngineConfig
+from tokenmill.config.configs import EngineConfig
 from tokenmill.core import messages
 from tokenmill.core.adapters import AdapterRef
 from tokenmill.core.errors import InvalidRequest, TokenMillError, Unavailable
 from tokenmill.core.media import with_placeholders
 from tokenmill.core.request import FinishReason
 from tokenmill.core.sampling_params import SamplingParams
-from tokenmill.engine.engine import Engine
-from tokenmill.engine.loading import LoadedModel
-from tokenmill.engine.setup import BuiltEngine, build_engine
-from tokenmill.frontend.text_processor import Routed, load_text_processor
+from tokenmill.engine.loop.engine import Engine
 from tokenmill.ipc.interrupts import interrupts_deferred
 from tokenmill.llm.adapters import LoRARequest, NamedAdapters
 from tokenmill.llm.outputs import RequestOutput
 from tokenmill.llm.session import Session
 from tokenmill.llm.turns import Turns
 from tokenmill.platform.select import select_platform
+from tokenmill.serving.frontend.text_processor import Routed, load_text_processor
+from tokenmill.startup.assembly.loading import LoadedModel
+from tokenmill.startup.assembly.setup import BuiltEngine, build_engine
 
 # What vLLM calls the two parts that wake up.
 TAGS = frozenset({"weights", "kv_cache"})

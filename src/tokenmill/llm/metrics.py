@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tokenmill.core.engine_messages import EngineReady, EngineStats
-from tokenmill.observe.engine_metrics import engine_metrics
-from tokenmill.replicas.engine_handle import EngineHandle
+from tokenmill.serving.observe.engine_metrics import engine_metrics
+from tokenmill.serving.replicas.engine_handle import EngineHandle
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenmill.core.errors import InvalidRequest
-from tokenmill.frontend.chat_template import ChatTemplate
-from tokenmill.frontend.tokenizer import Tokenizer
+from tokenmill.serving.frontend.chat_template import ChatTemplate
+from tokenmill.serving.frontend.tokenizer import Tokenizer
 
 
 class ChatTokenizer:

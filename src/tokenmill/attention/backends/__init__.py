@@ -1,1 +1,0 @@
-"""One file for each backend; `attention/registry.py` says what each needs and makes it."""

@@ -1,0 +1,155 @@
+"""What the fields of a config must be, each and together: checked before anything is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import TYPE_CHECKING
+
+from tokenmill.config.fields import adapter_modules
+from tokenmill.config.kv_transfer import parse_kv_transfer_config
+from tokenmill.config.speculation import parse_config
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.sampling_params import MAX_LOGPROBS
+
+if TYPE_CHECKING:
+    from tokenmill.config.configs import EngineConfig, ServerConfig
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Check the fields of an engine, as far as they do not depend on its device or its model.
+
+    Raises:
+        InvalidConfig: naming the flags and what to change.
+    """
+    _check_finite(config)
+    _check_positive(config, "page_size", "max_num_seqs", "tensor_parallel_size", "pipeline_parallel_size", "nnodes")
+    _check_ranks(config)
+    if config.page_size > 256 or config.page_size & (config.page_size - 1):
+        raise InvalidConfig(f"--page-size must be a power of two up to 256, got {config.page_size}")
+    if config.max_num_batched_tokens is not None and config.max_num_batched_tokens < config.max_num_seqs:
+        raise InvalidConfig(
+            f"--max-num-batched-tokens ({config.max_num_batched_tokens}) must be at least --max-num-seqs "
+            f"({config.max_num_seqs}): every running request takes a token of each step"
+        )
+    for name in ("long_prefill_token_threshold", "max_string_length"):
+        if (getattr(config, name) or 0) < 0:
+            raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 (off) or more")
+    for name in (
+        "max_model_len",
+        "num_pages",
+        "kv_cache_memory_bytes",
+        "state_memory",
+        "num_threads",
+        "max_num_batched_tokens",
+        "weight_cache_size",
+        "kv_disk_size",
+        "kv_host_size",
+    ):
+        if getattr(config, name) is not None:
+            _check_positive(config, name)
+    remote = parse_kv_transfer_config(config.kv_transfer_config)
+    if (config.kv_disk or config.kv_source or config.kv_host_size or remote) and not config.enable_prefix_caching:
+        raise InvalidConfig("KV from elsewhere needs the prefix cache: leave out --no-enable-prefix-caching")
+    _check_adapters(config)
+    config.kv_events()
+    parse_config(config.speculative_config)
+    config.media_limits()
+
+
+def check_server(config: ServerConfig) -> None:
+    """Check the fields of a server.
+
+    Raises:
+        InvalidConfig: naming the flag and what to change.
+    """
+    if not 0 <= config.port <= 65535:
+        raise InvalidConfig(f"--port must be between 0 and 65535, got {config.port}")
+    for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+        value = getattr(config, name)
+        if value is not None and value < 0:
+            raise InvalidConfig(f"--{name.replace('_', '-')} must be 0 or more, got {value}")
+    _check_positive(config, "max_body_bytes_in_flight", "data_parallel_size", "api_server_count")
+    _check_positive(config, "batch_max_bytes", "batch_max_files")
+    _check_times(config)
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", config.metrics_prefix):
+        raise InvalidConfig(f"--metrics-prefix must be a word of lower-case letters, got {config.metrics_prefix!r}")
+    if config.otlp_traces_endpoint is not None and not re.match(r"https?://[^/]", config.otlp_traces_endpoint):
+        raise InvalidConfig("--otlp-traces-endpoint must be a URL, e.g. http://127.0.0.1:4318/v1/traces")
+    if not 0 <= config.max_logprobs <= MAX_LOGPROBS:
+        raise InvalidConfig(f"--max-logprobs must be between 0 and {MAX_LOGPROBS}, got {config.max_logprobs}")
+    if config.tool_call_parser == "openai" and config.reasoning_parser != "openai_gptoss":
+        raise InvalidConfig("--tool-call-parser openai needs --reasoning-parser openai_gptoss: the format marks both")
+    if config.enable_auto_tool_choice and config.tool_call_parser is None:
+        raise InvalidConfig("--enable-auto-tool-choice needs --tool-call-parser")
+    _check_pairs(config)
+    if config.uds == "":
+        raise InvalidConfig("--uds needs a path")
+    least = 1 if config.api_server_count > 1 else 0
+    if config.tokenizer_workers < least:
+        beside = " beside --api-server-count" if least else ""
+        raise InvalidConfig(f"--tokenizer-workers must be {least} or more{beside}")
+
+
+def _check_ranks(config: EngineConfig) -> None:
+    if config.tensor_parallel_size == 1 and config.enable_expert_parallel:
+        raise InvalidConfig("--enable-expert-parallel spreads experts over ranks: it needs --tensor-parallel-size")
+    if config.pipeline_parallel_size % config.nnodes:
+        raise InvalidConfig(
+            f"--nnodes {config.nnodes}: --pipeline-parallel-size must be a multiple of it; the ranks of a stage share "
+            "memory, so a machine has whole stages"
+        )
+    if not 0 <= config.node_rank < config.nnodes:
+        raise InvalidConfig(f"--node-rank must be below --nnodes ({config.nnodes}), got {config.node_rank}")
+    if config.nnodes > 1 and not config.master_secret:
+        raise InvalidConfig("--nnodes needs --master-secret FILE: the machines prove to each other that they know it")
+    if config.num_ranks > 1 and (
+        config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config
+    ):
+        raise InvalidConfig("KV from elsewhere needs an engine of one rank: each of several has that of its own heads")
+
+
+def _check_pairs(config: ServerConfig) -> None:
+    if (config.ssl_keyfile is None) != (config.ssl_certfile is None):
+        raise InvalidConfig("--ssl-keyfile and --ssl-certfile go together")
+    if config.allow_runtime_lora != (config.lora_dir is not None):
+        raise InvalidConfig("--allow-runtime-lora and --lora-dir go together")
+    if config.allow_runtime_lora and config.api_server_count > 1:
+        raise InvalidConfig("--allow-runtime-lora needs one process that serves HTTP: each keeps names of its own")
+
+
+def _check_adapters(config: EngineConfig) -> None:
+    adapter_modules(config.lora_modules)
+    if not config.enable_lora:
+        if config.lora_modules:
+            raise InvalidConfig("--lora-modules needs --enable-lora")
+        return
+    _check_positive(config, "max_loras", "max_lora_rank")
+    if config.max_cpu_loras is not None and config.max_cpu_loras < config.max_loras:
+        raise InvalidConfig(f"--max-cpu-loras must be at least --max-loras ({config.max_loras})")
+
+
+def _check_times(config: ServerConfig) -> None:
+    _check_finite(config)
+    for name in ("engine_timeout", "prompt_timeout", "head_timeout", "body_timeout", "keep_alive_timeout"):
+        seconds = getattr(config, name)
+        if seconds <= 0:
+            raise InvalidConfig(f"--{name.replace('_', '-')} must be more than 0 seconds, got {seconds}")
+    if config.shutdown_timeout < 0:
+        raise InvalidConfig(f"--shutdown-timeout must be 0 seconds or more, got {config.shutdown_timeout}")
+
+
+def _check_finite(config: EngineConfig | ServerConfig) -> None:
+    """Refuse NaN, which passes whatever it is compared in, and what no clock reaches."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidConfig(f"--{field.name.replace('_', '-')} must be a finite number, got {value}")
+
+
+def _check_positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value < 1:
+            raise InvalidConfig(f"--{name.replace('_', '-')} must be at least 1, got {value}")

@@ -1,0 +1,199 @@
+"""Flags, `TOKENMILL_*` variables and config file keys, all made from the metadata of the config dataclasses.
+
+A flag wins over the environment, the environment over the file, the file over the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tokenmill.config.configs import EngineConfig, ServerConfig
+from tokenmill.config.parse import Setting, settings
+from tokenmill.config.parser import Parser
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.names import did_you_mean
+
+ENV_PREFIX = "TOKENMILL_"
+# Variables of the same prefix that are not config fields: the clients read them, or they name the file itself.
+OTHER_VARIABLES = frozenset({"CONFIG", "URL", "API_KEY", "CACERT"})
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a person has set, by source.
+
+    Attributes:
+        flags: field name -> value, from the command line.
+        environment: the process environment.
+        file: field name or alias -> value as YAML has it.
+        file_name: for messages.
+    """
+
+    flags: Mapping[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    file: Mapping[str, Any] = field(default_factory=dict)
+    file_name: str = ""
+
+
+def add_flags(parser: Parser, config_class: type, title: str, names: Collection[str] | None = None) -> None:
+    """Add the flags of a config class as a group of their own; flags that are not given leave no attribute.
+
+    Args:
+        names: the fields whose flags they are; None: all.
+    """
+    group = parser.add_argument_group(title)
+    parser.is_engines = True
+    for setting in settings(config_class):
+        if names is not None and setting.name not in names:
+            continue
+        spellings = (setting.flag, *setting.how.aliases)
+        how: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS, "help": _help(setting)}
+        if setting.kind == "bool":
+            how["action"] = argparse.BooleanOptionalAction
+        else:
+            how |= {"type": _reader(setting), "metavar": _metavar(setting)}
+            if setting.how.repeat:
+                how["action"] = "extend"
+                parser.repeatable.update(spellings)
+        group.add_argument(*spellings, **how)
+
+
+def add_config_file_flag(parser: Parser) -> None:
+    """Add `--config FILE.yaml`."""
+    parser.add_argument("--config", metavar="FILE", help="YAML file with flags as keys (flags and environment win)")
+
+
+def read_given(namespace: argparse.Namespace, environment: Mapping[str, str]) -> Given:
+    """Collect what was set, reading the config file where one is named.
+
+    Raises:
+        InvalidConfig: the file cannot be read or is not a mapping.
+    """
+    path = namespace.config or environment.get(ENV_PREFIX + "CONFIG")
+    file = _read_file(path) if path else {}
+    return Given(vars(namespace), environment, file, path or "")
+
+
+def build(config_class: type[C], given: Given) -> C:
+    """A config from flags, environment, file and defaults.
+
+    Raises:
+        InvalidConfig: a value cannot be read; the message names where it stands.
+    """
+    values: dict[str, Any] = {}
+    for setting in settings(config_class):
+        variable = ENV_PREFIX + setting.name.upper()
+        if setting.name in given.flags:
+            value = given.flags[setting.name]
+            values[setting.name] = tuple(value) if setting.how.repeat else value
+        elif variable in given.environment:
+            values[setting.name] = _named(variable, setting.read, given.environment[variable])
+        else:
+            for key in _keys(setting):
+                if key in given.file:
+                    values[setting.name] = _named(f"{given.file_name}: {key}", setting.take, given.file[key])
+    return config_class(**values)
+
+
+def check_names(given: Given, config_classes: Iterable[type]) -> None:
+    """Refuse unknown keys of the config file; warn of unknown variables, which may be meant for something else.
+
+    Raises:
+        InvalidConfig: naming the key and the one that was perhaps meant.
+    """
+    known = [setting for config_class in config_classes for setting in settings(config_class)]
+    keys = {key for setting in known for key in _keys(setting)}
+    for key in given.file:
+        if key not in keys:
+            raise InvalidConfig(f"{given.file_name}: unknown key {key}{did_you_mean(str(key), keys)}")
+    variables = {ENV_PREFIX + setting.name.upper() for setting in known}
+    for name in given.environment:
+        other = name.removeprefix(ENV_PREFIX) in OTHER_VARIABLES
+        if name.startswith(ENV_PREFIX) and name not in variables and not other:
+            print(
+                f"tokenmill: {name} is ignored: there is no such flag{did_you_mean(name, variables)}", file=sys.stderr
+            )
+
+
+def _keys(setting: Setting) -> list[str]:
+    names = [name.lstrip("-") for name in (setting.flag, *setting.how.aliases)]
+    return [*names, *(name.replace("-", "_") for name in names if "-" in name)]
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidConfig(f"cannot read the config file {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InvalidConfig(f"{path} must hold flags as keys (max-model-len: 32k), not a {type(content).__name__}")
+    return _in_our_words(path, content)
+
+
+def _in_our_words(path: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The file with the keys of other engines replaced by ours; unknown ones stay, see `check_names`."""
+    from tokenmill.config.foreign_flags import NEGATION, find, foreign_flags
+
+    known = {key for config in (EngineConfig, ServerConfig) for setting in settings(config) for key in _keys(setting)}
+    ours = {key: value for key, value in content.items() if key in known}
+    table = foreign_flags() if len(ours) < len(content) else {}
+    for key, value in content.items():
+        flag, is_negated = find(f"--{key}", table)
+        if flag is None or key in known:
+            ours[key] = value
+            continue
+        texts = value if isinstance(value, list) else [value]
+        texts = [text if isinstance(text, str) else json.dumps(text) for text in texts]
+        words, note = _named(f"{path}: {key}", partial(flag.replacement, is_negated=is_negated), texts)
+        if note:
+            print(f"tokenmill: {path}: {note}", file=sys.stderr)
+        if words:
+            name = "--" + words[0].removeprefix(NEGATION).removeprefix("--")
+            ours[name[2:]] = words[1] if len(words) > 1 else not words[0].startswith(NEGATION)
+    return ours
+
+
+def _named(place: str, read: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return read(value)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{place}: {error}") from None
+
+
+def _reader(setting: Setting) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            # A repeatable flag brings one text each time, commas included: a key may contain one.
+            return [text] if setting.how.repeat else setting.read(text)
+        except InvalidConfig as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def _metavar(setting: Setting) -> str:
+    if setting.how.choices:
+        return "{" + ",".join([*setting.how.choices, *(["module:name"] if setting.how.plugins else [])]) + "}"
+    if setting.how.size:
+        return "SIZE"
+    return {"int": "N", "float": "X"}.get(setting.kind, "TEXT")
+
+
+def _help(setting: Setting) -> str:
+    text = setting.how.help.replace("%", "%%")
+    shown = setting.default not in (None, "", (), False, 0)
+    return f"{text} (default: {setting.default})" if shown and setting.kind != "bool" else text

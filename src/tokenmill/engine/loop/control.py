@@ -1,0 +1,81 @@
+"""What operators ask of a running engine, and its answers. Each request is answered at once, between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tokenmill.core.engine_messages import AdapterSeen, Done, EngineReply, RequestState, RequestStates
+from tokenmill.core.errors import InvalidCheckpoint, InvalidRequest
+from tokenmill.core.live import ShowTurns
+from tokenmill.core.messages import (
+    EngineControl,
+    ExplainRequests,
+    LookAtAdapter,
+    ResetPrefixCache,
+    SetPaused,
+    TokenOutput,
+)
+from tokenmill.core.request import Request
+from tokenmill.engine.loop.engine import Engine
+from tokenmill.engine.loop.live_report import live_report
+
+
+def answer(engine: Engine, message: EngineControl, publish: Callable[[list[TokenOutput]], None]) -> EngineReply:
+    """Do what a message asks.
+
+    Args:
+        publish: takes the outputs of steps that had been launched before and are finished first.
+    """
+    match message:
+        case SetPaused():
+            _drain(engine, publish)
+            if message.is_paused != engine.is_paused:
+                engine.set_paused(message.is_paused)
+            return Done(message.id, True)
+        case ResetPrefixCache():
+            _drain(engine, publish)
+            return Done(message.id, engine.reset_prefix_cache(message.preempt_running, message.reset_external))
+        case LookAtAdapter():
+            return _look_at(engine, message)
+        case ExplainRequests():
+            alive = engine.scheduler.requests
+            requests = [alive[request_id] for request_id in message.request_ids if request_id in alive]
+            return RequestStates(message.id, [_state(engine, request) for request in requests])
+        case ShowTurns():
+            return live_report(message, engine.turns(), engine.scheduler)
+
+
+def _look_at(engine: Engine, message: LookAtAdapter) -> AdapterSeen:
+    if engine.adapters is None:
+        return AdapterSeen(message.id, None, "adapters need a server started with --enable-lora")
+    try:
+        return AdapterSeen(message.id, engine.adapters.look_at(message.name, message.path))
+    except (InvalidCheckpoint, InvalidRequest) as error:
+        return AdapterSeen(message.id, None, str(error))
+
+
+def _drain(engine: Engine, publish: Callable[[list[TokenOutput]], None]) -> None:
+    """Finish the steps that run, without launching others."""
+    was_paused = engine.is_paused
+    if engine.scheduler.in_flight:
+        engine.set_paused(True)
+        while engine.scheduler.in_flight:
+            publish(engine.step())
+        engine.set_paused(was_paused)
+
+
+def _state(engine: Engine, request: Request) -> RequestState:
+    return RequestState(
+        id=request.id,
+        status=request.status.value,
+        wait_reason="the engine is paused" if engine.is_paused else engine.scheduler.explain(request.id),
+        priority=request.priority,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=request.num_output_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        num_draft_tokens=request.num_draft_tokens,
+        num_accepted_tokens=request.num_accepted_tokens,
+        adapter=None if engine.adapters is None else engine.adapters.name_of(request.id),
+    )

@@ -1,0 +1,166 @@
+"""From what an engine's step log keeps anyway to what viewers get: made when it is asked for, and bounded.
+
+A report is made between two steps; the API process asks for it four times a second, however many people watch.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
+from operator import attrgetter
+
+import numpy as np
+
+from tokenmill.core.live import MOST_TURNS, LiveNode, LiveReport, LiveRequest, LiveTurn, ShowTurns
+from tokenmill.core.plan import IntArray, StepPlan
+from tokenmill.core.request import Request
+from tokenmill.engine.loop.step_log import Turn
+from tokenmill.engine.scheduler.scheduler import Scheduler
+
+MOST_REQUESTS = 512
+MOST_NODES = 1024
+NO_ROW = -1
+NO_NODE = -1
+
+
+def live_report(asked: ShowTurns, kept: Sequence[Turn], scheduler: Scheduler) -> LiveReport:
+    """The answer to `asked`, from the turns that are kept, and the rest as it is now."""
+    first = bisect_right(kept, asked.since, key=attrgetter("number"))
+    turns = kept[first : first + MOST_TURNS]
+    prompts = _Prompts(kept, turns, scheduler)
+    report = LiveReport(
+        id=asked.id,
+        now=time.perf_counter(),
+        num_turns=turns[-1].number if turns else asked.since,
+        turns=[_shown(turn, prompts) for turn in turns],
+        num_requests=len(scheduler.requests),
+    )
+    if asked.shows_requests:
+        report.requests = _requests(scheduler)
+    if asked.shows_tree:
+        report.tree = _tree(scheduler)
+    return report
+
+
+class _Prompts:
+    """How long prompts are: of requests that are alive, and of those that kept turns have admitted.
+
+    By rows too, so that a step with many decodes is looked through by numpy: who has a row in the first of the `turns`
+    to be shown, and from then on whom each of them admits.
+    """
+
+    def __init__(self, kept: Sequence[Turn], turns: Sequence[Turn], scheduler: Scheduler) -> None:
+        self._alive = scheduler.requests
+        admitted = (new for turn in kept if turn.plan is not None for new in turn.plan.new_rows)
+        self._admitted = {new.request_id: new.num_prompt_tokens for new in admitted}
+        self._by_row = np.zeros(scheduler.config.max_num_seqs, np.int64)
+        plans = [turn.plan for turn in turns if turn.plan is not None]
+        for plan in (*plans[-1:], *plans[:1]):
+            self._by_row[plan.rows] = [self.length(request_id) for request_id in plan.request_ids]
+
+    def admit(self, plan: StepPlan) -> None:
+        """Rows have new owners from this step on."""
+        for new in plan.new_rows:
+            self._by_row[new.row] = new.num_prompt_tokens
+
+    def length(self, request_id: str) -> int:
+        """Tokens of its prompt; 0: it has ended."""
+        request = self._alive.get(request_id)
+        return self._admitted.get(request_id, 0) if request is None else request.num_prompt_tokens
+
+    def completed(self, plan: StepPlan, ends: IntArray) -> list[str]:
+        """Whose prompt is run to its end, so that the step brings a first token. `ends`: [B], tokens computed then."""
+        found = np.flatnonzero((self._by_row[plan.rows] == ends) & (plan.num_samples > 0)).tolist()
+        return [plan.request_ids[index] for index in found if self.length(plan.request_ids[index]) == ends[index]]
+
+
+def _shown(turn: Turn, prompts: _Prompts) -> LiveTurn:
+    plan, record, news = turn.plan, turn.record, turn.news
+    schedule, run, commit = record.seconds
+    shown = LiveTurn(
+        number=turn.number,
+        at=news.at,
+        schedule=schedule,
+        run=run,
+        commit=commit,
+        num_brought=len(record.token_ids),
+        waiting=record.waiting,
+        error=record.error or "",
+        preempted=news.preempted,
+        arrived=news.arrived,
+        ended=news.ended,
+    )
+    if plan is not None:
+        _add_plan(shown, plan, prompts)
+    return shown
+
+
+def _add_plan(shown: LiveTurn, plan: StepPlan, prompts: _Prompts) -> None:
+    ids = plan.request_ids
+    shown.step = plan.step
+    shown.num_requests = len(ids)
+    shown.num_new_pages = len(plan.page_ids)
+    if not plan.new_rows and plan.draft_ids is None and plan.num_tokens == len(ids):
+        # Decodes only, as most steps are.
+        shown.num_decode_tokens = len(ids)
+        shown.first = prompts.completed(plan, plan.num_computed + 1)
+        return
+    prompts.admit(plan)
+    admitted = {new.request_id: new for new in plan.new_rows}
+    drafts = np.maximum(plan.num_samples - 1, 0)
+    own = plan.num_scheduled - drafts
+    is_chunk = own > 1
+    if admitted:
+        is_chunk |= np.fromiter((request_id in admitted for request_id in ids), bool, len(ids))
+    chunks = np.flatnonzero(is_chunk).tolist()
+    starts = {ids[index]: int(plan.num_computed[index]) for index in chunks}
+    shown.num_draft_tokens = int(drafts.sum())
+    shown.num_prefill_tokens = int(own[is_chunk].sum())
+    shown.num_decode_tokens = int(own.sum()) - shown.num_prefill_tokens
+    shown.chunks = [(ids[index], int(own[index])) for index in chunks]
+    shown.admitted = [(id, new.row, new.num_prompt_tokens, starts[id]) for id, new in admitted.items()]
+    shown.first = prompts.completed(plan, plan.num_computed + own)
+
+
+def _requests(scheduler: Scheduler) -> list[LiveRequest]:
+    """Those that have rows first, by row, then the others in order; of very many, the first."""
+    requests: Mapping[str, Request] = scheduler.requests
+    owners = sorted((one for one in requests.values() if one.row is not None), key=_row)
+    others = (one for one in requests.values() if one.row is None)
+    return [_request(one, scheduler) for one in islice(chain(owners, others), MOST_REQUESTS)]
+
+
+def _request(request: Request, scheduler: Scheduler) -> LiveRequest:
+    return LiveRequest(
+        request.id,
+        request.status.value,
+        _row(request),
+        request.wait_reason or ("" if request.is_running or request.is_finished else "waits for its turn"),
+        request.num_prompt_tokens,
+        request.num_output_tokens,
+        request.num_computed_tokens,
+        request.num_cached_tokens,
+        request.num_preemptions,
+    )
+
+
+def _row(request: Request) -> int:
+    return NO_ROW if request.row is None else request.row
+
+
+def _tree(scheduler: Scheduler) -> list[LiveNode]:
+    nodes = scheduler.kv.cache.nodes(MOST_NODES)[:MOST_NODES]
+    page_size, step = scheduler.kv.page_size, scheduler.step
+    numbers = {node.serial for node in nodes}
+    return [
+        LiveNode(
+            node.serial,
+            node.parent.serial if node.parent is not None and node.parent.serial in numbers else NO_NODE,
+            node.num_pages * page_size,
+            node.locks,
+            step - node.last_used,
+        )
+        for node in nodes
+    ]

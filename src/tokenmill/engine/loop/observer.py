@@ -1,0 +1,163 @@
+"""`Observer`: sees each step of an engine and changes none. Step stats, the step log and the watchdog are behind it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.core.histogram import SECONDS, TOKENS, Histogram
+from tokenmill.core.messages import TokenOutput
+from tokenmill.core.plan import StepPlan, StepResult
+from tokenmill.core.whole_file import whole_file
+from tokenmill.engine.loop.step_log import Added, Extended, News, RecordedInput, StepLog, StepRecord, Turn
+
+logger = logging.getLogger(__name__)
+
+
+class Observer:
+    """Told of each part of a step as it ends: `begin` -> `scheduled` -> `ran` -> `committed`."""
+
+    def __init__(self, log: StepLog | None = None, watchdog: Watchdog | None = None) -> None:
+        self.stats = StepStats()
+        self._log = log or StepLog()
+        self._watchdog = watchdog or Watchdog()
+        self._plan: StepPlan | None = None
+        self._result: StepResult | None = None
+        self._error: str | None = None
+        self._laps: list[float] = []
+        self._busy_since: float | None = None
+        self._rest = 0.0
+        self._news = News()
+
+    def record(self, arrived: RecordedInput) -> None:
+        """Something came from outside and was taken in."""
+        self._log.record(arrived)
+        match arrived:
+            case Added():
+                self._news.arrived.append((arrived.message.id, len(arrived.message.prompt_token_ids)))
+                self.stats.prompt_tokens += len(arrived.message.prompt_token_ids)
+            case Extended():
+                self.stats.prompt_tokens += len(arrived.token_ids)
+
+    def begin(self) -> None:
+        """The loop turns."""
+        self._laps = [time.perf_counter()]
+        self._rest = 0.0 if self._busy_since is None else self._laps[0] - self._busy_since
+
+    def scheduled(self, plan: StepPlan | None, preempted: list[str]) -> None:
+        """A plan was made, unless nothing can run; it is about to be launched. For it, some were `preempted`."""
+        self._news.preempted += preempted
+        self._plan = plan
+        if plan is not None and plan.request_ids:
+            self.stats.observe_plan(plan)
+        self._laps.append(time.perf_counter())
+
+    def ran(self, result: StepResult | None, error: str | None) -> None:
+        """The step that was due, if one was, has ended."""
+        self._result, self._error = result, error
+        self._laps.append(time.perf_counter())
+
+    def committed(self, outputs: Sequence[TokenOutput], waiting: str, is_stuck: bool, goes_on: bool) -> None:
+        """The outcome is taken in, and the turn over.
+
+        Args:
+            waiting: why the first of the waiting requests waits.
+            is_stuck: nothing was launched or taken in, though requests could go on.
+            goes_on: the next turn comes at once.
+        """
+        started, scheduled, ran = self._laps
+        ended = time.perf_counter()
+        self._busy_since = ended if goes_on else None
+        seconds = (scheduled - started, ran - scheduled, ended - ran)
+        record = StepRecord(error=self._error, waiting=waiting, seconds=seconds, rest=self._rest)
+        self.ended([output for output in outputs if output.finish_reason is not None])
+        self._news.at = started
+        self._log.add(self._plan, self._result, record, self._take_news())
+        if is_stuck:
+            self._watchdog.report(self._log)
+        if self._plan is not None or self._result is not None or self._error is not None:
+            self.stats.observe(seconds)
+        self.stats.generation_tokens += sum(len(output.token_ids) for output in outputs)
+
+    def ended(self, outputs: Sequence[TokenOutput]) -> None:
+        """These are the last outputs of their requests, or of a session's turn."""
+        self.stats.stamp(outputs)
+        self._news.ended += [(output.id, output.finish_reason or "") for output in outputs]
+
+    def turns(self) -> list[Turn]:
+        """The last thousand turns, oldest first; what came since the last of them makes one more."""
+        if self._news:
+            self._news.at = time.perf_counter()
+            self._log.add_news(self._take_news())
+        return self._log.turns()
+
+    def _take_news(self) -> News:
+        news, self._news = self._news, News()
+        return news
+
+    def close(self) -> None:
+        """Finish the log."""
+        self._log.close()
+
+
+class StepStats:
+    """Sizes and durations of steps, and when each request was first part of one: additions per step, none per token.
+
+    Attributes:
+        step_tokens: tokens that a step ran.
+        step_seconds: by part of the loop: schedule, run (launch and wait), commit.
+        prompt_tokens, generation_tokens: of all requests since start.
+    """
+
+    def __init__(self) -> None:
+        self.step_tokens = Histogram.of(TOKENS)
+        self.step_seconds = {part: Histogram.of(SECONDS) for part in ("schedule", "run", "commit")}
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self._scheduled_at: dict[str, float] = {}
+
+    def observe_plan(self, plan: StepPlan) -> None:
+        """A step begins."""
+        self.step_tokens.add(plan.num_tokens)
+        for new_row in plan.new_rows:
+            self._scheduled_at.setdefault(new_row.request_id, time.monotonic())
+
+    def observe(self, seconds: tuple[float, float, float]) -> None:
+        """The loop has turned once."""
+        for histogram, spent in zip(self.step_seconds.values(), seconds, strict=True):
+            histogram.add(spent)
+
+    def stamp(self, outputs: Iterable[TokenOutput]) -> None:
+        """Let the last outputs of requests say when these were first part of a step."""
+        for output in outputs:
+            output.scheduled_at = self._scheduled_at.pop(output.id, 0.0)
+
+
+class Watchdog:
+    """Says so, once, when requests could go on and do not, and leaves the last steps in a file for whoever looks."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._has_reported = False
+
+    def report(self, log: StepLog) -> None:
+        """Requests are ready, pages and budget are there, nothing is launched, and no plan was made: a bug."""
+        if self._has_reported:
+            return
+        self._has_reported = True
+        logger.error("no request makes progress although some could")
+        try:
+            # A name that nobody can guess: the folder is everybody's.
+            path = (self._folder or Path(tempfile.gettempdir())) / f"tokenmill-stuck-{secrets.token_hex(8)}.jsonl"
+            with whole_file(path, 0o600) as file:
+                for record in log.recent():
+                    file.write(msgspec.json.encode(record) + b"\n")
+            logger.error("the last steps are in %s", path)
+        except OSError as error:
+            logger.error("the last steps could not be written: %s", error.strerror)

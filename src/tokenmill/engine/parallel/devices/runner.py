@@ -1,0 +1,154 @@
+"""Runners of ranks on devices: rank 0's posts each plan before it runs it, the others' take what rank 0 has sampled.
+
+rank 0    post plan | tables, forward, logits together, sample ─┐ share the tokens, table
+others              | tables, forward, logits together, ────────┴ take the tokens, table
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenmill.core.errors import EngineFailed
+from tokenmill.core.plan import AdmittedRequest, StepOutcome, StepPlan, StepResult
+from tokenmill.engine.parallel.messages import RunStep
+from tokenmill.engine.parallel.shared_memory import SharedMemory
+from tokenmill.engine.runner.model import Model
+from tokenmill.engine.runner.model_runner import ModelRunner
+from tokenmill.engine.runner.row_tables import RowTables
+from tokenmill.engine.runner.samples import Samples
+from tokenmill.engine.runner.step_sampler import DeviceSampler, Masks, Sampled
+from tokenmill.engine.runner.transport import Sent
+from tokenmill.model.sampling.grammar_rows import GrammarRows
+from tokenmill.model.sampling.reference import draw
+from tokenmill.model.sampling.state import SamplingMetadata
+from tokenmill.platform.communicator import Communicator
+from tokenmill.platform.protocol import Event, Stream
+
+# Between two looks at a device that computes, and at the other ranks.
+PAUSE_SECONDS = 50e-6
+
+
+class LeadingRunner(ModelRunner):
+    """Rank 0's: see `ModelRunner`. `memory`: where the others find its plans."""
+
+    def __init__(self, memory: SharedMemory, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._memory = memory
+
+    def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
+        """See `ModelRunner.start`. A step that cannot be started ends all ranks: the others are in the middle of it."""
+        with self._memory.together():
+            self._memory.post(RunStep.of(plan))
+            return super().start(plan, previous)
+
+
+class FollowedGrammars(GrammarRows):
+    """Which rows have grammars, and no more: rank 0 has these."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda text: None, 0)
+        self._with_grammars: set[int] = set()
+
+    def set(self, new_rows: Iterable[AdmittedRequest]) -> None:
+        """See `GrammarRows.set`."""
+        for new in new_rows:
+            self._with_grammars.discard(new.row)
+            if new.params.grammar is not None:
+                self._with_grammars.add(new.row)
+
+    def concerns(self, rows: npt.NDArray[np.integer]) -> bool:
+        """See `GrammarRows.concerns`."""
+        return not self._with_grammars.isdisjoint(rows.tolist())
+
+
+class FollowingSampler(DeviceSampler):
+    """See `StepSampler`: takes the tokens that rank 0 has sampled, as often as that samples.
+
+    Args:
+        share: see `Communicator`.
+    """
+
+    def __init__(
+        self, model: Model, tables: RowTables, share: Callable[[torch.Tensor], torch.Tensor], grammars: GrammarRows
+    ) -> None:
+        super().__init__(model, tables, draw, share)
+        self._grammars = grammars
+
+    def draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        """See `DeviceSampler.draw`."""
+        return self.enter(draws.new_empty(len(draws)), draws)
+
+    def sample_drawn(
+        self,
+        logits: torch.Tensor,
+        drawn: torch.Tensor,
+        samples: Samples,
+        metadata: SamplingMetadata,
+        sent: Sent,
+        masks: Masks,
+    ) -> Sampled:
+        """See `DeviceSampler.sample_drawn`."""
+        if not metadata.needs_processing and not self._grammars.concerns(samples.rows):
+            return Sampled(drawn)
+        if samples.drafts is not None:
+            self.tables.write_drafts(sent)
+        return Sampled(self.enter(torch.empty_like(drawn), sent["draws"]))
+
+
+class WatchedEvent:
+    """See `Event`: while the host waits for it, it looks after the other ranks, for whom the device may wait."""
+
+    def __init__(self, event: Event, memory: SharedMemory, communicator: Communicator) -> None:
+        self._event = event
+        self._memory = memory
+        self._communicator = communicator
+
+    def is_past(self) -> bool:
+        """See `Event.is_past`."""
+        return self._event.is_past()
+
+    def wait(self) -> None:
+        """See `Event.wait`.
+
+        Raises:
+            EngineFailed: another rank is gone or does not come.
+        """
+        since = time.monotonic()
+        try:
+            while not self._event.is_past():
+                self._memory.look(since)
+                time.sleep(PAUSE_SECONDS)
+        except EngineFailed:
+            self._communicator.abort()  # or the device would wait for ever
+            raise
+        self._event.wait()
+
+
+class WatchedStream:
+    """See `Stream`: its events are watched."""
+
+    def __init__(self, stream: Stream, memory: SharedMemory, communicator: Communicator) -> None:
+        self._stream = stream
+        self._memory = memory
+        self._communicator = communicator
+
+    def __enter__(self) -> Self:
+        self._stream.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.__exit__(*error)
+
+    def record(self) -> Event:
+        """See `Stream.record`."""
+        return WatchedEvent(self._stream.record(), self._memory, self._communicator)
+
+    def wait_for(self, event: Event) -> None:
+        """See `Stream.wait_for`."""
+        self._stream.wait_for(event)

@@ -1,0 +1,280 @@
+"""The collective of one machine: memory that all ranks map, where each writes its part and reads those of the others.
+
+A gather is: write your part, meet, read. Nothing is copied, and no sum changes its order. Two rooms take turns, so that
+a rank may still read one while another already writes the next. The memory has no name (memfd): it is gone with the
+last rank, however that ended.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import select
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import torch
+
+from tokenmill.core.errors import EngineFailed
+from tokenmill.engine.parallel.layout import NOTE_BYTES, SIGNAL_BYTES, SLOTS, Layout
+from tokenmill.engine.parallel.messages import Command
+from tokenmill.model.kernels.native import MODULE
+from tokenmill.model.sharding.collective import Lookup, NativeRoom
+from tokenmill.model.sharding.shard import MOST_RANKS, Part, Shard
+
+if TYPE_CHECKING:
+    from tokenmill import _native
+
+# How long a rank looks for the others before it sleeps: longer than ranks with a core each are apart, by a kernel of
+# a small model; and with fewer cores than ranks not at all, because the core may be the one that another needs.
+SPIN_SECONDS = 50e-6
+_LENGTH_BYTES = 8
+_OVER, _TIMEOUT, _GIVEN_UP, _GONE = range(4)
+
+
+class Note(msgspec.Struct):
+    """What a rank tells the others of itself.
+
+    Attributes:
+        num_pages: of its KV cache, as many as it has room for; 0: not known yet.
+        trouble: why it gave up.
+    """
+
+    pid: int = 0
+    num_pages: int = 0
+    trouble: str = ""
+
+
+class SharedMemory:
+    """See `Collective`. Whoever raises, or waits in vain, gives up for all: no rank waits for the others any more."""
+
+    def __init__(self, descriptor: int, layout: Layout, shard: Shard) -> None:
+        """Map the memory; `join` comes before anything else."""
+        native = importlib.import_module(MODULE)
+        assert native.RANKS_BYTES <= SIGNAL_BYTES and native.MOST_RANKS == MOST_RANKS, "native/ranks.h says the same"
+        self.shard = shard
+        self.layout = layout
+        self._bytes = np.frombuffer(mmap.mmap(descriptor, layout.num_bytes), np.uint8)
+        self._tensor = torch.from_numpy(self._bytes)
+        self._ranks: _native.Ranks | None = None
+        self._timeout = 0.0
+        self._peers = select.poll()
+        self._room = 0
+        self._num_posts = 0
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Command)
+
+    def join(self, peers: Sequence[int], timeout: float, spins: bool) -> None:
+        """Be ready to meet the others.
+
+        Args:
+            peers: descriptors of their processes (pidfd).
+            timeout: seconds within which they must come.
+            spins: every rank has a core of its own.
+        """
+        native = importlib.import_module(MODULE)
+        address, rank, size = self._bytes.ctypes.data + self.layout.signals, self.shard.rank, self.shard.size
+        spin = SPIN_SECONDS if spins else 0.0
+        self._ranks = native.Ranks(address, rank, size, spin, timeout, list(peers))
+        self._timeout = timeout
+        for peer in peers:
+            self._peers.register(peer, select.POLLIN)
+
+    @property
+    def _joined(self) -> _native.Ranks:
+        assert self._ranks is not None, "a rank joins before it meets"
+        return self._ranks
+
+    # --- notes ------------------------------------------------------------------------------------------------------
+
+    def write_note(self, note: Note) -> None:
+        """Tell the others of this rank. What does not fit is cut."""
+        data = msgspec.json.encode(msgspec.structs.replace(note, trouble=note.trouble[: NOTE_BYTES // 8]))
+        own = self._note(self.shard.rank)
+        own[: len(data)] = np.frombuffer(data, np.uint8)
+        own[len(data) :] = 0
+
+    def read_note(self, rank: int) -> Note:
+        """What a rank has told last; nothing where it is writing."""
+        try:
+            return msgspec.json.decode(self._note(rank).tobytes().rstrip(b"\0"), type=Note)
+        except msgspec.DecodeError:
+            return Note()
+
+    def _note(self, rank: int) -> np.ndarray:
+        start = self.layout.notes + rank * NOTE_BYTES
+        return self._bytes[start : start + NOTE_BYTES]
+
+    # --- meeting ----------------------------------------------------------------------------------------------------
+
+    def meet(self, timeout: float | None = None) -> None:
+        """Wait until all ranks have come.
+
+        Raises:
+            EngineFailed: one of them is gone, has given up, or has not come in time.
+        """
+        self._check(self._joined.meet(self._timeout if timeout is None else timeout))
+
+    def _check(self, outcome: int) -> None:
+        if outcome != _OVER:
+            raise self.failure(outcome)
+
+    def failure(self, outcome: int | None = None) -> EngineFailed:
+        """Give up, and say why. `outcome`: of a wait; None: of the last meeting."""
+        first, outcome = self._joined.rank_that_gave_up, self._joined.last_meeting if outcome is None else outcome
+        if first == self.shard.rank:
+            return EngineFailed(f"rank {first} cannot go on: {self.read_note(first).trouble}")
+        if first >= 0:
+            trouble = f"rank {first} has given up: {self.read_note(first).trouble or 'it does not say why'}"
+        elif outcome == _GONE:
+            trouble = "another rank is gone"
+        else:
+            trouble = f"another rank has not come in time; {self._timeout:g} seconds are allowed in a step"
+        self.give_up(trouble)
+        return EngineFailed(f"rank {self.shard.rank} cannot go on: {trouble}")
+
+    def look(self, since: float) -> None:
+        """See that nothing keeps the others from going on, where they are waited for by other means.
+
+        Args:
+            since: when that began, by `time.monotonic`.
+
+        Raises:
+            EngineFailed: one of them is gone, has given up, or takes longer than a step may.
+        """
+        if self.is_broken or any(ready for _, ready in self._peers.poll(0)):
+            raise self.failure(_GONE)
+        if time.monotonic() - since > self._timeout:
+            raise self.failure(_TIMEOUT)
+
+    def give_up(self, trouble: str) -> None:
+        """Let no other rank wait any longer; the first one's reason counts."""
+        if self._ranks is not None and self._ranks.rank_that_gave_up < 0:
+            self.write_note(Note(trouble=trouble))
+            self._ranks.give_up()
+
+    @property
+    def is_broken(self) -> bool:
+        """A rank has given up."""
+        return self._ranks is not None and self._ranks.rank_that_gave_up >= 0
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What all ranks do: if this one raises inside, the others must not wait for it."""
+        try:
+            yield
+        except BaseException as error:
+            self.give_up(f"{type(error).__name__}: {error}")
+            raise
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def post(self, command: Command) -> None:
+        """Rank 0: one message to all others, written once. Waits for a rank that is `SLOTS` messages behind.
+
+        One that is longer than a slot takes several.
+        """
+        if self.shard.size == 1:
+            return
+        data = np.frombuffer(self._encoder.encode(command), np.uint8)
+        room = self.layout.slot_bytes - _LENGTH_BYTES
+        for start in range(0, len(data), room):
+            piece = data[start : start + room]
+            is_last = start + room >= len(data)
+            self._check(self._joined.wait_taken(SLOTS - 1))
+            slot = self._slot()
+            slot[:_LENGTH_BYTES].view(np.int64)[0] = len(piece) if is_last else -len(piece)
+            slot[_LENGTH_BYTES : _LENGTH_BYTES + len(piece)] = piece
+            self._joined.post()
+            self._num_posts += 1
+
+    def receive(self, timeout: float) -> Command | None:
+        """Another rank: the next message; None: none has come.
+
+        Raises:
+            EngineFailed: rank 0 is gone, or a rank has given up.
+        """
+        outcome = self._joined.wait_post(timeout)
+        if outcome == _TIMEOUT:
+            return None
+        data, is_last = self._take(outcome)
+        while not is_last:
+            piece, is_last = self._take(self._joined.wait_post(self._timeout))
+            data += piece
+        command: Command = self._decoder.decode(data)
+        return command
+
+    def _take(self, outcome: int) -> tuple[bytes, bool]:
+        """The piece that lies in the next slot, and whether it is a message's last."""
+        self._check(outcome)
+        slot = self._slot()
+        length = int(slot[:_LENGTH_BYTES].view(np.int64)[0])
+        data = slot[_LENGTH_BYTES : _LENGTH_BYTES + abs(length)].tobytes()
+        self._joined.take()
+        self._num_posts += 1
+        return data, length > 0
+
+    def _slot(self) -> np.ndarray:
+        start = self.layout.ring + self._num_posts % SLOTS * self.layout.slot_bytes
+        return self._bytes[start : start + self.layout.slot_bytes]
+
+    # --- what ranks put together ------------------------------------------------------------------------------------
+
+    @property
+    def native(self) -> NativeRoom:
+        """See `Collective.native`."""
+        return NativeRoom(self._joined, self._bytes.ctypes.data + self.layout.rooms, 2 * self.layout.room_bytes)
+
+    def between(self, own: torch.Tensor, part: Part) -> torch.Tensor:
+        """See `Collective.between`: the columns of all."""
+        together = self._next_room(len(own), part.total, own.dtype)
+        together[:, part.start : part.stop] = own
+        self.meet()
+        return together
+
+    def behind(self, own: torch.Tensor, part: Part) -> torch.Tensor:
+        """See `Collective.behind`: the columns of all."""
+        return self.between(own, part)
+
+    def embeddings(self, token_ids: torch.Tensor, tokens: Part, lookup: Lookup) -> torch.Tensor:
+        """See `Collective.embeddings`: each rank brings the rows of its tokens."""
+        is_own = (token_ids >= tokens.start) & (token_ids < tokens.stop)
+        return self.rows(lookup(token_ids[is_own] - tokens.start), is_own, len(token_ids)).clone()
+
+    def rows(self, own: torch.Tensor, where: torch.Tensor | slice, count: int) -> torch.Tensor:
+        """See `Collective.rows`."""
+        together = self._next_room(count, own.shape[1], own.dtype)
+        together[where] = own
+        self.meet()
+        return together
+
+    def _next_room(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        self._room = 1 - self._room
+        start = self.layout.rooms + self._room * self.layout.room_bytes
+        assert rows * columns * dtype.itemsize <= self.layout.room_bytes, "a step is larger than planned"
+        return self._at(start, dtype, rows, columns)
+
+    def inputs(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """[count, hidden_size]: what the head is to be multiplied by; rank 0 writes it."""
+        return self._at(self.layout.inputs, dtype, count, self.layout.hidden_size)
+
+    def hidden(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """[count, hidden_size]: what the stage before this one has brought; rank 0 writes it."""
+        return self._at(self.layout.hidden, dtype, count, self.layout.hidden_size)
+
+    def logits(self, count: int) -> torch.Tensor:
+        """[count, vocab_size] float32, each rank's columns its own; rank 0 reads them."""
+        return self._at(self.layout.logits, torch.float32, count, self.layout.vocab_size)
+
+    def best(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """[ranks, count] int64 and float32: each rank's most likely tokens and their logits; rank 0 reads them."""
+        ids = self._at(self.layout.ids, torch.int64, self.shard.size, count)
+        return ids, self._at(self.layout.values, torch.float32, self.shard.size, count)
+
+    def _at(self, start: int, dtype: torch.dtype, rows: int, columns: int) -> torch.Tensor:
+        piece = self._tensor[start : start + rows * columns * dtype.itemsize]
+        return piece.view(dtype).view(rows, columns)

@@ -1,0 +1,74 @@
+"""From a plan to a `ForwardBatch`: whole-array arithmetic, no loop over tokens or rows.
+
+What the host knows is gathered in arrays by name, sent to the device, and completed there from the tables.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tokenmill.core.plan import StepPlan
+from tokenmill.engine.runner.prompt_reports import OutputTokens
+from tokenmill.engine.runner.row_tables import RowTables
+from tokenmill.engine.runner.samples import Samples
+from tokenmill.engine.runner.transport import Arrays, Sent
+from tokenmill.model.attention.batch import BatchPages, DeviceLens, ForwardBatch
+
+
+def step_arrays(plan: StepPlan, samples: Samples, wanted: OutputTokens, first: int = 0) -> Arrays:
+    """What a step's batch is made of.
+
+    Args:
+        first: the requests before this one run elsewhere; each of their tokens has an output.
+    """
+    start = samples.query_starts[first]
+    query_starts = samples.query_starts[first:] - start
+    rows, num_computed, num_scheduled = plan.rows[first:], plan.num_computed[first:], plan.num_scheduled[first:]
+    # Token t of request b stands at position num_computed[b] + (t - query_starts[b]).
+    positions = np.arange(query_starts[-1], dtype=np.int64)
+    positions += np.repeat(num_computed - query_starts[:-1], num_scheduled)
+    return {
+        "rows": rows.astype(np.int64),
+        "row_of_token": np.repeat(rows, num_scheduled).astype(np.int64),
+        "positions": positions,
+        "context_lens": num_computed + num_scheduled,
+        "query_starts": query_starts,
+        "output_indices": wanted.indices[start:] - start,
+        "samples": wanted.samples[start:] - start,
+    }
+
+
+def build_batch(arrays: Arrays, sent: Sent, tables: RowTables) -> ForwardBatch:
+    """Gather the step's tokens and pages from the tables (which already hold the plan's differences).
+
+    Args:
+        arrays, sent: `step_arrays`, and maybe more, on the host and on the device.
+    """
+    page_size, positions, row_of_token = tables.page_size, sent["positions"], sent["row_of_token"]
+    page_of_token = tables.pages[row_of_token, positions // page_size].long()
+    num_pages = -(-int(arrays["context_lens"].max()) // page_size)
+    page_numbers = torch.arange(num_pages, dtype=torch.int32, device=positions.device)
+    page_table = tables.pages[sent["rows"], :num_pages]
+    page_table = page_table.masked_fill_(page_numbers * page_size >= sent["context_lens"][:, None], 0)
+    windows = None
+    if tables.window_pages is not None:
+        window_page = tables.window_pages[row_of_token, positions // page_size].long()
+        own = tables.window_pages[sent["rows"], :num_pages].masked_fill_(page_table == 0, 0)
+        # What no token of the step can reach is stale: another request may have it.
+        begins = sent["context_lens"] - sent["query_starts"].diff() - tables.window + 1
+        own.masked_fill_((page_numbers + 1) * page_size <= begins[:, None], 0)
+        windows = BatchPages(window_page * page_size + positions % page_size, own)
+    query_starts = arrays["query_starts"]
+    return ForwardBatch(
+        token_ids=tables.tokens[row_of_token, positions].long(),
+        positions=positions,
+        slots=page_of_token * page_size + positions % page_size,
+        page_table=page_table,
+        query_lens=np.diff(query_starts),
+        context_lens=arrays["context_lens"],
+        query_starts=query_starts,
+        output_indices=sent["output_indices"],
+        lens=DeviceLens(sent["context_lens"], sent["query_starts"]),
+        windows=windows,
+    )

@@ -1,0 +1,218 @@
+"""`ModelRunner`: what a step is, the same on every device. Knows nothing of requests beyond their rows.
+
+    plan ─> arrays ─> send ─> forward ─> sample, tokens to the table ─> fetch ─> result
+
+What differs between devices are its parts: the transport, the sampler, graphs. Where and when it happens is the
+executor's. On a device with a queue of its own:
+
+    copies    |arrays N+1|             |arrays N+2|
+    compute   |forward N, sample, tokens to the table|event|forward N+1 ...
+    host      plan N+1, send, issue    wait for N's event, commit
+
+The host waits for one event per step and for nothing else, unless a request asks for what only the host can do: the
+masks of a grammar (it has to know the token before), reports on prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
+from tokenmill.engine.runner.inputs import build_batch, step_arrays
+from tokenmill.engine.runner.model import Model, PipelinedModel
+from tokenmill.engine.runner.prompt_reports import OutputTokens, Reports
+from tokenmill.engine.runner.results import result_of
+from tokenmill.engine.runner.row_state import RowState
+from tokenmill.engine.runner.samples import Samples
+from tokenmill.engine.runner.step_sampler import AdaptedHead, StepSampler
+from tokenmill.engine.runner.transport import Arrays, Sent, Transport
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.model.sampling.grammar_rows import GrammarStep
+from tokenmill.model.sampling.state import SamplingMetadata
+
+if TYPE_CHECKING:
+    from tokenmill.engine.runner.captured_decodes import CapturedDecodes
+    from tokenmill.engine.runner.draft_model import DraftModel
+
+
+@dataclass(frozen=True, slots=True)
+class EnteredStep:
+    """A step that the rows know of.
+
+    Attributes:
+        metadata: how its samples are drawn. wanted: which of its tokens have outputs.
+        num_captured: requests at its front that run in a graph.
+        arrays, sent: what the device is told of it, by name; here and there.
+    """
+
+    plan: StepPlan
+    samples: Samples
+    metadata: SamplingMetadata
+    wanted: OutputTokens
+    num_captured: int
+    arrays: Arrays
+    sent: Sent
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether some of it runs in no graph."""
+        return self.num_captured < len(self.plan.rows)
+
+
+class ModelRunner:
+    """Steps of one model over the rows of one device.
+
+    Attributes:
+        graphs: captured decodes, where there are any.
+        draft_model: proposes what may follow each step, where there is one.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        rows: RowState,
+        sampler: StepSampler,
+        transport: Transport,
+        graphs: CapturedDecodes | None = None,
+        takes_parts: bool = True,
+    ) -> None:
+        """
+        Args:
+            takes_parts: decodes in front of prompts run in a graph of their own; else a step with prompts is one pass.
+        """
+        self.model = model
+        self.graphs = graphs
+        self.draft_model: DraftModel | None = None
+        self._takes_parts = takes_parts
+        self._attention = attention
+        self._rows = rows
+        self._sampler = sampler
+        self._transport = transport
+
+    @torch.inference_mode()
+    def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
+        """Start a step behind the previous one; returns what waits for its end and puts the result together."""
+        step = self._enter(plan)
+        with self._transport:
+            self._rows.apply(plan, step.sent)
+            outputs = self.model.forward(self._batch(step), self._attention) if step.has_rest else None
+            return self._sample(step, outputs, previous)
+
+    def _enter(self, plan: StepPlan) -> EnteredStep:
+        """Take in a plan, and send what it takes to run it."""
+        rows, samples = self._rows, Samples.of(plan)
+        arrays = rows.enter(plan, samples)
+        metadata = rows.sampling.select(samples.rows, samples.positions)
+        arrays["draws"] = metadata.draws
+        wanted = rows.prompts.outputs_of(plan, samples)
+        num_captured = self._num_captured(plan, samples, wanted, arrays)
+        if num_captured < len(plan.rows):
+            arrays |= step_arrays(plan, samples, wanted, num_captured)
+        return EnteredStep(plan, samples, metadata, wanted, num_captured, arrays, self._transport.send(arrays))
+
+    def _batch(self, step: EnteredStep) -> ForwardBatch:
+        batch = build_batch(step.arrays, step.sent, self._rows.tables)
+        if self._rows.adapters is not None:
+            batch = replace(batch, adapters=self._rows.adapters.rows_of(step.plan, step.sent, step.num_captured))
+        if self._rows.encoder is not None:
+            positions, first = step.arrays["positions"], step.num_captured
+            batch = replace(batch, media=self._rows.encoder.add_to(batch, step.plan, positions, first))
+        if self._rows.recurrences is not None:
+            states = self._rows.recurrences.of_step(step.plan, step.samples.query_starts)
+            batch = replace(batch, states=states)
+        return batch
+
+    def _sample(
+        self, step: EnteredStep, outputs: torch.Tensor | None, previous: StepOutcome | None
+    ) -> Callable[[], StepResult]:
+        """Begin to sample from what the model has brought; returns what waits for the end of that.
+
+        Args:
+            outputs: of the tokens that are not in a graph; None: all are.
+        """
+        rows, samples, sent, reports, sampled = self._rows, step.samples, step.sent, Reports(), None
+        masks = partial(self._masks, samples, previous)
+        if outputs is not None and step.wanted.spans:
+            reports = rows.prompts.take(step.plan, step.wanted.spans, outputs, rows.tables, self._logits_of)
+            outputs = outputs[sent["samples"]]
+        if step.num_captured and self.graphs is not None:
+            sampled = self.graphs.sample(samples, step.metadata, sent, masks, outputs)
+        elif outputs is not None and len(samples):
+            sampled = self._sampler.sample(outputs, samples, step.metadata, sent, masks)
+        on_host = None if sampled is None else sampled.on_host(self._transport)
+        done = self._transport.finish()
+
+        def finish() -> StepResult:
+            done.wait()
+            result = result_of(step.plan, samples, reports, on_host)
+            if self.draft_model is None:
+                return result
+            # What is there already a grammar forces, and that is more certain.
+            return replace(result, proposals={**self.draft_model.propose(step.plan, result), **result.proposals})
+
+        return finish
+
+    def _logits_of(self, row: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The head of a row: the model's, or with what the row's adapter adds to it."""
+        adapters = self._rows.adapters
+        adapter = None if adapters is None else adapters.head_of(row)
+        return self.model.logits if adapter is None else AdaptedHead(self.model, adapter).logits
+
+    def _num_captured(self, plan: StepPlan, samples: Samples, wanted: OutputTokens, arrays: Arrays) -> int:
+        """How many requests at the front of a step run in a graph, whose draws are among the arrays then.
+
+        Decodes in front of prompts do so alone, unless there are drafts or reports: those count places from the first
+        request of the step, so it is one pass.
+        """
+        if self.graphs is None or wanted.spans:
+            return 0
+        is_decode = plan.num_samples == plan.num_scheduled
+        num = len(is_decode) if is_decode.all() else int(is_decode.argmin())
+        if num < len(is_decode) and (plan.draft_ids is not None or not self._takes_parts):
+            return 0
+        return num if num and self.graphs.fit(arrays, plan.rows[:num], plan.num_samples[:num]) else 0
+
+    def _masks(self, samples: Samples, previous: StepOutcome | None) -> GrammarStep | None:
+        """The grammars of a step, once they have the tokens of the one before: here the host has to wait."""
+        grammars = self._rows.grammars
+        if not grammars.concerns(samples.rows):
+            return None
+        if previous is not None:
+            previous.wait()
+        return grammars.step(samples.rows, samples.positions, samples.drafts)
+
+    def close(self) -> None:
+        """End the threads of grammars, and let go of the graphs."""
+        if self.graphs is not None:
+            self.graphs.close()
+            self.graphs = None
+        self._rows.close()
+
+
+class PipelinedRunner(ModelRunner):
+    """Steps of a model of which this process runs the first layers: several at a time, each in another stage.
+
+    Starting a step runs these layers. It is sampled when its outcome is asked for, which is in the order of the steps:
+    no later one needs its tokens before, because a request runs again only when its token is known.
+    """
+
+    model: PipelinedModel
+
+    @torch.inference_mode()
+    def start(self, plan: StepPlan, previous: StepOutcome | None) -> Callable[[], StepResult]:
+        """See `ModelRunner.start`."""
+        step = self._enter(plan)
+        self._rows.apply(plan, step.sent)
+        outputs = self.model.begin(self._batch(step), self._attention)
+        return partial(self._finish, step, outputs)
+
+    @torch.inference_mode()
+    def _finish(self, step: EnteredStep, outputs: Callable[[], torch.Tensor]) -> StepResult:
+        return self._sample(step, outputs(), None)()

@@ -1,0 +1,158 @@
+"""What requests want to know of their prompts: log probabilities of its tokens, or one vector that stands for it.
+
+Collected while the prompt is computed, chunk by chunk; a row that is computed anew (after a preemption) begins anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tokenmill.core.plan import AdmittedRequest, RowFailure, StepPlan, TokenLogprobs
+from tokenmill.engine.runner.row_tables import RowTables
+from tokenmill.engine.runner.samples import Samples
+from tokenmill.model.sampling.logprobs import LogprobGroup, take_logprobs, to_messages
+
+# Logits of so many values are held at a time: 64 MiB.
+_LOGITS_AT_ONCE = 1 << 24
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Row:
+    """One row's wishes. `total`: [hidden_size] float64, the sum over the tokens so far, where the mean is wanted."""
+
+    num_prompt_tokens: int
+    num_logprobs: int | None
+    pooling: str
+    total: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTokens:
+    """Which of a step's T tokens the model gives an output for, in order.
+
+    Attributes:
+        indices: [N] int64, tokens of the step.
+        samples: [S] int64, those of the outputs from which rows sample.
+        spans: batch index -> its first and its last output but one, of the rows that report on their prompt.
+    """
+
+    indices: IntArray
+    samples: IntArray
+    spans: dict[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What a step brought, by batch index.
+
+    Attributes:
+        logprobs: of the prompt's tokens from position `num_computed + 1` on.
+        embeddings: [hidden_size] float32, little-endian, of length 1; of prompts that are complete.
+        failures: rows for which the model gave no finite numbers.
+    """
+
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    embeddings: dict[int, bytes] = field(default_factory=dict)
+    failures: dict[int, RowFailure] = field(default_factory=dict)
+
+
+class PromptReports:
+    """The wishes of every row. Always written whole, so that a reused row keeps nothing of its former owner."""
+
+    def __init__(self, max_rows: int, vocab_size: int) -> None:
+        self._rows: list[_Row | None] = [None] * max_rows
+        # Where the prompt of a row with wishes ends; 0: it has none.
+        self._ends = np.zeros(max_rows, dtype=np.int64)
+        self._rows_at_once = max(1, _LOGITS_AT_ONCE // vocab_size)
+
+    def set(self, new_row: AdmittedRequest) -> None:
+        """Make `new_row.row` the row of this request."""
+        num_logprobs, pooling = new_row.params.prompt_logprobs, new_row.pooling
+        has_wishes = num_logprobs is not None or bool(pooling)
+        self._rows[new_row.row] = _Row(new_row.num_prompt_tokens, num_logprobs, pooling) if has_wishes else None
+        self._ends[new_row.row] = new_row.num_prompt_tokens if has_wishes else 0
+
+    def outputs_of(self, plan: StepPlan, samples: Samples) -> OutputTokens:
+        """The tokens that are sampled from, and all tokens of the rows that report."""
+        reporting = np.flatnonzero(plan.num_computed < self._ends[plan.rows]).tolist()
+        if not reporting:
+            return OutputTokens(samples.outputs, np.arange(len(samples)), {})
+        starts = samples.query_starts
+        wanted = np.zeros(starts[-1], dtype=np.bool_)
+        wanted[samples.outputs] = True
+        for index in reporting:
+            wanted[starts[index] : starts[index + 1]] = True
+        indices = np.flatnonzero(wanted)
+        first, end = (
+            np.searchsorted(indices, starts[reporting] + shift).tolist() for shift in (0, plan.num_scheduled[reporting])
+        )
+        spans = dict(zip(reporting, zip(first, end, strict=True), strict=True))
+        return OutputTokens(indices, np.searchsorted(indices, samples.outputs), spans)
+
+    def take(
+        self,
+        plan: StepPlan,
+        spans: dict[int, tuple[int, int]],
+        outputs: Tensor,
+        tables: RowTables,
+        logits_of: Callable[[int], Callable[[Tensor], Tensor]],
+    ) -> Reports:
+        """Report on the prompts of a step.
+
+        Args:
+            spans: see `OutputTokens`.
+            outputs: [N, hidden_size], what the model gave for its output tokens.
+            logits_of: row -> what gives logits [., V] of any float for its outputs.
+        """
+        reports = Reports()
+        for index, (first, end) in spans.items():
+            row, number = self._rows[plan.rows[index]], int(plan.rows[index])
+            assert row is not None, "a row that reports has wishes"
+            start = int(plan.num_computed[index])
+            own = outputs[first : min(end, first + row.num_prompt_tokens - start)]
+            if row.num_logprobs is not None:
+                # The output of a token tells of the next one; of the prompt's last one nothing is told here.
+                targets = tables.tokens[number, start + 1 : start + 1 + len(own)][: row.num_prompt_tokens - 1 - start]
+                told = list(self._logprobs(own, targets.long(), row.num_logprobs, logits_of(number)))
+                if any(math.isnan(one.sampled.logprob) for one in told):
+                    reports.failures[index] = RowFailure("the model's logits for this prompt are NaN or infinite")
+                else:
+                    reports.logprobs[index] = told
+            if row.pooling:
+                vector = _pool(row, own, is_last=start + len(own) == row.num_prompt_tokens)
+                if vector is not None and not vector.isfinite().all():
+                    reports.failures[index] = RowFailure("the model's vector for this prompt is NaN or infinite")
+                elif vector is not None:
+                    reports.embeddings[index] = vector.to("cpu", torch.float32).numpy().astype("<f4").tobytes()
+        return reports
+
+    def _logprobs(
+        self, outputs: Tensor, targets: Tensor, count: int, logits: Callable[[Tensor], Tensor]
+    ) -> Iterator[TokenLogprobs]:
+        outputs = outputs[: len(targets)]
+        size = self._rows_at_once
+        for part, ids in zip(outputs.split(size), targets.split(size), strict=True):
+            if len(ids):
+                group = LogprobGroup(torch.arange(len(ids), device=ids.device), (count,) * len(ids))
+                messages = to_messages(take_logprobs(logits(part).float(), ids, group))
+                yield from (messages[i] for i in range(len(ids)))
+
+
+def _pool(row: _Row, outputs: Tensor, is_last: bool) -> Tensor | None:
+    """Take in a chunk of the prompt; the vector of length 1 if it was the last."""
+    if row.pooling == "mean":
+        own = outputs.double().sum(0)
+        row.total = own if row.total is None else row.total + own
+    if not is_last:
+        return None
+    vector = outputs[-1].double() if row.total is None else row.total
+    return vector / vector.norm().clamp(min=1e-12)

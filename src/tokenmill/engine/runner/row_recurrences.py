@@ -1,0 +1,46 @@
+"""`RowRecurrences`: where the recurrent states of rows lie, and what a plan does with them besides running them on."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tokenmill.core.plan import StepPlan
+from tokenmill.model.kernels.states import StateMemory, StepStates, step_states
+
+
+class RowRecurrences:
+    """The slot of each row.
+
+    Attributes:
+        memory: the states themselves.
+    """
+
+    def __init__(self, memory: StateMemory, num_rows: int, device: torch.device) -> None:
+        self.memory = memory
+        self._slots = np.zeros(num_rows, dtype=np.int64)
+        self._device = device
+
+    def enter(self, plan: StepPlan) -> None:
+        """Take in the new rows of a plan."""
+        for new in plan.new_rows:
+            self._slots[new.row] = new.state_slot
+
+    def apply(self, plan: StepPlan) -> None:
+        """On the device: let new rows begin with no tokens, or with what was kept of a prefix."""
+        if plan.states is not None and len(plan.states.load_slots):
+            sources, slots = (
+                torch.from_numpy(numbers.astype(np.int64)).to(self._device)
+                for numbers in (plan.states.load_sources, plan.states.load_slots)
+            )
+            self.memory.copy(sources, slots)
+
+    def of_step(self, plan: StepPlan, query_starts: np.ndarray) -> StepStates:
+        """The states that a step's tokens run through. `query_starts`: [B + 1], where each request's begin."""
+        slots, orders = self._slots[plan.rows], plan.states
+        if orders is None or not len(orders.save_rows):
+            return step_states(self.memory, slots, query_starts, None, self._device)
+        order = np.argsort(plan.rows)
+        places = order[np.searchsorted(plan.rows, orders.save_rows, sorter=order)]
+        saves = (places, orders.save_ends - plan.num_computed[places], orders.save_slots)
+        return step_states(self.memory, slots, query_starts, saves, self._device)

@@ -1,0 +1,84 @@
+"""The page table and the token table: per-row state on the device, changed only by the differences a plan brings.
+
+The token table closes the loop of overlap scheduling (as in Mini-SGLang): a step writes its sampled tokens there, and
+the next step reads its inputs from there, whether or not the host knows them yet.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tokenmill.core.plan import StepPlan
+from tokenmill.engine.runner.samples import Samples
+from tokenmill.engine.runner.transport import Arrays, Sent
+from tokenmill.platform.memory import zeros
+
+
+class RowTables:
+    """Rows of running requests.
+
+    Attributes:
+        pages: [num_rows, max_pages] int32, page ids; entries past a request's pages are stale and never read.
+        tokens: [num_rows, max_pages * page_size] int32, prompt and output ids.
+        window_pages: as `pages`, of the window group; what lies behind a window is stale too. None: there is none.
+        window: tokens that its layers attend to at most.
+    """
+
+    def __init__(self, num_rows: int, max_len: int, page_size: int, device: torch.device, window: int = 0) -> None:
+        max_pages = -(-max_len // page_size)
+        self.window = window
+        self.window_pages = zeros((num_rows, max_pages), torch.int32, device) if window else None
+        self.page_size = page_size
+        self.pages = zeros((num_rows, max_pages), torch.int32, device)
+        self.tokens = zeros((num_rows, max_pages * page_size), torch.int32, device)
+
+    def apply(self, plan: StepPlan, sent: Sent) -> None:
+        """Enter new rows, drafts and new pages.
+
+        Args:
+            sent: `table_arrays` of the plan, and maybe more, on the device.
+        """
+        start = 0
+        for new in plan.new_rows:
+            end = start + len(new.token_ids)
+            self.tokens[new.row, : end - start] = sent["new_tokens"][start:end]
+            start = end
+        if plan.draft_ids is not None:
+            self.write_drafts(sent)
+        if len(plan.page_ids):
+            self.pages[sent["page_rows"], sent["page_numbers"]] = sent["page_ids"]
+        if plan.window_pages is not None:
+            assert self.window_pages is not None, "window pages without a window group"
+            self.window_pages[sent["window_rows"], sent["window_numbers"]] = sent["window_ids"]
+
+    def write_drafts(self, sent: Sent) -> None:
+        """Enter the draft tokens of a step that has any."""
+        self.tokens[sent["draft_rows"], sent["draft_positions"]] = sent["draft_ids"]
+
+    def write_tokens(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Enter sampled tokens; all [S] int64, on the device. What stands behind a wrong draft is written anew later.
+
+        Where there is none (negative) token 0 stands in: a step that is launched already runs with it, in vain.
+        """
+        self.tokens[rows, positions] = token_ids.clamp(min=0).to(torch.int32)
+
+
+def table_arrays(plan: StepPlan, samples: Samples) -> Arrays:
+    """A plan's differences as arrays; new rows' tokens one after the other."""
+    arrays: Arrays = {}
+    if plan.new_rows:
+        arrays["new_tokens"] = np.concatenate([new.token_ids for new in plan.new_rows])
+    if plan.draft_ids is not None and samples.drafts is not None:
+        is_drafted = samples.drafts >= 0
+        arrays["draft_rows"], arrays["draft_positions"] = samples.rows[is_drafted], samples.positions[is_drafted]
+        arrays["draft_ids"] = plan.draft_ids
+    if len(plan.page_ids):
+        arrays["page_rows"] = plan.page_rows.astype(np.int64)
+        arrays["page_numbers"] = plan.page_numbers.astype(np.int64)
+        arrays["page_ids"] = plan.page_ids
+    if (entries := plan.window_pages) is not None:
+        arrays["window_rows"] = entries.rows.astype(np.int64)
+        arrays["window_numbers"] = entries.numbers.astype(np.int64)
+        arrays["window_ids"] = entries.ids
+    return arrays

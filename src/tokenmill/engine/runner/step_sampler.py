@@ -1,0 +1,193 @@
+"""From the outputs of a pass to tokens: the one door between the runner and `sampling`.
+
+`HostSampler` runs where the host does the work and may look at what was drawn. `DeviceSampler` issues all of it to a
+device that the host does not wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from tokenmill.engine.runner.model import Model
+from tokenmill.engine.runner.row_tables import RowTables
+from tokenmill.engine.runner.samples import Samples
+from tokenmill.engine.runner.transport import Sent, Transport
+from tokenmill.model.adapters.rows import RowAdapters
+from tokenmill.model.kernels.adapters import LinearAdapter
+from tokenmill.model.kernels.torch_kernels import argmax
+from tokenmill.model.sampling.draws import column
+from tokenmill.model.sampling.grammar_rows import GrammarStep
+from tokenmill.model.sampling.logprobs import LogprobTensors
+from tokenmill.model.sampling.sampler import DrawKernel, Drawn, Outputs, Sampler
+from tokenmill.model.sampling.state import SamplingMetadata
+
+if TYPE_CHECKING:
+    from tokenmill import _native
+
+Masks = Callable[[], GrammarStep | None]
+"""The grammars of a step. Asked for once its pass is issued: to know them the host may have to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What S samples gave.
+
+    Attributes:
+        token_ids: [S] int64, `NO_TOKEN` or `NOTHING_LEFT` where there is none.
+        logprobs: of those that asked; None: nobody did.
+        masks: the grammars that have to be told; None: there are none.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: LogprobTensors | None = None
+    masks: GrammarStep | None = None
+
+    def on_host(self, transport: Transport) -> Sampled:
+        """The same on the host: begin to copy it there."""
+        told = self.logprobs
+        if told is None:
+            return replace(self, token_ids=transport.fetch(self.token_ids)[0])
+        numbers = (told.indices, told.token_ids, told.logprobs, told.ranks.long(), told.top_ids, told.top_logprobs)
+        token_ids, indices, *others = transport.fetch(self.token_ids, *numbers)
+        return replace(self, token_ids=token_ids, logprobs=LogprobTensors(indices, told.counts, *others))
+
+
+class StepSampler(Protocol):
+    """Samples the tokens of a step and enters them into the token table, where the next step finds them."""
+
+    def sample(
+        self, outputs: torch.Tensor, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks
+    ) -> Sampled:
+        """Sample from outputs [S, hidden_size] of the model.
+
+        Args:
+            sent: `draws` among them: those of the metadata, on the device.
+        """
+
+
+class HostSampler:
+    """See `StepSampler`.
+
+    Args:
+        native: kernels that draw; None: torch does.
+        adapters: those of the rows; None: there are none.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tables: RowTables,
+        native: _native.Kernels | None = None,
+        adapters: RowAdapters | None = None,
+    ) -> None:
+        self._adapters = adapters
+        self._model = model
+        self._tables = tables
+        self._sampler = Sampler(native=native)
+
+    def sample(
+        self, outputs: torch.Tensor, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks
+    ) -> Sampled:
+        """See `StepSampler`."""
+        grammars = masks()
+        source = Outputs(self._model, outputs, self._adapted(samples))
+        sampled = self._sampler.sample(source, metadata, self._tables.tokens, grammars)
+        self._tables.write_tokens(*places(sent["draws"]), sampled.token_ids)
+        return Sampled(sampled.token_ids, sampled.logprobs, grammars)
+
+    def _adapted(self, samples: Samples) -> list[tuple[torch.Tensor, AdaptedHead]]:
+        """The samples whose adapters add to the head, by adapter."""
+        if self._adapters is None:
+            return []
+        found = []
+        for row in np.unique(samples.rows).tolist():
+            adapter = self._adapters.head_of(row)
+            if adapter is not None:
+                places = torch.from_numpy(np.flatnonzero(samples.rows == row))
+                found.append((places, AdaptedHead(self._model, adapter)))
+        return found
+
+
+class AdaptedHead:
+    """The head of a model with what an adapter adds to it."""
+
+    def __init__(self, model: Model, adapter: LinearAdapter) -> None:
+        self._model = model
+        self._adapter = adapter
+
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """See `Head.logits`."""
+        return self._adapter.add(outputs, self._model.logits(outputs).float())
+
+    def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
+        """See `Head.argmax`."""
+        return argmax(self.logits(outputs))
+
+
+class DeviceSampler:
+    """See `StepSampler`. Draws from the logits as they are, and again where a row asks for more: a graph may hold the
+    first.
+
+    Args:
+        draw: the kernel.
+        share: lets other ranks have the tokens too.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tables: RowTables,
+        draw: DrawKernel,
+        share: Callable[[torch.Tensor], torch.Tensor] = lambda token_ids: token_ids,
+    ) -> None:
+        self.tables = tables
+        self._model = model
+        self._sampler = Sampler(draw)
+        self._share = share
+
+    def sample(
+        self, outputs: torch.Tensor, samples: Samples, metadata: SamplingMetadata, sent: Sent, masks: Masks
+    ) -> Sampled:
+        """See `StepSampler`."""
+        logits = self._model.logits(outputs)
+        return self.sample_drawn(logits, self.draw(logits, sent["draws"]), samples, metadata, sent, masks)
+
+    def draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        """Sample from logits [S, V] as they are, and enter the tokens into the table."""
+        return self.enter(self._sampler.draw(logits, draws), draws)
+
+    def enter(self, token_ids: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+        """Enter sampled tokens into the table, of every rank."""
+        token_ids = self._share(token_ids)
+        self.tables.write_tokens(*places(draws), token_ids)
+        return token_ids
+
+    def sample_drawn(
+        self,
+        logits: torch.Tensor,
+        drawn: torch.Tensor,
+        samples: Samples,
+        metadata: SamplingMetadata,
+        sent: Sent,
+        masks: Masks,
+    ) -> Sampled:
+        """What rows draw by all that they ask for and under their masks; `drawn` if nobody asks for more."""
+        grammars = masks()
+        if samples.drafts is not None and (grammars is not None or metadata.needs_processing):
+            self.tables.write_drafts(sent)  # the first draw has taken their places, and penalties look at them
+        source = Drawn(logits, sent["draws"], drawn)
+        sampled = self._sampler.sample(source, metadata, self.tables.tokens, grammars)
+        token_ids = sampled.token_ids
+        if token_ids is not drawn:
+            token_ids = self.enter(token_ids, source.draws)
+        return Sampled(token_ids, sampled.logprobs, grammars)
+
+
+def places(draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and positions of the tokens that packed draws sample, [S] int64 each."""
+    return column(draws, "row"), column(draws, "position")

@@ -1,0 +1,202 @@
+"""Fairness between tenants: they take turns, and who holds more yields rows and pages to who holds less.
+
+Turns are given in rounds, by deficit round robin (Shreedhar and Varghese, SIGCOMM 1995). What tenants share is steps:
+of each step a tenant is served as large a part as it has of the step's tokens. Its turn lasts until it has been served
+two steps' worth. Who has had fewer turns goes first; in the same round it is by arrival, so calls shorter than a turn
+are served as they come.
+
+A clock says how much each tenant would have got had all been served alike (the virtual time of fair queueing: Demers,
+Keshav and Shenker, SIGCOMM 1989). Who comes takes part in the round that the clock shows: being away earns nothing.
+What a request runs again after a preemption is not counted twice. Background requests have a clock and rounds of their
+own.
+
+Where all rows or pages are in use, a tenant that holds more yields to one that holds less, as long as it keeps no less
+than the other then has. So what is held becomes more equal with each preemption, nobody takes back what was taken from
+it, and a tenant never loses its only request. A background request yields to any other, whatever the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tokenmill.core.request import Request
+from tokenmill.engine.kv.kv_manager import KVManager
+from tokenmill.engine.scheduler.queue import RequestQueue
+
+# Steps that a turn lasts for: whoever has just come waits for two at most.
+QUANTUM = 2
+
+
+@dataclass(slots=True)
+class Tenant:
+    """Who takes turns.
+
+    Attributes:
+        served: steps, by the clock.
+        round: how many turns that is: the number of the round it takes part in.
+        requests: those of it that are alive, by id.
+    """
+
+    served: float
+    round: int
+    requests: dict[str, Request] = field(default_factory=dict)
+
+
+class Rounds:
+    """How many turns each tenant has had."""
+
+    def __init__(self) -> None:
+        self._tenants: tuple[dict[str, Tenant], dict[str, Tenant]] = {}, {}  # the second ones in the background
+        self._clocks = [0.0, 0.0]
+
+    def round_of(self, request: Request) -> int:
+        """The round that the request's tenant takes part in: as many turns has it used up."""
+        return self._tenants[request.is_background][request.tenant].round
+
+    def join(self, request: Request) -> list[Request]:
+        """A request arrives.
+
+        Returns:
+            Those of its tenant, where they take part in another round now, or it alone.
+        """
+        round = int(self._clocks[request.is_background] // QUANTUM)
+        tenants = self._tenants[request.is_background]
+        tenant = tenants.setdefault(request.tenant, Tenant(round * QUANTUM, round))
+        tenant.requests[request.id] = request
+        if tenant.round >= round:
+            return [request]
+        tenant.served, tenant.round = round * QUANTUM, round
+        return list(tenant.requests.values())
+
+    def leave(self, request: Request) -> None:
+        """A request is gone; with the last one its tenant is forgotten."""
+        tenants = self._tenants[request.is_background]
+        tenant = tenants[request.tenant]
+        del tenant.requests[request.id]
+        if not tenant.requests:
+            del tenants[request.tenant]
+
+    def charge(self, scheduled: Iterable[Request], num_tokens: int) -> list[Request]:
+        """Count what a step of `num_tokens` runs for each of these requests, up to their `num_computed_tokens`.
+
+        Returns:
+            The requests of those tenants for whom another round begins.
+        """
+        part, totals, advanced = 1 / num_tokens, [0, 0], []
+        for request in scheduled:
+            new = request.num_computed_tokens - request.num_charged_tokens
+            if new > 0:
+                request.num_charged_tokens += new
+                totals[request.is_background] += new
+                tenant = self._tenants[request.is_background][request.tenant]
+                tenant.served += new * part
+                if tenant.served >= (tenant.round + 1) * QUANTUM:
+                    tenant.round += 1
+                    advanced.append(tenant)
+        for number, (total, tenants) in enumerate(zip(totals, self._tenants, strict=True)):
+            if total:
+                self._clocks[number] += total * part / len(tenants)
+        return [request for tenant in advanced for request in tenant.requests.values()]
+
+    def check_invariants(self, alive: dict[str, Request]) -> None:
+        """Every request that is alive has its tenant, and every tenant a request."""
+        tenants = [tenant for some in self._tenants for tenant in some.values()]
+        known = {request_id for tenant in tenants for request_id in tenant.requests}
+        assert known == set(alive), "a tenant has lost a request or keeps one that ended"
+        assert all(tenant.requests for tenant in tenants), "a tenant outlives its requests"
+
+
+@dataclass(slots=True)
+class Share:
+    """What the running requests of a tenant hold."""
+
+    rows: int = 0
+    pages: int = 0
+
+
+@dataclass(slots=True)
+class Need:
+    """What a waiting request takes, and how much of it is missing."""
+
+    pages: int
+    missing_rows: int
+    missing_pages: int
+    missing_windows: int = 0
+
+    @property
+    def is_met(self) -> bool:
+        """True if nothing is missing."""
+        return self.missing_rows <= 0 and not self.lacks_pages
+
+    @property
+    def lacks_pages(self) -> bool:
+        """True if pages of a group are missing."""
+        return self.missing_pages > 0 or self.missing_windows > 0
+
+
+def find_yielding(
+    waiting: Request, need: Need, running: RequestQueue, kv: KVManager, takes_turns: bool = True
+) -> list[Request]:
+    """The running requests to preempt so that `waiting` can begin: the last in order, and no more than are needed.
+
+    Args:
+        takes_turns: False: only background requests yield, to those that are not.
+
+    Returns:
+        None of them where those that would yield do not hold enough.
+    """
+    shares = _shares(running, kv)
+    own = shares.get(waiting.tenant, Share())
+    yielding: list[Request] = []
+    for request in reversed(running):
+        is_lower = request.is_background and not waiting.is_background
+        if need.is_met or request.rank < waiting.rank or not (takes_turns or is_lower):
+            break
+        share = shares[request.tenant]
+        num_pages = len(kv.pages(request))
+        gives_row = need.missing_rows > 0 and (is_lower or share.rows - 1 >= own.rows + 1)
+        gives_pages = need.lacks_pages and (is_lower or share.pages - num_pages >= own.pages + need.pages)
+        is_other = is_lower or request.tenant != waiting.tenant
+        if is_other and (gives_row or (gives_pages and need.missing_rows <= 0)):
+            yielding.append(request)
+            share.rows -= 1
+            share.pages -= num_pages
+            need.missing_rows -= 1
+            need.missing_pages -= kv.num_returned_by([request])
+            need.missing_windows -= 0 if kv.windows is None else kv.windows.promised_to(request.id)
+    return yielding if need.is_met else []
+
+
+def _shares(running: RequestQueue, kv: KVManager) -> dict[str, Share]:
+    shares: dict[str, Share] = {}
+    for request in running:
+        share = shares.setdefault(request.tenant, Share())
+        share.rows += 1
+        share.pages += len(kv.pages(request))
+    return shares
+
+
+def serving_order(
+    queue: RequestQueue, elder: Request | None, takes_turns: bool, budget: int
+) -> tuple[list[Request], int]:
+    """The running requests in the order in which a step serves them, and how many decodes come before all prompts.
+
+    Where tenants take turns and decodes leave half of a step to prompts, decodes come first: one token of each takes
+    little from anybody, and texts go on evenly while others' prompts take turns. So they do before an elder's prompt.
+
+    Args:
+        queue: the running requests by rank. elder: see `Seniority`.
+        budget: tokens of a step.
+    """
+    running = list(queue)
+    elder_prefills = elder is not None and elder.is_running and elder.is_prefilling
+    if 2 * len(running) > budget or not (takes_turns or elder_prefills):
+        return running, 0
+    num_prompts = sum([request.is_prefilling for request in running])
+    if elder_prefills:
+        running.sort(key=lambda request: request.is_prefilling)
+    elif num_prompts:
+        running.sort(key=lambda request: (request.rank[0], request.is_prefilling))
+    is_one_class = bool(running) and running[0].rank[0] == running[-1].rank[0]
+    return running, len(running) - num_prompts if elder_prefills or is_one_class else 0

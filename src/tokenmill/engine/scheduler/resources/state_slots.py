@@ -1,0 +1,272 @@
+"""`StateSlots`: whose the slots of recurrent states are: requests that own a row, and prefixes whose state was kept.
+
+A layer with a recurrence has one state of a request, which runs on with its tokens; where it was it cannot go back to.
+So a prefix is found again only where its state was kept: at the ends of some pages, in a slot that belongs to the page
+as long as the prefix cache has it.
+
+    |<- page ->|<- page ->|<- page ->|<- tail ->|     a slot for the request, which is where its tokens end,
+               ^ kept                ^ kept           and one for each state that was kept
+
+What a prompt shares with others is known only when others come, so kept is: the end of the last full page of a prompt
+(the same prompt again, and n answers), the page where a request leaves what the cache has without a state (the next
+one that shares it; after Marconi, Pan et al. 2025), what another one waits for, and of the text that goes on its newest
+page now and then. Any of these may be given up for a request that needs a slot, the least recently used first.
+
+Slots are reused at once: steps run in order, so whatever reads a slot has read it before a later step writes it.
+Knows no clock; the same calls give the same choices.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tokenmill.core.plan import PlanStates
+from tokenmill.core.request import Request
+from tokenmill.engine.kv.kv_manager import KVManager
+from tokenmill.engine.kv.radix_tree import PrefixMatch
+
+# Tokens from one state of a text that goes on to the next: copying one must cost little beside running so many.
+TAIL_SPACING = 64
+# Of one request, at most so many states that others wait for.
+MOST_WISHES = 4
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A state at the end of a page. `tail_of`: the request whose newest it is, which will replace it; "": nobody's."""
+
+    slot: int
+    tail_of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    """A state that a launched step keeps: that of the request's first `end` tokens."""
+
+    end: int
+    slot: int
+    is_tail: bool
+
+
+@dataclass(slots=True)
+class StateCounts:
+    """Since the start: states that were kept, those that requests began with, and those given up."""
+
+    num_kept: int = 0
+    num_hits: int = 0
+    num_given_up: int = 0
+
+
+@dataclass(slots=True)
+class _Orders:
+    """What the next plan says of states."""
+
+    loads: list[tuple[int, int]] = field(default_factory=list)
+    saves: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+class StateSlots:
+    """See the module.
+
+    Args:
+        num_slots: at least as many as there are rows.
+        keeps: states of prefixes are kept at all.
+
+    Attributes:
+        counts: what has become of kept states.
+    """
+
+    def __init__(self, num_slots: int, page_size: int, keeps: bool = True) -> None:
+        self.num_slots = num_slots
+        self.counts = StateCounts()
+        self._page_size = page_size
+        self._spacing = max(page_size, TAIL_SPACING // page_size * page_size)
+        self._keeps = keeps
+        self._free = list(range(num_slots))
+        self._owned: dict[str, int] = {}  # by request
+        self._kept: dict[int, _Kept] = {}  # by page, the least recently used first
+        self._tails: dict[str, int] = {}  # by request, the page of its newest state
+        self._points: dict[str, list[int]] = {}  # by request: tokens behind which its state is wanted, increasing
+        self._saving: dict[int, dict[str, _Save]] = {}  # by step and request
+        self._orders = _Orders()
+
+    @classmethod
+    def over(cls, kv: KVManager, num_slots: int) -> StateSlots:
+        """Slots for a scheduler over these pages, whose manager is told where requests can begin."""
+        slots = cls(num_slots, kv.page_size, kv.shares_prefixes)
+        kv.depth, kv.on_evicted, kv.on_replaced = slots.depth, slots.forget, slots.move
+        return slots
+
+    @property
+    def num_kept(self) -> int:
+        """States of prefixes that a request could begin with."""
+        return len(self._kept)
+
+    def depth(self, pages: Sequence[int]) -> int:
+        """How many of a path's pages come before the last state that was kept on it."""
+        for number in range(len(pages), 0, -1):
+            if pages[number - 1] in self._kept:
+                return number
+        return 0
+
+    def slot_of(self, request: Request) -> int:
+        """The slot of a request that owns a row."""
+        return self._owned[request.id]
+
+    def points(self, request: Request, match: PrefixMatch | None = None) -> Sequence[int]:
+        """Behind how many tokens of a request its state is wanted, increasing.
+
+        Args:
+            match: of one that has no row yet: where it leaves the cache, and where its prompt ends; None: it has one.
+        """
+        if match is None:
+            return self._points[request.id]
+        last = (request.num_prompt_tokens - 1) // self._page_size * self._page_size
+        shared = (match.longer or match).num_tokens
+        return sorted({point for point in (shared, last) if point > match.num_tokens})
+
+    def begin(self, request: Request, match: PrefixMatch, points: Sequence[int]) -> bool:
+        """A request that begins behind a match is about to get a row: it needs a slot.
+
+        Returns:
+            False if launched steps have all that are left; nothing has changed then.
+        """
+        kept = None
+        if len(match.pages):
+            page = int(match.pages[-1])
+            kept = self._kept[page] = self._kept.pop(page)  # the last to be given up
+        slot = self._take()
+        if slot is None:
+            return False
+        self._owned[request.id], self._points[request.id] = slot, list(points)
+        if kept is None:
+            self._orders.loads.append((slot, -1))
+            return True
+        self.counts.num_hits += 1
+        if kept.tail_of:  # others share it
+            del self._tails[kept.tail_of]
+            kept.tail_of = ""
+        if kept.slot != slot:  # else it was the last one left: its own now
+            self._orders.loads.append((slot, kept.slot))
+        return True
+
+    def wish(self, writer: Request, end: int, start: int) -> bool:
+        """A request that would begin at `start` waits for the first `end` tokens of one that runs; whether it may."""
+        if end <= start:
+            return False
+        if any(saves[writer.id].end == end for saves in self._saving.values() if writer.id in saves):
+            return True
+        points = self._points.get(writer.id)
+        if not self._keeps or points is None or end <= writer.num_computed_tokens:
+            return False
+        if end not in points:
+            if len(points) >= MOST_WISHES:
+                return False
+            bisect.insort(points, end)
+        return True
+
+    def take(self, request: Request, start: int, num_tokens: int, step: int) -> None:
+        """These tokens run in a step: keep what is wanted of them, if there is a slot for it."""
+        points, end = self._points[request.id], start + num_tokens
+        passed = bisect.bisect_right(points, end)
+        point, is_tail = (points[passed - 1], False) if passed else (end // self._spacing * self._spacing, True)
+        del points[:passed]
+        if not self._keeps or point <= start:
+            return
+        slot = self._take()
+        if slot is not None:
+            assert request.row is not None, "a request that runs has a row"
+            self._saving.setdefault(step, {})[request.id] = _Save(point, slot, is_tail)
+            self._orders.saves.append((request.row, point, slot))
+
+    def saved_at(self, request: Request, step: int) -> int:
+        """Behind how many tokens of a request a step has kept its state; 0: none."""
+        save = self._saving.get(step, {}).get(request.id)
+        return 0 if save is None else save.end
+
+    def keep(self, request: Request, step: int, page: int) -> None:
+        """The state that a step has kept of a request is that at the end of a page of the prefix cache."""
+        save = self._saving[step].pop(request.id)
+        if page in self._kept:  # somebody else's, of the same tokens
+            self._give_back(save.slot)
+            return
+        self.counts.num_kept += 1
+        self._kept[page] = _Kept(save.slot)
+        if save.is_tail and request.id in self._owned:
+            before = self._tails.pop(request.id, None)
+            if before is not None:
+                self._give_back(self._kept.pop(before).slot)
+            self._kept[page].tail_of, self._tails[request.id] = request.id, page
+
+    def end_step(self, step: int) -> None:
+        """A step is committed, or has failed: what it kept and nobody asked for is let go of."""
+        for save in self._saving.pop(step, {}).values():
+            self._give_back(save.slot)
+
+    def leave(self, request: Request) -> None:
+        """A request gives up its row; its newest state stays like those of others."""
+        self._give_back(self._owned.pop(request.id))
+        self._points.pop(request.id)
+        page = self._tails.pop(request.id, None)
+        if page is not None:
+            self._kept[page].tail_of = ""
+
+    def forget(self, pages: Iterable[int]) -> None:
+        """The prefix cache has given up these pages."""
+        for page in pages:
+            kept = self._kept.pop(page, None)
+            if kept is not None:
+                self._let_go(kept)
+                self._give_back(kept.slot)
+
+    def move(self, old: Iterable[int], new: Iterable[int]) -> None:
+        """The prefix cache has taken new pages for old ones: the states at their ends are at those of the new ones."""
+        for before, after in zip(old, new, strict=True):
+            kept = self._kept.pop(before, None)
+            if kept is not None:
+                self._kept[after] = kept  # somebody has just passed it: the last to be given up
+                if kept.tail_of:
+                    self._tails[kept.tail_of] = after
+
+    def take_orders(self) -> PlanStates | None:
+        """What the plan says of states; told once."""
+        orders, self._orders = self._orders, _Orders()
+        if not orders.loads and not orders.saves:
+            return None
+        loads, saves = (np.array(rows, dtype=np.int32) for rows in (orders.loads, orders.saves))
+        return PlanStates(*loads.reshape(-1, 2).T, *saves.reshape(-1, 3).T)
+
+    def _take(self) -> int | None:
+        """A free slot, or that of the state that was not used for longest; None: there is none."""
+        if self._free:
+            return heapq.heappop(self._free)
+        page = next(iter(self._kept), None)
+        if page is None:
+            return None
+        self.counts.num_given_up += 1
+        kept = self._kept.pop(page)
+        self._let_go(kept)
+        return kept.slot
+
+    def _let_go(self, kept: _Kept) -> None:
+        if kept.tail_of:
+            del self._tails[kept.tail_of]
+
+    def _give_back(self, slot: int) -> None:
+        heapq.heappush(self._free, slot)
+
+    def check_invariants(self, owners: Iterable[Request], tree_pages: Iterable[int]) -> None:
+        """Raise AssertionError where a slot is lost, or is that of two, or of nobody who is there."""
+        saving = [save.slot for saves in self._saving.values() for save in saves.values()]
+        slots = [*self._free, *self._owned.values(), *(kept.slot for kept in self._kept.values()), *saving]
+        assert sorted(slots) == list(range(self.num_slots)), "a slot is lost, or is that of two"
+        assert self._owned.keys() == {request.id for request in owners}, "a slot for a request without a row"
+        assert self._owned.keys() == self._points.keys(), "points of a request without a row"
+        assert self._kept.keys() <= set(tree_pages), "a state at the end of a page that the cache has not"
+        tails = {kept.tail_of: page for page, kept in self._kept.items() if kept.tail_of}
+        assert tails == self._tails, "a newest state that is another's"

@@ -1,0 +1,74 @@
+"""Sessions: requests that go on with further input when a turn has ended, over the KV that they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import TokenOutput
+from tokenmill.core.request import FinishReason, Request, TurnInput
+from tokenmill.engine.scheduler.state import SchedulerState
+
+# Inputs of a session that may wait for the end of its turn.
+MAX_QUEUED_INPUTS = 16
+
+
+class Sessions:
+    """What becomes of them between two turns.
+
+    Args:
+        check_size: raises InvalidRequest for so many tokens as no request could run to.
+
+    Attributes:
+        due: those that may be paused and have further input.
+    """
+
+    def __init__(self, state: SchedulerState, check_size: Callable[[int], None]) -> None:
+        self.due: list[Request] = []
+        self._state = state
+        self._check_size = check_size
+
+    def extend(self, request_id: str, turn: TurnInput) -> None:
+        """Continue a session with further input: at once if it is paused, else when its turn ends.
+
+        Raises:
+            InvalidRequest: no such session, too many inputs wait already, or the context has no room for this one.
+        """
+        request = self._state.requests.get(request_id)
+        if request is None or request.is_finished or not request.is_resumable:
+            raise InvalidRequest("the session has ended, or its last turn runs")
+        if any(queued.is_last for queued in request.inputs):
+            raise InvalidRequest("the session ends with an input that it has already")
+        if len(request.inputs) == MAX_QUEUED_INPUTS:
+            raise InvalidRequest(f"{MAX_QUEUED_INPUTS} inputs of this session wait for the end of its turn already")
+        self._check_size(request.max_tokens_with(turn))
+        request.inputs.append(turn)
+        if request.is_paused:
+            self.due.append(request)
+
+    def end_turn(self, request: Request) -> None:
+        """A request has ended, or the turn of a session has."""
+        if request.inputs:
+            self.due.append(request)
+        if request.is_paused:
+            self._state.go_back(request)
+
+    def begin_turns(self) -> list[TokenOutput]:
+        """Let paused sessions that have further input go on.
+
+        Returns:
+            The terminal outputs of those whose context has no room for it.
+        """
+        due, self.due = self.due, []
+        return [output for request in due if request.is_paused for output in self._begin_turn(request)]
+
+    def _begin_turn(self, request: Request) -> list[TokenOutput]:
+        turn = request.inputs.popleft()
+        try:
+            self._check_size(request.max_tokens_with(turn))
+            request.extend(turn)
+        except InvalidRequest as error:
+            self._state.end(request, FinishReason.ERROR)
+            return [TokenOutput(request.id, [], FinishReason.ERROR, error=str(error))]
+        self._state.begin_turn(request)
+        return []

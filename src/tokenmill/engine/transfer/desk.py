@@ -1,0 +1,396 @@
+"""`TransferDesk`: between an engine and its sources of KV. What they say becomes news; every wait has a deadline.
+
+    turn of the engine    collect (news of what is over) -> ask (news of what is found) -> schedule -> launch: begin
+    source's threads      fill, read, finish ──> collect, in the next turn
+
+Only this side of the room has a clock. A question that is not answered in time finds nothing; a load that is late is
+over with the pages that are there; pages that are kept for too long are released. What is over touches no page.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import AddRequest, TokenOutput
+from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
+from tokenmill.core.request import CacheKey, FinishReason, TokenArray
+from tokenmill.core.transfers import Found, KVNews, KVQuery, Loaded, LoadOrder, PlanTransfers, Released, SaveOrder
+from tokenmill.engine.transfer.orders import PageLoad, PageSave
+from tokenmill.engine.transfer.protocol import Answer, KeptPages, KVSource, PageMover
+from tokenmill.engine.transfer.state import TransferState
+
+logger = logging.getLogger(__name__)
+
+RECOMPUTE, FAIL = FAILURE_POLICIES = ("recompute", "fail")
+
+
+class Launcher(Protocol):
+    """What the desk needs of an executor; see `Executor`."""
+
+    def launch(self, plan: StepPlan) -> StepOutcome:
+        """Start a step."""
+
+    def recover(self) -> None:
+        """Run plans again after a failure."""
+
+    def close(self) -> None:
+        """Let go of what steps ran with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long what is outside may take, in seconds.
+
+    Attributes:
+        lookup: of a question.
+        load: of a load.
+        save: of a save.
+        keep: of the pages of a request that has ended.
+        close: of what is still to be saved when the engine ends.
+    """
+
+    lookup: float = 5.0
+    load: float = 60.0
+    save: float = 60.0
+    keep: float = 60.0
+    close: float = 10.0
+
+
+@dataclass(slots=True)
+class _Question:
+    query: KVQuery
+    params: dict[str, Any] | None
+    answers: list[Answer | None]
+    deadline: float
+
+
+class TransferDesk:
+    """The engine's thread calls it; sources' threads come in through `PageLoad` and `PageSave` only.
+
+    Args:
+        sources: asked in this order; the first that has more than the engine is loaded from.
+        state: the scheduler's side.
+        policy: what becomes of a request whose load fails: `recompute` what is missing, or `fail`.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[KVSource],
+        state: TransferState,
+        mover: PageMover,
+        policy: str = RECOMPUTE,
+        patience: Patience | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.sources = tuple(sources)
+        self.patience = patience or Patience()
+        self._state = state
+        self.mover = mover
+        self._policy = policy
+        self._clock = clock
+        self._questions: dict[str, _Question] = {}
+        self._loads: dict[int, tuple[PageLoad, float]] = {}
+        self._saves: dict[int, tuple[list[PageSave], float]] = {}
+        self._kept: dict[int, tuple[KVSource, float]] = {}
+        self._params: dict[str, dict[str, Any]] = {}
+        self._known: dict[str, list[KVSource]] = {}
+        self._over: deque[int] = deque()  # ids of loads and saves, filled by any thread
+        self._happened = threading.Event()
+        self._failed: list[str] = []
+
+    # --- requests come and go ---------------------------------------------------------------------------------------
+
+    def arrived(self, message: AddRequest) -> None:
+        """A request comes.
+
+        Raises:
+            InvalidRequest: a source refuses its `kv_transfer_params`.
+        """
+        if message.kv_transfer_params is None:
+            return
+        known = self._known[message.id] = []
+        try:
+            for source in self.sources:
+                source.arrived(message.id, message.kv_transfer_params)
+                known.append(source)
+        except InvalidRequest:
+            self.forget([message.id])
+            raise
+        self._params[message.id] = message.kv_transfer_params
+
+    def ended(self, outputs: Iterable[TokenOutput]) -> None:
+        """Last outputs of requests: those whose pages are kept say so in their replies."""
+        for output in outputs:
+            if output.finish_reason is None:
+                continue
+            pin_id = self._state.kept.get(output.id)
+            if pin_id is not None and pin_id not in self._kept:
+                output.kv_transfer_params = self._keep(pin_id, output)
+            self.forget([output.id])
+
+    def _keep(self, pin_id: int, output: TokenOutput) -> dict[str, Any] | None:
+        pin = self._state.pins[pin_id]
+        source = next(source for source in self.sources if source.name == pin.kept_for)
+        self._kept[pin_id] = source, self._clock() + self.patience.keep
+        reason = output.finish_reason or FinishReason.STOP
+        pages, params = pin.pages.tolist(), self._params.get(output.id)
+        return source.ended(KeptPages(pin_id, output.id, pin.cache_key, pin.tokens, pages, reason, params))
+
+    def begun(self, request_ids: Iterable[str]) -> None:
+        """Requests take their rows: nothing is loaded for them any more. Their parameters stay until they end."""
+        for request_id in request_ids:
+            for source in self._known.pop(request_id, ()):
+                source.forget(request_id)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Requests have ended."""
+        request_ids = list(request_ids)
+        self.begun(request_ids)
+        for request_id in request_ids:
+            self._questions.pop(request_id, None)
+            self._params.pop(request_id, None)
+
+    # --- questions --------------------------------------------------------------------------------------------------
+
+    def ask(self, queries: Iterable[KVQuery]) -> list[Found]:
+        """Ask the sources; what they can say at once."""
+        deadline = self._clock() + self.patience.lookup
+        for query in queries:
+            params = self._params.get(query.request_id)
+            self._known[query.request_id] = list(self.sources)
+            self._questions[query.request_id] = _Question(query, params, [None] * len(self.sources), deadline)
+        return [found for question in list(self._questions.values()) if (found := self._answer(question)) is not None]
+
+    def _answer(self, question: _Question) -> Found | None:
+        """Ask those that have not answered yet; the answer, once all have or the time is up."""
+        for number, source in enumerate(self.sources):
+            if question.answers[number] is None:
+                question.answers[number] = _look_up(source, question)
+        if None in question.answers and self._clock() < question.deadline:
+            return None
+        del self._questions[question.query.request_id]
+        found = Found(question.query.request_id)
+        for source, answer in zip(self.sources, question.answers, strict=True):
+            if answer is None:
+                continue
+            kept_for = source.name if answer.keeps and not found.kept_for else found.kept_for
+            is_first = not found.source and answer.num_tokens > question.query.num_local_tokens
+            if is_first:
+                found = Found(found.request_id, source.name, answer.num_tokens, answer.where, kept_for)
+            else:
+                found = msgspec.structs.replace(found, kept_for=kept_for)
+        return found
+
+    # --- orders -----------------------------------------------------------------------------------------------------
+
+    def begin(self, transfers: PlanTransfers) -> None:
+        """Hand the orders of a plan to the sources."""
+        now = self._clock()
+        for load in transfers.loads:
+            self._begin_load(load, now + self.patience.load)
+        for save in transfers.saves:
+            pin = self._state.pins[save.id]
+            self._begin_save(save, pin.cache_key, pin.tokens, now + self.patience.save)
+
+    def _begin_load(self, order: LoadOrder, deadline: float) -> None:
+        request = self._state.loads[order.id].request
+        end = (order.first_page + len(order.page_ids)) * self._state.page_size
+        source = next(source for source in self.sources if source.name == order.source)
+        load = PageLoad(order, request.cache_key, request.token_ids[:end].copy(), self.mover, self._teller(order.id))
+        self._loads[order.id] = load, deadline
+        _fetch(source, load)
+
+    def _begin_save(self, order: SaveOrder, cache_key: CacheKey, tokens: TokenArray, deadline: float) -> None:
+        stores = [source for source in self.sources if source.stores]
+        saves = [PageSave(order, cache_key, tokens, self.mover, self._teller(order.id)) for _ in stores]
+        self._saves[order.id] = saves, deadline
+        for source, save in zip(stores, saves, strict=True):
+            _offer(source, save)
+
+    def _teller(self, order_id: int) -> Callable[[], None]:
+        def tell() -> None:
+            self._over.append(order_id)
+            self._happened.set()
+
+        return tell
+
+    # --- news -------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_waiting(self) -> bool:
+        """True while something outside must end for whose answer or pages a request may wait."""
+        return bool(self._questions or self._loads or self._saves or self._kept)
+
+    def wait(self, timeout: float) -> None:
+        """Wait until something is over, for so many seconds at most."""
+        self._happened.wait(timeout)
+
+    def collect(self) -> list[KVNews]:
+        """What is over since the last call, by itself or because its time is up."""
+        self._happened.clear()
+        released = [(source, list(source.poll())) for source in self.sources]
+        news: list[KVNews] = []
+        while self._over:
+            news += self._settle(self._over.popleft())
+        for source, ids in released:
+            news += [Released(pin_id) for pin_id in ids if self._kept.get(pin_id, (None,))[0] is source]
+        for item in news:
+            if isinstance(item, Released):
+                self._kept.pop(item.id, None)
+        return news + self._late()
+
+    def _settle(self, order_id: int) -> list[KVNews]:
+        if order_id in self._loads:
+            return [self._end_load(order_id, may_fail=True)]
+        saves, _ = self._saves.get(order_id, ([], 0.0))
+        if not saves or not all(save.is_over for save in saves):
+            return []
+        del self._saves[order_id]
+        return [Released(order_id, all(save.is_saved for save in saves))]
+
+    def _end_load(self, order_id: int, may_fail: bool) -> Loaded:
+        load, _ = self._loads.pop(order_id)
+        load.cancel()
+        num_filled = load.num_filled
+        if may_fail and self._policy == FAIL and num_filled < len(load.order.page_ids):
+            self._failed.append(load.order.request_id)
+        return Loaded(order_id, (load.order.first_page + num_filled) * self._state.page_size)
+
+    def _late(self) -> list[KVNews]:
+        """End what takes too long."""
+        now = self._clock()
+        late = [order_id for order_id, (_, deadline) in self._loads.items() if deadline <= now]
+        late += [order_id for order_id, (_, deadline) in self._saves.items() if deadline <= now]
+        late += [order_id for order_id, (_, deadline) in self._kept.items() if deadline <= now]
+        for order_id in late:
+            logger.warning("KV transfer %d takes too long and is given up", order_id)
+        return self.cancel(late, may_fail=True)
+
+    def cancel(self, order_ids: Iterable[int], may_fail: bool = False) -> list[KVNews]:
+        """End these at once; when it returns no page of theirs is touched any more.
+
+        Args:
+            may_fail: a load that is not complete counts as failed.
+        """
+        news: list[KVNews] = []
+        for order_id in order_ids:
+            if order_id in self._loads:
+                news.append(self._end_load(order_id, may_fail))
+            elif order_id in self._saves:
+                saves, _ = self._saves.pop(order_id)
+                for save in saves:
+                    save.cancel()
+                news.append(Released(order_id, all(save.is_saved for save in saves)))
+            elif order_id in self._kept:
+                source, _ = self._kept.pop(order_id)
+                source.expired(order_id)
+                news.append(Released(order_id))
+        return news
+
+    def cancel_loads(self, request_ids: Iterable[str]) -> list[KVNews]:
+        """End the loads of requests that are about to be aborted."""
+        ids = set(request_ids)
+        return self.cancel([i for i, (load, _) in self._loads.items() if load.order.request_id in ids])
+
+    def reset(self, everything: bool) -> list[KVNews]:
+        """The prefix cache is about to be forgotten: end the saves, or everything.
+
+        Args:
+            everything: loads and kept pages too; else these are in the way, as running requests are.
+        """
+        return self.cancel([*self._saves, *(self._loads if everything else ()), *(self._kept if everything else ())])
+
+    def forget_stored(self) -> None:
+        """Let every source forget what it has stored."""
+        for source in self.sources:
+            source.reset()
+
+    def take_failed(self) -> list[tuple[str, str]]:
+        """Requests that must end because their load has failed, and what to tell them."""
+        failed, self._failed = self._failed, []
+        return [(request_id, "the KV of its prompt could not be loaded") for request_id in failed]
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all loads; let the sources store what they have not, for a while; close them."""
+        self.cancel(list(self._loads))
+        if any(source.stores for source in self.sources):
+            self._flush()
+        self.cancel([*self._saves, *self._kept])
+        for source in self.sources:
+            source.close()
+
+    def _flush(self) -> None:
+        deadline = self._clock() + self.patience.close
+        if (orders := self._state.take_orders()) is not None:
+            self.begin(PlanTransfers([], orders.saves))
+        for number, (key, tokens, pages, first) in enumerate(self._state.unsaved(), 1):
+            self._begin_save(SaveOrder(-number, first, pages[first:].tolist()), key, tokens, deadline)
+        while self._saves and self._clock() < deadline:
+            self.collect()
+            if self._saves:
+                self.wait(0.05)
+
+
+# The barriers between an engine and sources that may not be ours: what fails there finds, loads or stores nothing.
+
+
+def _look_up(source: KVSource, question: _Question) -> Answer | None:
+    try:
+        return source.lookup(question.query, question.params)
+    except Exception:
+        logger.exception("the KV source %s failed to look up a prompt", source.name)
+        return Answer()
+
+
+def _fetch(source: KVSource, load: PageLoad) -> None:
+    try:
+        source.load(load)
+    except Exception:
+        logger.exception("the KV source %s failed to load", source.name)
+        load.finish()
+
+
+def _offer(source: KVSource, save: PageSave) -> None:
+    try:
+        source.save(save)
+    except Exception:
+        logger.exception("the KV source %s failed to take pages", source.name)
+        save.finish(is_saved=False)
+
+
+class TransferExecutor:
+    """Begins the orders of each plan and leaves its requests to another executor; a plan of orders only is over at
+    once.
+    """
+
+    def __init__(self, executor: Launcher, desk: TransferDesk) -> None:
+        self.executor = executor
+        self.desk = desk
+
+    def launch(self, plan: StepPlan) -> StepOutcome:
+        """See `Executor`."""
+        if plan.transfers is not None:
+            self.desk.begin(plan.transfers)
+        if not plan.request_ids:
+            return StepOutcome(lambda: StepResult.empty(plan.step))
+        self.desk.begun(row.request_id for row in plan.new_rows)
+        return self.executor.launch(plan)
+
+    def recover(self) -> None:
+        """See `Executor`."""
+        self.executor.recover()
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self.executor.close()

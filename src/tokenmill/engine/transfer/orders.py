@@ -1,0 +1,122 @@
+"""`PageLoad` and `PageSave`: one order each, between the engine's thread and the threads of a source.
+
+Whatever a source does with one, once it is over no page is touched any more: a cancelled order answers `fill` and
+`read` with False, and so does one that is finished. So pages can be taken back from a source at any moment, at the cost
+of one page's copy at most.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tokenmill.core.request import CacheKey, TokenArray
+from tokenmill.core.transfers import LoadOrder, SaveOrder
+
+if TYPE_CHECKING:
+    from tokenmill.engine.transfer.protocol import PageMover
+
+
+class _Order:
+    """What both have: `told` is called once, when the source says that it is over."""
+
+    def __init__(self, cache_key: CacheKey, tokens: TokenArray, mover: PageMover, told: Callable[[], None]) -> None:
+        self.cache_key = cache_key
+        self.tokens = tokens
+        self._mover = mover
+        self._told = told
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def cancel(self) -> bool:
+        """Touch no page any more; True if it was over already."""
+        with self._lock:
+            was_over, self._is_over = self._is_over, True
+            return was_over
+
+    @property
+    def is_over(self) -> bool:
+        """No page is touched any more."""
+        return self._is_over
+
+
+class PageLoad(_Order):
+    """Pages that are to be filled. Any thread may call it.
+
+    Attributes:
+        order: which pages, and where the source has found them.
+        cache_key, tokens: whose KV they are to hold: all tokens of the prompt up to the last page's last one.
+    """
+
+    def __init__(
+        self, order: LoadOrder, cache_key: CacheKey, tokens: TokenArray, mover: PageMover, told: Callable[[], None]
+    ) -> None:
+        super().__init__(cache_key, tokens, mover, told)
+        self.order = order
+        self._is_filled = bytearray(len(order.page_ids))
+
+    def fill(self, number: int, data: memoryview) -> bool:
+        """Fill the page of this number with bytes that were verified; False: nobody wants them any more."""
+        with self._lock:
+            if self._is_over:
+                return False
+            self._mover.write(self.order.page_ids[number], data)
+            self._is_filled[number] = 1
+            return True
+
+    def fill_some(self, first: int, count: int, write: Callable[[list[int]], int]) -> int:
+        """Let `write` fill pages from one number on: it is given their ids, and returns how many of them, in order, it
+        has verified. Returns the same; 0: nobody wants them any more.
+        """
+        with self._lock:
+            if self._is_over:
+                return 0
+            num_good = write(self.order.page_ids[first : first + count])
+            self._is_filled[first : first + num_good] = b"\1" * num_good
+            return num_good
+
+    def finish(self) -> None:
+        """No more pages come. A second call changes nothing."""
+        if not self.cancel():
+            self._told()
+
+    @property
+    def num_filled(self) -> int:
+        """Pages that are there, up to the first that is not."""
+        missing = self._is_filled.find(0)
+        return len(self._is_filled) if missing < 0 else missing
+
+
+class PageSave(_Order):
+    """Pages that are offered. Any thread may call it.
+
+    Attributes:
+        order: which pages.
+        cache_key, tokens: whose KV they hold: all tokens of the prefix.
+        is_saved: what the source has said at the end.
+    """
+
+    def __init__(
+        self, order: SaveOrder, cache_key: CacheKey, tokens: TokenArray, mover: PageMover, told: Callable[[], None]
+    ) -> None:
+        super().__init__(cache_key, tokens, mover, told)
+        self.order = order
+        self.is_saved = False
+
+    def read(self, number: int, data: memoryview) -> bool:
+        """Copy the page of this number; False: it is not to be had any more."""
+        with self._lock:
+            if self._is_over:
+                return False
+            self._mover.read(self.order.page_ids[number], data)
+            return True
+
+    def finish(self, is_saved: bool = True) -> None:
+        """None is wanted any more. A second call changes nothing."""
+        with self._lock:
+            was_over, self._is_over = self._is_over, True
+            if not was_over:
+                self.is_saved = is_saved
+        if not was_over:
+            self._told()

@@ -1,0 +1,197 @@
+"""The producer's side: gives pages that are on lease to consumers that know the secret and the handle.
+
+One thread listens, one serves each connection. Before the secret is proved a connection may say one message, for a few
+seconds; afterwards only what `ToProducer` lists, each with a deadline. What a connection does wrong ends that one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.engine.transfer.remote.channel import Channel, TransferError
+from tokenmill.engine.transfer.remote.leases import Lease, LeaseRefused, LeaseTable
+from tokenmill.engine.transfer.remote.messages import (
+    VERSION,
+    Ask,
+    Finished,
+    Hello,
+    PageFormat,
+    Proof,
+    Refused,
+    Renew,
+    ToProducer,
+    Welcome,
+    offered,
+)
+from tokenmill.engine.transfer.remote.planes import CopyOut, Sender
+from tokenmill.ipc.address import Address
+from tokenmill.ipc.secret import NONCE_BYTES, Secret
+
+logger = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 64
+HANDSHAKE_SECONDS = 5.0
+# How long the end waits for a thread, which has nothing left to wait for itself.
+CLOSE_SECONDS = 2.0
+# A consumer with nothing to say or renew closes its connection long before.
+IDLE_SECONDS = 300.0
+# For the pages of one `Ask` to be taken.
+ASK_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """What a server tells of itself, and needs to know.
+
+    Attributes:
+        copy_out: copies pages, one after the other, and returns their checksums.
+        senders: the planes it offers, by name; each call makes the sender of one connection.
+    """
+
+    engine_id: str
+    format: PageFormat
+    secret: Secret
+    leases: LeaseTable
+    copy_out: Callable[[Sequence[int], memoryview], list[int]]
+    senders: Mapping[str, Callable[[], Sender]]
+
+    def copier(self, lease: Lease, start: int) -> CopyOut:
+        """What copies pages of a lease, counted from one of them; each time it is renewed."""
+
+        def copy(first: int, count: int, data: memoryview) -> list[int]:
+            self.leases.renew([lease.handle])
+            return lease.read(start + first, count, lambda pages: self.copy_out(pages, data))
+
+        return copy
+
+
+class PageServer:
+    """Listens from `start` to `close`."""
+
+    def __init__(self, address: Address, producer: Producer) -> None:
+        """
+        Raises:
+            InvalidConfig: the address cannot be bound.
+        """
+        self._producer = producer
+        try:
+            self._listener = address.listen()
+        except OSError as error:
+            raise InvalidConfig(f"pages cannot be served at {address}: {error.strerror or error}") from error
+        # A port of 0 was chosen by the system.
+        self.address = address if address.is_unix else Address(address.host, self._listener.getsockname()[1])
+        self._lock = threading.Lock()
+        self._channels: dict[Channel[ToProducer], threading.Thread] = {}
+        self._listening = threading.Thread(target=self._listen, name="page-server", daemon=True)
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Accept connections from now on."""
+        self._listening.start()
+
+    def close(self) -> None:
+        """Listen no more and end all connections."""
+        with self._lock:
+            self._is_closed = True
+            channels = dict(self._channels)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        if self.address.is_unix:
+            self.address.unlink()
+        for channel in channels:
+            channel.close()
+        for thread in (self._listening, *channels.values()):
+            thread.join(CLOSE_SECONDS)
+
+    def _listen(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if not self._is_closed:
+                    logger.warning("a connection to the page server failed: %s", error)
+                    time.sleep(0.1)  # without descriptors, say: they come back as others end
+                continue
+            channel = Channel[ToProducer](connection, ToProducer)
+            thread = threading.Thread(target=self._serve, args=(channel,), name="page-connection", daemon=True)
+            with self._lock:
+                is_welcome = not self._is_closed and len(self._channels) < MOST_CONNECTIONS
+                if is_welcome:
+                    self._channels[channel] = thread
+                    thread.start()
+            if not is_welcome:
+                channel.close()
+
+    def _serve(self, channel: Channel[ToProducer]) -> None:
+        sender = None
+        try:
+            sender = self._welcome(channel)
+            while True:
+                self._answer(channel, sender, channel.receive(time.monotonic() + IDLE_SECONDS))
+        except TransferError as error:
+            logger.info("a connection to the page server ends: %s", error)
+        except Exception:  # of this connection alone: the others go on, and the log says what is wrong
+            logger.exception("a connection to the page server ends")
+        finally:
+            with self._lock:
+                self._channels.pop(channel, None)
+            channel.close()
+            if sender is not None:
+                sender.close()
+
+    def _welcome(self, channel: Channel[ToProducer]) -> Sender:
+        """Let both sides prove themselves.
+
+        Raises:
+            TransferError: the other side does not know the secret, or wants what is not offered.
+        """
+        producer, deadline = self._producer, time.monotonic() + HANDSHAKE_SECONDS
+        ours = secrets.token_bytes(NONCE_BYTES)
+        channel.send(Hello(VERSION, ours), deadline)
+        proof = channel.receive(deadline)
+        if not isinstance(proof, Proof):
+            raise TransferError("it did not begin with a proof")
+        if not producer.secret.is_proof(proof.proof, "consumer", ours, proof.nonce, proof.plane.encode()):
+            raise TransferError("it does not know the secret")
+        if proof.plane not in producer.senders:
+            channel.send(Refused(f"pages do not travel by {proof.plane[:20]!r} here"), deadline)
+            raise TransferError(f"it wants pages by {proof.plane!r}")
+        sender = producer.senders[proof.plane]()
+        try:
+            welcome = Welcome(producer.engine_id, producer.format, producer.leases.seconds, sender.offer, b"")
+            own_proof = producer.secret.prove("producer", ours, proof.nonce, offered(welcome))
+            channel.send(msgspec.structs.replace(welcome, proof=own_proof), deadline)
+            sender.welcomed(channel)
+        except BaseException:
+            sender.close()
+            raise
+        return sender
+
+    def _answer(self, channel: Channel[ToProducer], sender: Sender, message: ToProducer) -> None:
+        producer, leases = self._producer, self._producer.leases
+        match message:
+            case Renew(handles):
+                leases.renew(handles)
+            case Finished(handle):
+                leases.finish(handle)
+            case Ask(handle, prefix, first, count):
+                deadline = time.monotonic() + ASK_SECONDS
+                try:
+                    lease = leases.find(handle)
+                    lease.check(prefix, first, count)
+                    sender.send(channel, count, producer.copier(lease, first), deadline)
+                except LeaseRefused as refusal:
+                    channel.send(Refused(str(refusal)), deadline)
+            case _:
+                raise TransferError("it said what is not to be said now")

@@ -1,0 +1,249 @@
+"""`RemoteSource`: other engines as a source of KV, and this one as a source for them. See `KVSource`.
+
+    consumer   arrived: renew the lease ─ lookup ─ load: fetch ─ forget: tell the producer that nobody wants it any more
+    producer   lookup: keep its pages ─ ended: grant a lease ─ poll: leases that have ended
+
+The engine's thread never waits here: links and the page server have threads of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from tokenmill.config.kv_transfer import NIXL, KVTransferConfig
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.transfers import KVQuery
+from tokenmill.engine.transfer.orders import PageLoad, PageSave
+from tokenmill.engine.transfer.protocol import Answer, KeptPages, SourceContext
+from tokenmill.engine.transfer.remote.channel import TransferError
+from tokenmill.engine.transfer.remote.client import MakeReceiver, PageClient
+from tokenmill.engine.transfer.remote.host_pages import HostPages
+from tokenmill.engine.transfer.remote.leases import Lease, LeaseTable
+from tokenmill.engine.transfer.remote.links import Fetch, PageLinks
+from tokenmill.engine.transfer.remote.messages import Handle, PageFormat
+from tokenmill.engine.transfer.remote.params import PARAM, TransferParams, offer_params, parse_params
+from tokenmill.engine.transfer.remote.planes import Sender, StreamSender, WindowSender
+from tokenmill.engine.transfer.remote.server import PageServer, Producer
+from tokenmill.ipc.address import Address
+from tokenmill.ipc.secret import Secret
+
+if TYPE_CHECKING:
+    from tokenmill.engine.transfer.remote.nixl_plane import NixlAgent
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteSource:
+    """Asks producers, or is one, or both."""
+
+    name = "remote"
+    stores = False
+
+    def __init__(self, config: KVTransferConfig, memory: HostPages, format: PageFormat, engine: int = 0) -> None:
+        """
+        Args:
+            memory: of this engine.
+            format: of its pages.
+            engine: its index, where a server has several.
+
+        Raises:
+            InvalidConfig: the secret cannot be read, or the address cannot be bound.
+        """
+        extra = config.kv_connector_extra_config
+        self._config = config
+        self._memory = memory
+        self._page_size = format.page_size
+        self._params: dict[str, TransferParams] = {}
+        self._wanted: Counter[tuple[Address, Handle]] = Counter()
+        self._empty: list[int] = []
+        secret = Secret.read(extra.secret_file)
+        self.engine_id = f"{config.engine_id or secrets.token_hex(8)}" + (f"-{engine}" if engine else "")
+        self.leases = LeaseTable(extra.lease_seconds, extra.most_lease_seconds)
+        agent = _nixl_agent() if config.kv_connector == NIXL else None
+        self._links = PageLinks(
+            [Address.parse(peer) for peer in extra.peers] if config.consumes else (),
+            lambda address: PageClient(address, secret, format, *plane_to(address, agent)),
+            memory.page_bytes,
+        )
+        self.server: PageServer | None = None
+        if config.produces:
+            producer = Producer(
+                self.engine_id, format, secret, self.leases, memory.copy_out, senders(memory.page_bytes, agent)
+            )
+            self.server = PageServer(address_of(config, engine), producer)
+            self.server.start()
+
+    # --- requests come and go ---------------------------------------------------------------------------------------
+
+    def arrived(self, request_id: str, params: dict[str, Any]) -> None:
+        """See `KVSource`."""
+        parsed = parse_params(params)
+        if parsed.do_remote_decode and not self._config.produces:
+            raise InvalidRequest(f"{PARAM}: do_remote_decode needs a producer; this is a {self._config.kv_role}", PARAM)
+        if not parsed.do_remote_prefill:
+            return
+        if not self._config.consumes:
+            raise InvalidRequest(f"{PARAM}: do_remote_prefill needs a consumer; this is a kv_producer", PARAM)
+        if parsed.address not in self._links:
+            raise InvalidRequest(f"{PARAM}: this server knows no producer at that remote_host and remote_port", PARAM)
+        self._params[request_id] = parsed
+        self._wanted[parsed.address, parsed.handle] += 1
+        self._links.to(parsed.address).hold(parsed.handle)
+
+    def forget(self, request_id: str) -> None:
+        """See `KVSource`. The last of the requests that share a prompt lets the producer go."""
+        parsed = self._params.pop(request_id, None)
+        if parsed is None:
+            return
+        key = parsed.address, parsed.handle
+        self._wanted[key] -= 1
+        if not self._wanted[key]:
+            del self._wanted[key]
+            self._links.to(parsed.address).drop(parsed.handle)
+
+    # --- the consumer's side ----------------------------------------------------------------------------------------
+
+    def lookup(self, query: KVQuery, params: dict[str, Any] | None) -> Answer:
+        """See `KVSource`. What a client says is looked at when it is asked for."""
+        keeps = bool(params and params.get("do_remote_decode"))
+        parsed = self._params.get(query.request_id)
+        if parsed is None:
+            return Answer(keeps=keeps)
+        return Answer(min(parsed.remote_num_tokens or 0, len(query.tokens)))
+
+    def load(self, load: PageLoad) -> None:
+        """See `KVSource`."""
+        parsed = self._params.get(load.order.request_id)
+        if parsed is None:
+            load.finish()
+            return
+        fetch = Fetch(
+            parsed.handle,
+            load.cache_key,
+            load.tokens,
+            self._page_size,
+            load.order.first_page,
+            len(load.order.page_ids),
+            self._storer(load),
+            time.monotonic() + self._config.kv_connector_extra_config.fetch_seconds,
+            lambda: not load.is_over,
+            _teller(load, parsed.address),
+        )
+        self._links.to(parsed.address).fetch(fetch)
+
+    def _storer(self, load: PageLoad) -> Callable[[int, memoryview, list[int]], None]:
+        def store(first: int, data: memoryview, checksums: list[int]) -> None:
+            def write(pages: list[int]) -> int:
+                found = self._memory.copy_in(pages, data)
+                return next((i for i in range(len(found)) if found[i] != checksums[i]), len(found))
+
+            good = load.fill_some(first, len(checksums), write)
+            if good < len(checksums):
+                raise TransferError("nobody wants them any more" if load.is_over else f"page {first + good} is damaged")
+
+        return store
+
+    # --- the producer's side ----------------------------------------------------------------------------------------
+
+    def ended(self, kept: KeptPages) -> dict[str, Any] | None:
+        """See `KVSource`."""
+        if not kept.page_ids or self.server is None:
+            self._empty.append(kept.id)
+            return None
+        offer = offer_params(self.engine_id, kept.request_id, self.server.address, len(kept.tokens))
+        self.leases.grant(Lease(kept.id, offer.handle, kept.page_ids, kept.cache_key, kept.tokens))
+        told: dict[str, Any] = msgspec.to_builtins(offer)
+        return told | {"do_remote_decode": False}
+
+    def poll(self) -> Iterable[int]:
+        """See `KVSource`."""
+        empty, self._empty = self._empty, []
+        return empty + self.leases.take_ended() if empty or len(self.leases) else ()
+
+    def expired(self, kept_id: int) -> None:
+        """See `KVSource`."""
+        self.leases.withdraw(kept_id)
+
+    # --- what is not for this source --------------------------------------------------------------------------------
+
+    def save(self, save: PageSave) -> None:
+        """See `KVSource`: it stores nothing."""
+        save.finish(is_saved=False)
+
+    def reset(self) -> None:
+        """See `KVSource`: what others have is not ours to forget."""
+
+    def close(self) -> None:
+        """See `KVSource`."""
+        if self.server is not None:
+            self.server.close()
+        self._links.close()
+
+
+def remote_source(
+    config: KVTransferConfig, context: SourceContext, tensors: Sequence[torch.Tensor], layout: str
+) -> RemoteSource:
+    """The source of an engine whose KV lies in these tensors of the host.
+
+    Args:
+        layout: the name of the attention backend, whose the layout of pages is.
+
+    Raises:
+        InvalidConfig: see `RemoteSource`.
+    """
+    memory = HostPages([tensor.view(torch.uint8).numpy() for tensor in tensors])
+    # The second word tells shapes and types apart that have the same name and size.
+    kind = f"{layout} {context.mover.layout[:8]}"
+    format = PageFormat(context.fingerprint, kind, context.page_size, memory.page_bytes, checksum=memory.checksum)
+    return RemoteSource(config, memory, format, context.engine)
+
+
+def address_of(config: KVTransferConfig, engine: int) -> Address:
+    """Where the engine of this index listens: each takes the port, or the name, after that of the one before."""
+    socket = config.kv_connector_extra_config.socket
+    if socket is not None:
+        return Address(f"unix:{socket}" + (f".{engine}" if engine else ""))
+    return Address(config.kv_ip, config.kv_port + engine)
+
+
+def plane_to(address: Address, agent: NixlAgent | None) -> tuple[str, MakeReceiver | None]:
+    """How pages travel from there, and what makes our half of it, where that needs to know more than others."""
+    if agent is not None:
+        from tokenmill.engine.transfer.remote.nixl_plane import NixlReceiver
+
+        return "nixl", partial(NixlReceiver, agent=agent)
+    return ("window" if address.is_unix else "stream"), None
+
+
+def senders(page_bytes: int, agent: NixlAgent | None = None) -> dict[str, Callable[[], Sender]]:
+    """All planes that a producer offers."""
+    if agent is not None:
+        from tokenmill.engine.transfer.remote.nixl_plane import NixlSender
+
+        return {"nixl": lambda: NixlSender(page_bytes, agent)}
+    return {"stream": lambda: StreamSender(page_bytes), "window": lambda: WindowSender(page_bytes)}
+
+
+def _nixl_agent() -> NixlAgent:
+    from tokenmill.engine.transfer.remote.nixl_plane import NixlAgent
+
+    return NixlAgent()
+
+
+def _teller(load: PageLoad, address: Address) -> Callable[[str], None]:
+    def done(why: str) -> None:
+        if why and not load.is_over:
+            num_missing = len(load.order.page_ids) - load.num_filled
+            logger.warning("%d pages do not come from %s: %s", num_missing, address, why)
+        load.finish()
+
+    return done

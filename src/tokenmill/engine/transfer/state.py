@@ -1,0 +1,302 @@
+"""`TransferState`: all loads, saves and kept pages of a scheduler that are not over; its side of the transfer room.
+
+    WAITING ──asked──> WAITING_FOR_REMOTE_KV ──Found──> WAITING ──its turn, more is there than here──>
+    WAITING_FOR_REMOTE_KV, pages held ──Loaded──> WAITING, what came is the prefix cache's ──its turn──> RUNNING
+
+Pages that are saved or kept stand in the tree, locked there like a request's, until `Released`. Knows no source, no
+thread and no clock: the same calls and the same news give the same orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from tokenmill.core.request import CacheKey, FinishReason, Request, RequestStatus, TokenArray
+from tokenmill.core.transfers import (
+    Found,
+    KVNews,
+    KVQuery,
+    Loaded,
+    LoadOrder,
+    PlanTransfers,
+    Released,
+    SaveOrder,
+    TransferSettings,
+)
+from tokenmill.engine.kv.kv_manager import KVManager
+from tokenmill.engine.kv.radix_node import PageArray, RadixNode
+from tokenmill.engine.kv.radix_tree import PrefixMatch
+
+# While this part of all pages is pinned for saving, no more is offered, but what sessions would lose else.
+SAVING_SHARE = 1 / 4
+_BY_ITSELF = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A load that is not over: whose pages are being filled."""
+
+    order: LoadOrder
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Pages of the tree that somebody outside reads.
+
+    Attributes:
+        node: the deepest node, locked.
+        tokens: of the whole prefix, [pages * page_size] int32.
+        pages: of the whole prefix.
+        num_saving: how many of them it is about, where they are being saved.
+        kept_of, kept_for: the request that they are kept of, and the source; "": they are being saved.
+    """
+
+    node: RadixNode
+    cache_key: CacheKey
+    tokens: TokenArray
+    pages: PageArray
+    num_saving: int = 0
+    kept_of: str = ""
+    kept_for: str = ""
+
+
+@dataclass(slots=True)
+class _Orders:
+    loads: list[LoadOrder] = field(default_factory=list)
+    saves: list[SaveOrder] = field(default_factory=list)
+
+
+class TransferState:
+    """See `Transfers` (tokenmill.engine.scheduler.transfers), which it implements.
+
+    Attributes:
+        loads: those that are not over, by id.
+        pins: saves and kept pages that are not over, by id.
+        kept: of requests that have ended: the id of their pin.
+    """
+
+    def __init__(self, kv: KVManager, settings: TransferSettings) -> None:
+        assert kv.shares_prefixes, "what is loaded is found in the prefix cache"
+        self.loads: dict[int, Load] = {}
+        self.pins: dict[int, Pin] = {}
+        self.kept: dict[str, int] = {}
+        self.num_saving_pages = 0
+        self.num_loaded_tokens = 0
+        self.num_stored_tokens = 0
+        self._kv = kv
+        self._settings = settings
+        self._queries: list[KVQuery] = []
+        self._asked: dict[str, Request] = {}
+        self._found: dict[str, Found] = {}
+        self._orders = _Orders()
+        self._num_new: dict[str, int] = {}
+        self._is_saved = np.zeros(kv.pool.num_pages, dtype=bool)
+        self._last_id = 0
+        kv.on_cached = self._cached
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self._kv.page_size
+
+    @property
+    def saving(self) -> Iterable[RadixNode]:
+        """See `Transfers`."""
+        return [pin.node for pin in self.pins.values() if pin.num_saving]
+
+    @property
+    def is_busy(self) -> bool:
+        """See `Transfers`."""
+        return bool(self.loads or self.pins or self.has_orders)
+
+    @property
+    def has_orders(self) -> bool:
+        """See `Transfers`."""
+        return bool(self._orders.loads or self._orders.saves or self._queries)
+
+    def ask(self, requests: Iterable[Request]) -> None:
+        """See `Transfers`."""
+        for request in list(requests):
+            if request.id not in self._found and request.id not in self._asked:
+                self._ask(request)
+
+    def _ask(self, request: Request) -> None:
+        tokens = self._kv.matchable(request)
+        num_local = self._kv.cache.peek(request.cache_key, tokens)
+        self._queries.append(KVQuery(request.id, request.cache_key, tokens, num_local))
+        self._asked[request.id] = request
+        request.move_to(RequestStatus.WAITING_FOR_REMOTE_KV)
+        request.wait_reason = "is looked up: what others have of its prompt"
+
+    def take_queries(self) -> list[KVQuery]:
+        """See `Transfers`."""
+        queries, self._queries = self._queries, []
+        return queries
+
+    def fetch(self, request: Request, match: PrefixMatch, step: int, spare: int, num_free_rows: int) -> str:
+        """See `Transfers`."""
+        found = self._found.get(request.id)
+        if found is None:
+            self._ask(request)
+            return request.wait_reason
+        end = min(found.num_tokens, len(self._kv.matchable(request))) // self._kv.page_size * self._kv.page_size
+        if end <= match.num_tokens:
+            return ""
+        if len(self.loads) >= num_free_rows:
+            return "waits to load KV until there are rows for those that do"
+        if not self._kv.acquire(request, match, end, step, spare):
+            return f"needs {self._kv.num_pages_for(end - match.num_tokens)} pages to load KV into"
+        self._load(request, found, len(match.pages))
+        return request.wait_reason
+
+    def _load(self, request: Request, found: Found, first_page: int) -> None:
+        pages = self._kv.pages(request)[first_page:]
+        self._last_id += 1
+        order = LoadOrder(self._last_id, request.id, found.source, first_page, list(pages), found.where)
+        self.loads[order.id] = Load(order, request)
+        self._orders.loads.append(order)
+        # Once: whatever becomes of it, the next turn of the request is its own.
+        self._found[request.id] = msgspec.structs.replace(found, num_tokens=0)
+        request.move_to(RequestStatus.WAITING_FOR_REMOTE_KV)
+        request.wait_reason = f"loads {len(pages)} pages of KV from {found.source}"
+        self._kv.announce(request)
+
+    def _cached(self, request: Request, pages: PageArray) -> None:
+        """The prefix cache has taken over pages of a request; see `KVManager.on_cached`."""
+        if not self._settings.stores:
+            return
+        self._is_saved[pages] = False
+        if request.is_running:
+            self._num_new[request.id] = count = self._num_new.get(request.id, 0) + len(pages)
+            if count >= self._settings.save_chunk:
+                self._save(request)
+
+    def leaving(self, request: Request) -> None:
+        """See `Transfers`. What one that is preempted has is not saved: it comes back soon, or computes it again."""
+        self._found.pop(request.id, None)
+        if self._asked.pop(request.id, None) is not None:
+            self._queries = [query for query in self._queries if query.request_id != request.id]
+        if self._settings.stores and request.row is not None and (request.is_finished or request.is_resumable):
+            self._save(request)
+        self._num_new.pop(request.id, None)
+
+    def _save(self, request: Request) -> None:
+        """Offer all pages of a request's path from the first one on that was not offered before."""
+        node = self._kv.node(request)
+        pages = node.path_pages()
+        unsaved = np.flatnonzero(~self._is_saved[pages])
+        if not len(unsaved) or (len(pages) < self._settings.min_saved and not request.is_resumable):
+            return
+        first = int(unsaved[0])
+        num_saving = len(pages) - first
+        if not request.is_resumable and self.num_saving_pages >= SAVING_SHARE * self._kv.pool.num_usable:
+            return
+        self._num_new.pop(request.id, None)
+        self._is_saved[pages[first:]] = True
+        self.num_saving_pages += num_saving
+        pin_id = self._pin(request, node, pages, num_saving)
+        self._orders.saves.append(SaveOrder(pin_id, first, pages[first:].tolist()))
+
+    def ended(self, request: Request) -> None:
+        """See `Transfers`."""
+        found = self._found.pop(request.id, None)
+        if found is not None and found.kept_for and request.finish_reason in _BY_ITSELF:
+            node = self._kv.node(request)
+            self.kept[request.id] = self._pin(request, node, node.path_pages(), kept_for=found.kept_for)
+
+    def _pin(self, request: Request, node: RadixNode, pages: PageArray, num_saving: int = 0, kept_for: str = "") -> int:
+        self._kv.cache.lock(node)
+        tokens = request.token_ids[: len(pages) * self._kv.page_size].copy()
+        kept_of = request.id if kept_for else ""
+        self._last_id += 1
+        self.pins[self._last_id] = Pin(node, request.cache_key, tokens, pages, num_saving, kept_of, kept_for)
+        return self._last_id
+
+    def take_orders(self) -> PlanTransfers | None:
+        """See `Transfers`."""
+        orders, self._orders = self._orders, _Orders()
+        return PlanTransfers(orders.loads, orders.saves) if orders.loads or orders.saves else None
+
+    def drop_saves(self, step: int) -> None:
+        """See `Transfers`."""
+        saves, self._orders.saves = self._orders.saves, []
+        for save in saves:
+            self._unpin(save.id, False, step)
+
+    def apply(self, news: KVNews, step: int) -> None:
+        """See `Transfers`."""
+        match news:
+            case Found():
+                self._take_answer(news)
+            case Loaded(load_id, num_tokens):
+                self._end_load(load_id, num_tokens, step)
+            case Released(pin_id, is_saved):
+                self._unpin(pin_id, is_saved, step)
+
+    def _take_answer(self, found: Found) -> None:
+        # In a replay it is there before the request is asked about.
+        self._found[found.request_id] = found
+        request = self._asked.pop(found.request_id, None)
+        if request is not None:
+            request.move_to(RequestStatus.WAITING)
+            request.wait_reason = ""
+
+    def _end_load(self, load_id: int, num_tokens: int, step: int) -> None:
+        load = self.loads.pop(load_id, None)
+        if load is None:
+            return
+        request, order = load.request, load.order
+        first = order.first_page * self._kv.page_size
+        if num_tokens > first:
+            self.num_loaded_tokens += num_tokens - first
+            self._kv.cache_full_pages(request, num_tokens, step)
+            if order.source in self._settings.stores:
+                self._is_saved[order.page_ids[: (num_tokens - first) // self._kv.page_size]] = True
+        self._kv.release(request, step)
+        if request.awaits_kv:
+            request.move_to(RequestStatus.WAITING)
+            request.wait_reason = ""
+
+    def _unpin(self, pin_id: int, is_saved: bool, step: int) -> None:
+        pin = self.pins.pop(pin_id, None)
+        if pin is None:
+            return
+        self._kv.cache.unlock(pin.node, step)
+        if pin.kept_of:
+            del self.kept[pin.kept_of]
+            return
+        self.num_saving_pages -= pin.num_saving
+        if is_saved:
+            self.num_stored_tokens += pin.num_saving * self._kv.page_size
+        else:
+            self._is_saved[pin.pages[len(pin.pages) - pin.num_saving :]] = False
+
+    def unsaved(self) -> list[tuple[CacheKey, TokenArray, PageArray, int]]:
+        """What nobody has stored, path by path, as when an engine ends: key, tokens, pages, pages that are saved."""
+        found = []
+        for node in self._kv.cache.nodes():
+            pages = node.path_pages() if node.is_leaf else node.pages[:0]
+            missing: Sequence[int] = np.flatnonzero(~self._is_saved[pages]).tolist()
+            if len(missing) and len(pages) >= self._settings.min_saved:
+                path = node.path()
+                key = path[0].cache_key
+                assert key is not None, "a path begins at a root"
+                found.append((key, np.concatenate([part.tokens for part in path]), pages, missing[0]))
+        return found
+
+    def check_invariants(self) -> None:
+        """Nothing is forgotten; raises AssertionError where it is. For tests."""
+        for load in self.loads.values():
+            held = self._kv.pages(load.request)
+            assert held[load.order.first_page :] == load.order.page_ids, "a load fills other pages than its request has"
+            assert load.request.awaits_kv or load.request.is_finished, "a request went on while it loads"
+        for pin in self.pins.values():
+            assert pin.node.locks > 0, "pages that somebody reads are not locked"
+            assert pin.pages.tolist() == pin.node.path_pages().tolist(), "pages that somebody reads have moved"
+        assert self.num_saving_pages == sum(pin.num_saving for pin in self.pins.values()), "a save is lost"
+        assert set(self.kept.values()) == {i for i, pin in self.pins.items() if pin.kept_of}, "a pin is lost"

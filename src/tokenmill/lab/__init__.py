@@ -1,0 +1,1 @@
+"""The laboratory: simulate schedules without a model, and measure engines and servers."""

@@ -1,0 +1,144 @@
+"""One streamed completion as its client sees it: when each piece came, how many tokens it brought, what went wrong.
+
+Asks for token ids, so that a token whose text is held back is still counted when it is sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import msgspec
+
+from tokenmill.lab.bench.workload import Prompt
+
+PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(slots=True)
+class Stream:
+    """A request and what came of it. Times in seconds on the monotonic clock.
+
+    Attributes:
+        arrivals: when each piece with tokens arrived.
+        num_tokens: how many tokens came, as the server counts them where it says so.
+        error: its kind in a word or two, the same for all errors of a kind; None: a complete answer.
+        detail: what the server or the connection said of it.
+    """
+
+    prompt: Prompt
+    sent: float
+    arrivals: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+    error: str | None = None
+    detail: str = ""
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first token."""
+        return self.arrivals[0] - self.sent
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between one piece and the next."""
+        return [after - before for before, after in pairwise(self.arrivals)]
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """After the first token; None: there was no other."""
+        later = self.num_tokens - 1
+        return (self.arrivals[-1] - self.arrivals[0]) / later if later > 0 else None
+
+    def fail(self, error: str, detail: str) -> None:
+        """Note what went wrong."""
+        self.error, self.detail = error, detail
+
+
+async def run_stream(client: httpx.AsyncClient, model: str, prompt: Prompt, fields: dict[str, Any]) -> Stream:
+    """Send one request and read its answer to the end; errors are noted in the result, not raised."""
+    path, asked = _question(prompt)
+    body = {
+        "model": model,
+        **asked,
+        "max_tokens": prompt.output_len,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        **fields,
+    }
+    stream = Stream(prompt, time.monotonic())
+    try:
+        async with client.stream("POST", path, json=body) as response:
+            if response.status_code != httpx.codes.OK:
+                detail = (await response.aread()).decode(errors="replace")
+                stream.fail(f"status {response.status_code}", detail[:500])
+                return stream
+            await _read(response, stream)
+    except httpx.ConnectError as error:
+        stream.fail("no connection", str(error))
+    except (httpx.HTTPError, msgspec.DecodeError) as error:
+        stream.fail("broken stream", f"{type(error).__name__}: {error}")
+    return stream
+
+
+def _question(prompt: Prompt) -> tuple[str, dict[str, Any]]:
+    """Where a prompt is sent, and how: its tokens as they are; beside images as words, of a token or a few each."""
+    if not prompt.images:
+        return PATH, {"prompt": prompt.token_ids}
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in prompt.images]
+    parts.append({"type": "text", "text": " ".join(map(str, prompt.token_ids))})
+    return CHAT_PATH, {"messages": [{"role": "user", "content": parts}]}
+
+
+async def _read(response: httpx.Response, stream: Stream) -> None:
+    counted = 0
+    usage: _Usage | None = None
+    async for data in _events(response):
+        if data == b"[DONE]":
+            break
+        event = msgspec.json.decode(data, type=_Event)
+        if bytes(event.error) not in (b"", b"null"):
+            stream.fail("error event", bytes(event.error).decode(errors="replace"))
+            return
+        usage = event.usage or usage
+        # Servers that do not know `return_token_ids` send a piece for each token.
+        brought = sum(1 if choice.token_ids is None else len(choice.token_ids) for choice in event.choices)
+        if brought:
+            stream.arrivals.append(time.monotonic())
+            counted += brought
+    else:
+        stream.fail("broken stream", "it ended without [DONE]")
+        return
+    stream.num_tokens = counted if usage is None else usage.completion_tokens
+    if not stream.arrivals or stream.num_tokens < stream.prompt.output_len:
+        stream.fail("short answer", f"{stream.num_tokens} of {stream.prompt.output_len} tokens")
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The data of each server-sent event."""
+    waiting = b""
+    async for chunk in response.aiter_bytes():
+        *lines, waiting = (waiting + chunk).split(b"\n")
+        for line in lines:
+            name, _, data = line.partition(b":")
+            if name == b"data":
+                yield data.strip()

@@ -1,0 +1,264 @@
+"""Engines behind a router on a clock that only counts: the real engine loop, scheduler, cache and router, no model.
+
+A turn of an engine's loop begins when something has come or its last turn has ended, with all that has come until then.
+What it brings is seen when it ends. How long it takes, `StepTimes` say. Between events nothing happens, so an hour of
+traffic takes as long as its turns take to decide. What is not simulated: text workers, HTTP and the network.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from tokenmill.core.messages import TokenOutput
+from tokenmill.core.part_messages import EngineReport, WatchEngine
+from tokenmill.core.plan import StepOutcome, StepPlan, StepResult
+from tokenmill.core.request import FinishReason
+from tokenmill.engine.kv.events import KVEventLog, changes_of
+from tokenmill.engine.loop.engine import Engine, ModelLimits
+from tokenmill.engine.loop.observer import Observer
+from tokenmill.engine.loop.step_log import Added, LogHeader, News, RecordedInput, StepLog, StepRecord
+from tokenmill.engine.runner.executor import Executor
+from tokenmill.lab.simulate.lives import Life, Outcome
+from tokenmill.lab.simulate.replay import apply_input
+from tokenmill.lab.simulate.times import StepTimes
+from tokenmill.serving.replicas.routing.policies import RoutingPolicy
+from tokenmill.serving.replicas.routing.reporter import Reporter
+from tokenmill.serving.replicas.routing.router import Router
+
+# The inbox of the text worker that asks engines how they are.
+WORKER = "worker-0"
+# What comes at the same moment as a turn begins is there for it.
+ARRIVES, TURNS = 0, 1
+
+
+class CountingExecutor:
+    """Brings every request tokens that nobody else has, one a step."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def launch(self, plan: StepPlan) -> StepOutcome:
+        """Tokens by request and place, so that one computed again gets the same. Ids of requests are numbers."""
+        brings = plan.num_samples > 0
+        places = (plan.num_computed + plan.num_scheduled).astype(np.int64)
+        keys = np.array([int(one) for one in plan.request_ids], np.int64)
+        token_ids = ((keys * 7919 + places) % self._vocab_size)[brings].astype(np.int32)
+        starts = np.zeros(len(keys) + 1, np.int32)
+        np.cumsum(brings, out=starts[1:])
+        result = StepResult(plan.step, token_ids, starts)
+        return StepOutcome(lambda: result)
+
+    def recover(self) -> None:
+        """Nothing was lost."""
+
+    def close(self) -> None:
+        """Nothing is running."""
+
+
+class WatchedExecutor:
+    """Another executor, and what it was last asked for.
+
+    Attributes:
+        launched: the plan that was launched.
+        committed: the number of the step whose outcome was fetched.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self.launched: StepPlan | None = None
+        self.committed: int | None = None
+        self._executor = executor
+
+    def launch(self, plan: StepPlan) -> StepOutcome:
+        """See `Executor`."""
+        self.launched = plan
+        outcome = self._executor.launch(plan)
+
+        def finish() -> StepResult:
+            self.committed = plan.step
+            return outcome.result()
+
+        return StepOutcome(finish)
+
+    def recover(self) -> None:
+        """See `Executor`."""
+        self._executor.recover()
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._executor.close()
+
+
+class SimulatedLog(StepLog):
+    """A step log whose turns take what the simulation's clock says: each is held until that is known."""
+
+    def __init__(self, path: Path, header: LogHeader) -> None:
+        super().__init__(path, header)
+        self._held: tuple[StepPlan | None, StepResult | None, StepRecord, News] | None = None
+
+    def add(self, plan: StepPlan | None, result: StepResult | None, record: StepRecord, news: News) -> None:
+        """See `StepLog.add`."""
+        self._held = plan, result, record, news
+
+    def end(self, began: float, ended: float) -> None:
+        """The turn has ended."""
+        if self._held is not None:
+            plan, result, record, news = self._held
+            self._held, news.at = None, began
+            lasting = msgspec.structs.replace(record, seconds=(0.0, ended - began, 0.0), rest=0.0)
+            super().add(plan, result, lasting, news)
+
+
+class SimulatedEngine:
+    """The loop of an engine, a turn at a time. `log`: where its steps are written; None: nowhere.
+
+    Attributes:
+        inbox: what has come since the last turn began.
+        is_busy: a turn is going on or about to begin.
+        busy_seconds: of all turns so far.
+    """
+
+    def __init__(
+        self, header: LogHeader, executor: Executor, times: StepTimes, log: SimulatedLog | None = None
+    ) -> None:
+        limits = ModelLimits(header.max_model_len, header.vocab_size, frozenset(header.eos_token_ids))
+        self._executor = WatchedExecutor(executor)
+        self.engine = Engine(header.make_scheduler(), self._executor, limits, header.depth, Observer(log))
+        self._log = log
+        self.inbox: list[RecordedInput] = []
+        self.is_busy = False
+        self.num_steps = 0
+        self.num_tokens = 0
+        self.busy_seconds = 0.0
+        self._times = times
+
+    def turn(self, now: float) -> tuple[list[TokenOutput], float]:
+        """A turn that begins at `now`: what it brings, and when it ends."""
+        came, self.inbox = self.inbox, []
+        outputs = [output for one in came for output in apply_input(self.engine, one)]
+        self._executor.launched = self._executor.committed = None
+        outputs += self.engine.step()
+        plan = self._executor.launched
+        if plan is not None:
+            self.num_steps += 1
+            self.num_tokens += plan.num_tokens
+        end = self._times.end_of_turn(now, plan, self._executor.committed, bool(came))
+        self.busy_seconds += end - now
+        if self._log is not None:
+            self._log.end(now, end)
+        return outputs, end
+
+    def close(self) -> None:
+        """Finish the log."""
+        if self._log is not None:
+            self._log.close()
+
+
+class Fleet:
+    """Engines behind one router. `run` serves one trace."""
+
+    def __init__(self, engines: Sequence[SimulatedEngine], policy: RoutingPolicy, page_size: int) -> None:
+        """
+        Args:
+            policy: which engine gets a request, where there are several.
+            page_size: tokens of a page; 0: nothing is cached.
+        """
+        self._engines = engines
+        self._router = Router(range(len(engines)), policy) if len(engines) > 1 else None
+        self._reporters: list[Reporter] = []
+        self._lives: dict[str, Life] = {}
+        self._events: list[tuple[float, int, int]] = []
+        self._outputs: list[list[TokenOutput]] = [[] for _ in engines]
+        if self._router is not None:
+            self._router.begin(page_size, "")
+            for index, one in enumerate(engines):
+                self._reporters.append(self._reporter(self._router, one, index))
+
+    def _reporter(self, router: Router, one: SimulatedEngine, index: int) -> Reporter:
+        def send(_: str, report: EngineReport) -> None:
+            report.engine = index
+            router.take(report)
+
+        one.engine.scheduler.kv.cache.events = log = KVEventLog()
+        reporter = Reporter(send, log.names)
+        reporter.heed(WatchEngine(WORKER))
+        return reporter
+
+    def run(self, inputs: Iterable[tuple[float, RecordedInput]]) -> Outcome:
+        """Let all come that comes, and go on until nothing is left to do.
+
+        Args:
+            inputs: with the moment of each, in order; all but `Added` go to the first engine.
+
+        Raises:
+            TokenMillError: see `StepTimes`.
+        """
+        came = list(inputs)
+        self._events = [(seconds, ARRIVES, place) for place, (seconds, _) in enumerate(came)]
+        first = self._events[0][0] if self._events else 0.0
+        heapq.heapify(self._events)
+        now = first
+        while self._events:
+            now, kind, place = heapq.heappop(self._events)
+            if kind == ARRIVES:
+                self._arrive(now, came[place][1])
+            else:
+                self._turn(now, place)
+        stats = [one.engine.stats() for one in self._engines]
+        return Outcome(
+            lives=self._lives,
+            seconds=now - first,
+            num_steps=sum(one.num_steps for one in self._engines),
+            num_tokens=sum(one.num_tokens for one in self._engines),
+            num_preemptions=sum(one.num_preemptions for one in stats),
+            busy=[one.busy_seconds for one in self._engines],
+            queried=sum(one.prefix_queries for one in stats),
+            hits=sum(one.prefix_hits for one in stats),
+        )
+
+    def _arrive(self, now: float, arrived: RecordedInput) -> None:
+        index = 0
+        if isinstance(arrived, Added):
+            message = arrived.message
+            if self._router is not None:
+                message.worker = WORKER
+                index = self._router.route(message) or 0
+                self._reporters[index].heed(message)
+            self._lives[message.id] = Life(message.tenant, now, index, len(message.prompt_token_ids))
+        engine = self._engines[index]
+        engine.inbox.append(arrived)
+        if not engine.is_busy:
+            engine.is_busy = True
+            heapq.heappush(self._events, (now, TURNS, index))
+
+    def _turn(self, now: float, index: int) -> None:
+        """The last turn of an engine has ended, if there was one: show what it brought and begin the next."""
+        self._observe(now, index)
+        engine = self._engines[index]
+        if not engine.inbox and not engine.engine.has_work:
+            engine.is_busy = False
+            return
+        had_inputs = bool(engine.inbox)
+        self._outputs[index], end = engine.turn(now)
+        if engine.engine.is_idle and not had_inputs:
+            # What waits, waits for something from outside.
+            engine.is_busy = False
+            return
+        heapq.heappush(self._events, (end, TURNS, index))
+
+    def _observe(self, now: float, index: int) -> None:
+        outputs, self._outputs[index] = self._outputs[index], []
+        if self._router is not None:
+            engine = self._engines[index].engine
+            self._reporters[index].report(changes_of(engine.take_kv_events()), engine.scheduler.requests, now)
+            self._router.ended(outputs)
+        for output in outputs:
+            life = self._lives[output.id]
+            life.times += [now] * len(output.token_ids)
+            if output.finish_reason is not None:
+                life.end = now
+                life.error = (output.error or "failed") if output.finish_reason is FinishReason.ERROR else None

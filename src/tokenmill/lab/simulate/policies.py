@@ -1,0 +1,212 @@
+"""What other policies would have done with the requests of a step log: the real scheduler on a clock of its own.
+
+Requests arrive when they did, as far as a log tells: it has the seconds of its steps, none of the time between them. A
+step takes as long as the recorded ones with so many tokens did, by a line through them. Each request gets the tokens
+that it got; its client leaves it after as many. Knows no model, and no drafts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import TokenOutput
+from tokenmill.core.plan import RowFailure, StepOutcome, StepPlan, StepResult
+from tokenmill.core.transfers import KVNews
+from tokenmill.engine.loop.engine import Engine, ModelLimits
+from tokenmill.engine.loop.step_log import Aborted, Added, LogHeader, RecordedInput, StepRecord, read_log
+from tokenmill.engine.scheduler.config import SchedulerConfig, find_policies
+from tokenmill.lab.simulate.replay import apply_input
+
+# Request and place of a token -> the token.
+Tokens = Mapping[tuple[str, int], int]
+
+
+@dataclasses.dataclass(slots=True)
+class Schedule:
+    """What one set of policies made of the arrivals; times in seconds.
+
+    Attributes:
+        num_tokens: that steps ran, those that were computed again among them.
+        seconds: from the first arrival to the last step's end.
+        first_token, end: of each request that got so far, from its arrival.
+    """
+
+    config: SchedulerConfig
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_preemptions: int = 0
+    seconds: float = 0.0
+    first_token: list[float] = dataclasses.field(default_factory=list)
+    end: list[float] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step: some for each step, and some for each token."""
+
+    per_step: float
+    per_token: float
+
+    @classmethod
+    def of(cls, records: Sequence[StepRecord]) -> StepCost:
+        """The line through the recorded steps."""
+        steps = [record for record in records if record.plan is not None]
+        seconds = np.array([sum(record.seconds) for record in steps])
+        tokens = np.array([sum(record.plan["num_scheduled"]) for record in steps if record.plan is not None])
+        if not steps:
+            return cls(0.0, 0.0)
+        if len(set(tokens.tolist())) == 1:
+            return cls(float(seconds.mean()), 0.0)
+        per_token, per_step = np.polyfit(tokens, seconds, 1)
+        if per_token < 0:
+            return cls(float(seconds.mean()), 0.0)
+        return cls(max(0.0, float(per_step)), float(per_token))
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Of one step."""
+        return self.per_step + self.per_token * plan.num_tokens
+
+
+class RecordedTokens:
+    """An executor that brings each request the tokens that it got in the log; where these end, so does the request."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.launched: StepPlan | None = None
+        self._tokens = tokens
+
+    def launch(self, plan: StepPlan) -> StepOutcome:
+        """The recorded tokens, whichever step brought them."""
+        self.launched = plan
+        brought, starts, failures = [], [0], {}
+        places = (plan.num_computed + plan.num_scheduled).tolist()
+        for index, (request_id, place) in enumerate(zip(plan.request_ids, places, strict=True)):
+            if plan.num_samples[index]:
+                token = self._tokens.get((request_id, place))
+                if token is None:
+                    failures[index] = RowFailure("the log has no further token of it")
+                else:
+                    brought.append(token)
+            starts.append(len(brought))
+        result = StepResult(plan.step, np.array(brought, np.int32), np.array(starts, np.int32), failures=failures)
+        return StepOutcome(lambda: result)
+
+    def recover(self) -> None:
+        """Nothing was lost."""
+
+    def close(self) -> None:
+        """Nothing is running."""
+
+
+def compare(path: Path, others: Sequence[Mapping[str, str]]) -> list[Schedule]:
+    """The schedule of a log's own policies, and those of others, all on the same clock.
+
+    What sources of KV brought the recorded engine is computed here: their news answer its orders and no others.
+
+    Args:
+        others: for each, fields of `SchedulerConfig` that differ.
+
+    Raises:
+        TokenMillError: the file is no step log, or there is no such policy.
+    """
+    header, stored = read_log(path)
+    records = list(stored)
+    configs = [dataclasses.replace(header.scheduler, **fields) for fields in ({}, *others)]  # type: ignore[arg-type]
+    for config in configs:
+        find_policies(config.policy, config.batch_policy, config.admission)
+    return [_simulate(header, config, records) for config in configs]
+
+
+def _simulate(header: LogHeader, config: SchedulerConfig, records: Sequence[StepRecord]) -> Schedule:
+    """Let a scheduler have the arrivals of a log."""
+    tokens = dict(tokens_of(records))
+    arrivals, leaves = arrivals_of(records)
+    cost, executor = StepCost.of(records), RecordedTokens(tokens)
+    limits = ModelLimits(header.max_model_len, header.vocab_size, frozenset(header.eos_token_ids))
+    header.scheduler, header.transfers = config, None
+    engine = Engine(header.make_scheduler(), executor, limits, header.depth)
+    schedule, arrived, counts = Schedule(config), dict[str, float](), dict[str, int]()
+    clock, place = 0.0, 0
+    while True:
+        while place < len(arrivals) and arrivals[place][0] <= clock:
+            at, arrival = arrivals[place]
+            place += 1
+            if isinstance(arrival, Added):
+                arrived[arrival.message.id] = at
+            with suppress(InvalidRequest):  # a session that has ended here already
+                apply_input(engine, arrival)
+        executor.launched = None
+        outputs = engine.step()
+        if executor.launched is not None:
+            clock += cost.seconds(executor.launched)
+            schedule.num_steps += 1
+            schedule.num_tokens += executor.launched.num_tokens
+        elif engine.is_idle:
+            if place == len(arrivals):
+                break
+            clock = max(clock, arrivals[place][0])
+        _observe(schedule, outputs, arrived, counts, clock)
+        engine.abort([one.id for one in outputs if one.finish_reason is None and counts[one.id] == leaves.get(one.id)])
+    schedule.num_preemptions, schedule.seconds = engine.scheduler.num_preemptions, clock
+    return schedule
+
+
+def _observe(
+    schedule: Schedule,
+    outputs: Sequence[TokenOutput],
+    arrived: Mapping[str, float],
+    counts: dict[str, int],
+    clock: float,
+) -> None:
+    for output in outputs:
+        seconds = clock - arrived[output.id]
+        if output.token_ids and output.id not in counts:
+            schedule.first_token.append(seconds)
+        counts[output.id] = counts.get(output.id, 0) + len(output.token_ids)
+        if output.finish_reason is not None:
+            schedule.end.append(seconds)
+
+
+def tokens_of(records: Sequence[StepRecord]) -> Iterator[tuple[tuple[str, int], int]]:
+    """Every token that a step brought, by request and place; what was sampled again comes later and wins."""
+    plans = {record.plan["step"]: record.plan for record in records if record.plan is not None}
+    for record in records:
+        plan = plans.get(record.committed)
+        if plan is None:
+            continue
+        columns = zip(
+            plan["request_ids"], plan["num_computed"], plan["num_scheduled"], plan["num_samples"], strict=True
+        )
+        for index, (request_id, computed, scheduled, samples) in enumerate(columns):
+            first = computed + scheduled - max(0, samples - 1)
+            brought = record.token_ids[record.token_starts[index] : record.token_starts[index + 1]]
+            for number, token in enumerate(brought):
+                yield (request_id, first + number), token
+
+
+def arrivals_of(records: Sequence[StepRecord]) -> tuple[list[tuple[float, RecordedInput]], dict[str, int]]:
+    """What came, each with its time, and after how many tokens clients left their requests (those that had some)."""
+    found: list[tuple[float, RecordedInput]] = []
+    leaves: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    plans = {record.plan["step"]: record.plan for record in records if record.plan is not None}
+    clock = 0.0
+    for record in records:
+        for arrival in record.inputs:
+            if isinstance(arrival, Aborted):
+                leaves |= {one: counts[one] for one in arrival.ids if one in counts}
+                found.append((clock, Aborted([one for one in arrival.ids if one not in counts])))
+            elif not isinstance(arrival, KVNews):
+                found.append((clock, arrival))
+        clock += record.all_seconds
+        plan = plans.get(record.committed)
+        for index, request_id in enumerate(plan["request_ids"] if plan is not None else ()):
+            brought = record.token_starts[index + 1] - record.token_starts[index]
+            if brought:
+                counts[request_id] = counts.get(request_id, 0) + brought
+    return found, leaves

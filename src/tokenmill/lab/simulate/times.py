@@ -1,0 +1,97 @@
+"""How long a turn of an engine takes in a simulation: by a fitted model, or as it was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from tokenmill.core.errors import TokenMillError
+from tokenmill.core.plan import StepPlan
+from tokenmill.engine.loop.step_log import LogHeader, RecordedInput, StepRecord, read_log
+from tokenmill.lab.simulate.step_model import StepModel, StepSize
+
+
+class StepTimes(Protocol):
+    """The clock of one engine."""
+
+    def end_of_turn(self, now: float, launched: StepPlan | None, committed: int | None, had_inputs: bool) -> float:
+        """When the turn ends that began at `now`.
+
+        Args:
+            launched: the step that it launched.
+            committed: the number of the step that it took in.
+            had_inputs: something had come before it.
+        """
+        ...
+
+
+class ModelTimes:
+    """Steps run one after the other; a turn takes until the step that it takes in has ended, or no time."""
+
+    def __init__(self, model: StepModel, seed: int | None, is_bound: bool = True) -> None:
+        """
+        Args:
+            seed: of what steps take more or less than the model says; None: they take what it says.
+            is_bound: steps beyond what the model was fitted to are refused.
+        """
+        self._model = model
+        self._seed = seed
+        self._is_bound = is_bound
+        self._ends: dict[int, float] = {}
+        self._free_at = 0.0
+
+    def end_of_turn(self, now: float, launched: StepPlan | None, committed: int | None, had_inputs: bool) -> float:
+        """See `StepTimes`.
+
+        Raises:
+            InvalidConfig: a step is beyond what the model was fitted to.
+        """
+        if launched is not None:
+            size = StepSize.of(launched)
+            if self._is_bound:
+                self._model.check_domain(size)
+            key = None if self._seed is None else (self._seed << 40) + launched.step
+            seconds = self._model.seconds(size) if key is None else self._model.drawn_seconds(size, key)
+            self._free_at = self._ends[launched.step] = max(now, self._free_at) + seconds
+        return now if committed is None else max(now, self._ends.pop(committed))
+
+
+class RecordedTimes:
+    """Turns take what those of a log took, one after the other."""
+
+    def __init__(self, seconds: Iterable[float]) -> None:
+        self._seconds = iter(seconds)
+
+    def end_of_turn(self, now: float, launched: StepPlan | None, committed: int | None, had_inputs: bool) -> float:
+        """See `StepTimes`. Turns in which nothing happened are in no log.
+
+        Raises:
+            TokenMillError: the log ends before.
+        """
+        if launched is None and committed is None and not had_inputs:
+            return now
+        seconds = next(self._seconds, None)
+        if seconds is None:
+            raise TokenMillError(
+                "the simulation has more turns than the log: it was cut off, or records another version"
+            )
+        return now + seconds
+
+
+def recorded_run(path: Path) -> tuple[LogHeader, list[StepRecord], list[tuple[float, RecordedInput]], RecordedTimes]:
+    """All that makes a log's run again: header, records, what came when, and what its turns took.
+
+    The clock counts the time in which there was something to do.
+
+    Raises:
+        TokenMillError: the file is no step log.
+    """
+    header, stored = read_log(path)
+    records = list(stored)
+    inputs, clock, seconds = [], 0.0, []
+    for record in records:
+        inputs += [(clock, arrived) for arrived in record.inputs]
+        seconds.append(record.all_seconds)
+        clock += seconds[-1]
+    return header, records, inputs, RecordedTimes(seconds)

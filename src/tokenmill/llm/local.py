@@ -1,0 +1,58 @@
+"""The one door from the command line to the in-process engine; everything heavy is imported behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.llm.model_protocol import Delta, Deltas, Messages
+
+if TYPE_CHECKING:
+    from tokenmill.llm.llm import LLM
+
+
+def load_llm(config: EngineConfig) -> LLM:
+    """The engine of a config, in this process.
+
+    Raises:
+        TokenMillError: the model cannot be served on this machine.
+    """
+    import dataclasses
+
+    from tokenmill.llm.llm import LLM
+
+    return LLM(**{field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.metadata})
+
+
+class LocalModel:
+    """A model in this process, for `chat --local` and `complete --local`."""
+
+    def __init__(self, model: str) -> None:
+        """Load it; raises TokenMillError where that fails."""
+        from tokenmill.config.model_files import default_sampling
+
+        self._llm = load_llm(EngineConfig(model=model))
+        self._defaults = default_sampling(Path(self._llm.info.model))
+
+    def chat(self, messages: Messages, fields: Mapping[str, Any]) -> Deltas:
+        """See `ModelAccess.chat`.
+
+        Raises:
+            InvalidRequest: the conversation no longer fits, or a parameter is out of range.
+        """
+        return self._stream(messages, fields)
+
+    def complete(self, prompt: str, fields: Mapping[str, Any]) -> Deltas:
+        """See `ModelAccess.complete`.
+
+        Raises:
+            InvalidRequest: the prompt does not fit, or a parameter is out of range.
+        """
+        return self._stream(prompt, fields)
+
+    def _stream(self, prompt: Any, fields: Mapping[str, Any]) -> Deltas:
+        for delta in self._llm.stream(prompt, SamplingParams(**{**self._defaults, **fields})):
+            yield Delta(delta.text, delta.finish_reason)

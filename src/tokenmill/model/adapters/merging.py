@@ -1,0 +1,81 @@
+"""An adapter folded into the weights while they are read: W + scale * B A, before they are brought to their form.
+
+A model that is served with one adapter only is so as fast as without it, on whatever runs the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.model.adapters.places import OUTSIDE, all_places, check_adaptable
+from tokenmill.model.adapters.reading import ReadModule, read_adapter
+from tokenmill.model.models.targets import Target
+from tokenmill.model.models.weight_names import WeightKey
+from tokenmill.model.quantization.packed import dense
+from tokenmill.model.weights.loader import ModelPlan, WeightRead
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRead:
+    """See `WeightRead`: the values of another one with what a module of an adapter adds to them, in float32.
+
+    Attributes:
+        target: which of the values are read.
+    """
+
+    read: WeightRead
+    module: ReadModule
+    target: Target
+
+    @property
+    def key(self) -> WeightKey:
+        """See `WeightRead`."""
+        return self.read.key
+
+    @property
+    def num_bytes(self) -> int:
+        """See `WeightRead`."""
+        return self.read.num_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """See `WeightRead`: the weight and the product are there at once."""
+        return self.read.spare_bytes + 2 * 4 * self.target.part.count * self.module.place.in_size
+
+    def rows(self) -> torch.Tensor:
+        """See `WeightRead`. Integers become floats: the kernels' form rounds them anew."""
+        rows, columns = self.target.part, self.target.columns
+        a = self.module.a if columns is None else self.module.a[:, columns.start : columns.stop]
+        added = self.module.b[rows.start : rows.stop].float() @ a.float()
+        return torch.add(dense(self.read.rows()).float(), added, alpha=self.module.scale)
+
+
+def merged(plan: ModelPlan, folder: Path, max_rank: int) -> ModelPlan:
+    """The plan of a model that has an adapter in its weights.
+
+    Raises:
+        InvalidCheckpoint: the adapter cannot be read, or is not of this model.
+        InvalidConfig: the weights are random.
+    """
+    if plan.reads is None:
+        raise InvalidConfig("--lora-merge needs the weights of a model: leave out --load-format dummy")
+    check_adaptable(plan.shapes.architecture)
+    adapter = read_adapter(folder, all_places(plan.shapes, plan.kernels), max_rank)
+    for module in adapter.modules:
+        if module.place.matrix[0] == OUTSIDE:
+            raise InvalidConfig(
+                f"--lora-merge: an adapter of {module.place.module} is not merged, only those of layers"
+            )
+    modules = {f"{module.place.module}.weight": module for module in adapter.modules}
+    targets = {target.key: target for target in plan.shapes.targets()}
+    reads = [
+        MergedRead(read, modules[name], targets[read.key]) if (name := targets[read.key].name) in modules else read
+        for read in plan.reads
+    ]
+    spare = max([plan.spare_bytes, *(read.spare_bytes for read in reads)])
+    return dataclasses.replace(plan, reads=reads, spare_bytes=spare, merged=adapter.digest)

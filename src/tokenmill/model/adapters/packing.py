@@ -1,0 +1,216 @@
+"""From what was read to what a step multiplies by: the matrices of an adapter in the form of the model's kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenmill.core.errors import EngineFailed, InvalidCheckpoint
+from tokenmill.model.adapters.places import EMBEDDING, HEAD, OUTSIDE, all_places, places_of
+from tokenmill.model.adapters.reading import ReadModule, read_adapter
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.kernels.adapters import (
+    Adapter,
+    AdapterModule,
+    AdapterPart,
+    AdapterSource,
+    EmbeddingAdapter,
+    LinearAdapter,
+)
+from tokenmill.model.kernels.native_adapter import NativeAdapter
+from tokenmill.model.kernels.protocol import Kernels, WeightRole
+from tokenmill.model.models.decoder import Decoder
+
+Matrices = Mapping[tuple[int, str], Sequence[ReadModule]]
+"""The modules of each matrix, by its layer and the role of its first projection."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAdapter:
+    """An adapter that steps can use. `path`: of its folder, for other ranks."""
+
+    digest: str
+    rank: int
+    adapter: Adapter
+    path: str
+
+
+# Rows of a stored copy that are compared with the model's, which may be held in four bits.
+_COMPARED_ROWS, _CLOSE = 64, 0.25
+
+
+class AdapterForm(Enum):
+    """In which form steps take adapters: kernel by kernel, in one native call, or from slots of a device's memory."""
+
+    KERNELS = auto()
+    ONE_CALL = auto()
+    SLOTS = auto()
+
+
+class AdapterReader:
+    """Reads adapters into the form in which a model runs, in its dtype: of several ranks, this one's part of them.
+
+    Of q, k and v, or gate and up, that share a matrix the A are stacked, so that a row is multiplied by them at once;
+    each B adds to its own outputs.
+
+    Args:
+        max_rank: of each.
+        form: in which steps take them.
+    """
+
+    def __init__(
+        self, decoder: Decoder, kernels: Kernels, max_rank: int, form: AdapterForm = AdapterForm.KERNELS
+    ) -> None:
+        self._places = all_places(decoder, kernels)
+        self._own = {place.module: place for place in places_of(decoder)}
+        self._decoder = decoder
+        self._num_layers = len(decoder.layers)
+        self._kernels = kernels
+        self._max_rank = max_rank
+        self._pack = _PACKERS[form]
+        # The native pass multiplies embeddings where it adds them up: what is added here before would be rounded twice.
+        multiplies = form is AdapterForm.ONE_CALL and decoder.architecture.embedding_multiplier != 1
+        has_outside = form is not AdapterForm.SLOTS and decoder.shard.is_alone
+        self._outside = {HEAD: has_outside, EMBEDDING: has_outside and not multiplies}
+
+    def read(self, path: str) -> PackedAdapter:
+        """The adapter in a folder.
+
+        Raises:
+            InvalidCheckpoint: it cannot be served, and why.
+        """
+        read = read_adapter(Path(path), self._places, self._max_rank)
+        matrices: dict[tuple[int, str], list[ReadModule]] = defaultdict(list)
+        for module in read.modules:
+            own = self._own.get(module.place.module)
+            if module.place.matrix[0] == OUTSIDE:
+                if not self._outside[module.place.matrix]:
+                    what = f"an adapter of {module.place.module} needs one process on a CPU"
+                    raise InvalidCheckpoint(f"{path}: {what}, and embeddings that are not multiplied")
+            elif own is not None:
+                b = module.b[own.outputs.start : own.outputs.stop]
+                matrices[own.matrix].append(dataclasses.replace(module, place=own, b=b))
+        for matrix, copy in read.copies.items():
+            if not self._is_base(matrix, copy):
+                raise InvalidCheckpoint(f"{path} brings an {matrix[1]} that is not the model's")
+        adapter = self._pack(matrices, self._num_layers, self._kernels)
+        outside = {module.place.matrix: module for module in read.modules if module.place.matrix[0] == OUTSIDE}
+        if outside:
+            adapter = dataclasses.replace(adapter, **_outside(outside, self._kernels, self._decoder.architecture))
+        return PackedAdapter(read.digest, read.rank, adapter, os.path.abspath(path))
+
+    def _is_base(self, matrix: tuple[int, str], copy: torch.Tensor) -> bool:
+        """Whether some rows of a copy are those of the model, as far as its form lets them be."""
+        weight = self._decoder.embedding if matrix == EMBEDDING else self._decoder.head
+        if weight is None:
+            return True  # refused for another reason
+        ids = torch.linspace(0, len(copy) - 1, _COMPARED_ROWS).long()
+        theirs = copy[ids].float()
+        if matrix == EMBEDDING:
+            ours = weight.lookup(ids).float()
+        else:
+            x = torch.randn(4, copy.shape[1], generator=torch.Generator().manual_seed(0)).to(self._kernels.vector(0))
+            ours, theirs = weight.logits(x)[:, ids].float(), x.float() @ theirs.T
+        return bool((ours - theirs).abs().max() <= _CLOSE * theirs.abs().max())
+
+
+def _outside(
+    modules: Mapping[tuple[int, str], ReadModule], kernels: Kernels, architecture: Architecture
+) -> dict[str, Any]:
+    """What is added to embedding and head, by the fields of `Adapter`."""
+    made: dict[str, Any] = {}
+    if HEAD in modules:
+        own = modules[HEAD]
+        made["head"] = _pack([dataclasses.replace(own, scale=own.scale / architecture.logits_scaling)], kernels)
+    if EMBEDDING in modules:
+        one = modules[EMBEDDING]
+        hidden_size, rank = one.b.shape
+        b = kernels.linear_weight(hidden_size, rank, WeightRole.ADAPTER)
+        b.load_rows(0, one.b)
+        columns = one.a.T.contiguous().to(kernels.vector(0).dtype)
+        made["embedding"] = EmbeddingAdapter(columns, b, one.scale)
+    return made
+
+
+class FollowedAdapters:
+    """What a rank that follows has of the adapters that rank 0's passes name: read when a pass first needs it, and
+    forgotten by least recent use.
+
+    Args:
+        most: adapters in memory; a pass has no more.
+    """
+
+    def __init__(self, reader: AdapterReader, most: int) -> None:
+        self._reader = reader
+        self._most = most
+        self._adapters: OrderedDict[str, PackedAdapter] = OrderedDict()
+
+    def find(self, sources: Sequence[AdapterSource]) -> tuple[Adapter, ...]:
+        """The adapters of a pass.
+
+        Raises:
+            EngineFailed: a folder does not have what rank 0 has read there.
+        """
+        return tuple(self._find(*source).adapter for source in sources)
+
+    def _find(self, digest: str, path: str) -> PackedAdapter:
+        if digest not in self._adapters:
+            read = self._reader.read(path)
+            if read.digest != digest:
+                raise EngineFailed(f"{path} has another adapter than rank 0 has read there")
+            self._adapters[digest] = read
+            while len(self._adapters) > self._most:
+                self._adapters.popitem(last=False)
+        self._adapters.move_to_end(digest)
+        return self._adapters[digest]
+
+
+def _for_one_call(matrices: Matrices, num_layers: int, kernels: Kernels) -> Adapter:
+    native = NativeAdapter(num_layers)
+    for (layer, role), modules in matrices.items():
+        native.add(layer, role, [AdapterModule(one.place.start, one.a, one.b, one.scale) for one in modules])
+    return Adapter((), native)
+
+
+def _for_slots(matrices: Matrices, num_layers: int, kernels: Kernels) -> Adapter:
+    dtype = kernels.vector(0).dtype
+    modules = {
+        matrix: [AdapterModule(one.place.start, one.a.to(dtype), one.b.to(dtype), one.scale) for one in own]
+        for matrix, own in matrices.items()
+    }
+    return Adapter((), None, modules)
+
+
+def _for_kernels(matrices: Matrices, num_layers: int, kernels: Kernels) -> Adapter:
+    layers: list[dict[str, LinearAdapter]] = [{} for _ in range(num_layers)]
+    for (layer, role), modules in matrices.items():
+        layers[layer][role] = _pack(modules, kernels)
+    return Adapter(layers, None)
+
+
+def _pack(modules: Sequence[ReadModule], kernels: Kernels) -> LinearAdapter:
+    a = kernels.linear_weight(sum(len(module.a) for module in modules), modules[0].place.in_size, WeightRole.ADAPTER)
+    parts, rank_start = [], 0
+    for module in modules:
+        rank = len(module.a)
+        b = kernels.linear_weight(module.place.outputs.count, rank, WeightRole.ADAPTER)
+        b.load_rows(0, module.b)
+        a.load_rows(rank_start, module.a)
+        parts.append(AdapterPart(module.place.start, rank_start, b, module.scale))
+        rank_start += rank
+    return LinearAdapter(a, tuple(parts))
+
+
+_PACKERS = {
+    AdapterForm.KERNELS: _for_kernels,
+    AdapterForm.ONE_CALL: _for_one_call,
+    AdapterForm.SLOTS: _for_slots,
+}

@@ -1,0 +1,143 @@
+"""Which adapters the rows of running requests have, and what a step is told of it: on the host, or on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenmill.core.plan import StepPlan
+from tokenmill.model.adapters.packing import PackedAdapter
+from tokenmill.model.kernels.adapters import AdapterRows, LinearAdapter
+
+if TYPE_CHECKING:
+    from tokenmill.model.adapters.slot_memory import SlotMemory, SlottedRows
+
+Find = Callable[[str], PackedAdapter]
+"""An adapter by its digest. It is there as long as a request that has it is alive."""
+
+
+class RowAdapters(Protocol):
+    """Rows, slots, and the adapters that stand in these; a plan brings the differences."""
+
+    def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.generic]]:
+        """Take in the new rows of a plan; arrays that are to be sent to the device for `apply`."""
+
+    def apply(self, sent: Mapping[str, torch.Tensor]) -> None:
+        """On the device, before the step."""
+
+    def rows_of(self, plan: StepPlan, sent: Mapping[str, torch.Tensor], first: int) -> AdapterRows | None:
+        """Which tokens of a step have which adapters; None: none has any.
+
+        Args:
+            sent: `step_arrays` among it. first: the requests before this one run elsewhere.
+        """
+
+    def head_of(self, row: int) -> LinearAdapter | None:
+        """What a row's adapter adds to the head; None: nothing."""
+
+
+class _Slots:
+    """What both forms know on the host."""
+
+    def __init__(self, num_rows: int, find: Find) -> None:
+        self.of_row = np.full(num_rows, -1, dtype=np.int32)
+        self._find = find
+
+    def take(self, plan: StepPlan) -> dict[int, PackedAdapter]:
+        """Take in the new rows of a plan; the adapters that they have, by slot."""
+        found = {}
+        for new in plan.new_rows:
+            self.of_row[new.row] = new.adapter_slot if new.adapter else -1
+            if new.adapter:
+                found[new.adapter_slot] = self._find(new.adapter)
+        return found
+
+
+class HostRowAdapters:
+    """See `RowAdapters`: steps read adapters where they are kept."""
+
+    def __init__(self, num_rows: int, find: Find) -> None:
+        self._slots = _Slots(num_rows, find)
+        self._adapters: dict[int, PackedAdapter] = {}
+
+    def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.generic]]:
+        """See `RowAdapters.set`."""
+        self._adapters |= self._slots.take(plan)
+        return {}
+
+    def apply(self, sent: Mapping[str, torch.Tensor]) -> None:
+        """See `RowAdapters.apply`."""
+
+    def rows_of(self, plan: StepPlan, sent: Mapping[str, torch.Tensor], first: int) -> AdapterRows | None:
+        """See `RowAdapters.rows_of`; in the order of the slots."""
+        slots = self._slots.of_row[plan.rows]
+        if (slots < 0).all():
+            return None
+        used = np.unique(slots[slots >= 0])
+        numbers = np.where(slots < 0, -1, np.searchsorted(used, slots)).astype(np.int32)
+        packed = [self._adapters[slot] for slot in used.tolist()]
+        return AdapterRows(
+            tuple(one.adapter for one in packed),
+            torch.from_numpy(np.repeat(numbers, plan.num_scheduled)),
+            tuple((one.digest, one.path) for one in packed),
+        )
+
+    def head_of(self, row: int) -> LinearAdapter | None:
+        """See `RowAdapters.head_of`."""
+        slot = int(self._slots.of_row[row])
+        return None if slot < 0 else self._adapters[slot].adapter.head
+
+
+class DeviceRowAdapters:
+    """See `RowAdapters`: steps read them from slots in the device's memory, which are filled behind the steps before.
+
+    Args:
+        device: that of the row tables, which have a row more than the engine: that of padding, without an adapter.
+    """
+
+    def __init__(self, num_rows: int, find: Find, memory: SlotMemory, device: torch.device) -> None:
+        self._slots = _Slots(num_rows, find)
+        self._memory = memory
+        self._of_row = torch.full((num_rows + 1,), -1, dtype=torch.int32, device=device)
+        self._digests: dict[int, str] = {}  # of what stands in each slot
+        self._new: dict[int, PackedAdapter] = {}
+
+    def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.generic]]:
+        """See `RowAdapters.set`."""
+        for slot, adapter in self._slots.take(plan).items():
+            if self._digests.get(slot) != adapter.digest:
+                self._digests[slot], self._new[slot] = adapter.digest, adapter
+        if not plan.new_rows:
+            return {}
+        rows = np.array([new.row for new in plan.new_rows], np.int64)
+        return {"adapter_rows": rows, "adapter_slots": self._slots.of_row[rows]}
+
+    def apply(self, sent: Mapping[str, torch.Tensor]) -> None:
+        """See `RowAdapters.apply`."""
+        for slot, packed in self._new.items():
+            self._memory.fill(slot, packed.adapter)
+        self._new.clear()
+        if "adapter_rows" in sent:
+            self._of_row[sent["adapter_rows"]] = sent["adapter_slots"]
+
+    def rows_of(self, plan: StepPlan, sent: Mapping[str, torch.Tensor], first: int) -> AdapterRows | None:
+        """See `RowAdapters.rows_of`."""
+        return self.of_rows(sent["row_of_token"]) if self.has_any(plan.rows[first:]) else None
+
+    def head_of(self, row: int) -> LinearAdapter | None:
+        """See `RowAdapters.head_of`: adapters with one are refused where they are read."""
+        return None
+
+    def has_any(self, rows: npt.NDArray[np.integer]) -> bool:
+        """Whether one of these rows has an adapter."""
+        return bool((self._slots.of_row[rows] >= 0).any())
+
+    def of_rows(self, rows: torch.Tensor) -> SlottedRows:
+        """What tokens have that stand in these rows, [T] int64; read on the device."""
+        from tokenmill.model.adapters.slot_memory import SlottedRows
+
+        return SlottedRows((), self._of_row[rows], (), self._memory.layers)

@@ -1,0 +1,383 @@
+"""What a decoder is made of, as plain frozen data: a specification of every layer, and what is around the layers.
+
+Knows neither torch nor the names that config.json gives these things (see `families`). What a layer is stands here and
+nowhere else: the parts of `Layer`, the attention and the native pass are made of it, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tokenmill.model.architecture.rope_spec import LongRopeScaling, RopeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """An RMSNorm. `is_offset`: its weight is what is added to 1 (Gemma)."""
+
+    eps: float
+    is_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfAttentionSpec:
+    """Causal attention of one layer.
+
+    Attributes:
+        scale: factor on q.k before the softmax.
+        rope: how positions turn q and k; None: the layer is not told where its tokens stand.
+        window: how many tokens a token attends to, itself among them; None: all before it.
+        head_norm: over each head of q and k, before the rotary embedding; None: there is none.
+        output_bias: bias on the projection that ends the block.
+        has_sinks: each head has a sink; see `AttentionLayer.sinks`.
+        norms_values: each head of v is normed, too, by a norm without a weight.
+        in_window_group: its KV is in pages that go when they lie behind the window.
+        kv_from: the layer whose keys and values it attends to, having none of its own; None: it has its own.
+        has_gate: what it gives is multiplied by the sigmoid of another projection, whose rows stand behind those of q,
+            head by head.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeSpec | None
+    window: int | None = None
+    head_norm: NormSpec | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    has_sinks: bool = False
+    norms_values: bool = False
+    kv_from: int | None = None
+    has_gate: bool = False
+    in_window_group: bool = False
+
+    @property
+    def q_size(self) -> int:
+        """Width of the queries of one token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys, or of the values, of one token; 0 where these are another layer's."""
+        return 0 if self.kv_from is not None else self.num_kv_heads * self.head_dim
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token between its projections."""
+        return 2 * (self.q_size + self.kv_size) + self.q_size * self.has_gate
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Parameters of the block."""
+        qkv = self.q_size + 2 * self.kv_size
+        num_norms = 0 if self.head_norm is None else 2 if self.kv_from is None else 1
+        rest = num_norms * self.head_dim + self.num_heads * self.has_sinks
+        qkv += self.q_size * self.has_gate
+        return hidden_size * (qkv + self.q_size) + qkv * self.qkv_bias + hidden_size * self.output_bias + rest
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """A tensor of what a layer keeps of a request. `is_wide`: float32 whatever the model's dtype is."""
+
+    shape: tuple[int, ...]
+    is_wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvSpec:
+    """A gated convolution over the last tokens instead of attention (LFM2); see `models.short_conv`.
+
+    Attributes:
+        kernel: tokens that it sees, the last one among them.
+    """
+
+    size: int
+    kernel: int
+    bias: bool = False
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token between its projections."""
+        return 4 * self.size
+
+    @property
+    def state(self) -> tuple[StatePart, ...]:
+        """What is kept of a request."""
+        return (StatePart((self.size, self.kernel - 1)),)
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Parameters of the block."""
+        return 4 * self.size * hidden_size + self.size * self.kernel + (4 * self.size + hidden_size) * self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetSpec:
+    """The gated delta rule instead of attention (Yang et al. 2024, as Qwen3-Next has it); see `models.delta_net`.
+
+    Attributes:
+        num_key_heads, num_value_heads: each key head serves as many value heads as the next.
+        kernel: tokens that the convolution before it sees, the last one among them.
+        norm: of the heads of what it gives.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_size: int
+    value_size: int
+    kernel: int
+    norm: NormSpec
+
+    @property
+    def keys_width(self) -> int:
+        """Width of the queries, or of the keys, of one token."""
+        return self.num_key_heads * self.key_size
+
+    @property
+    def values_width(self) -> int:
+        """Width of the values of one token."""
+        return self.num_value_heads * self.value_size
+
+    @property
+    def mixed_width(self) -> int:
+        """Width of all three."""
+        return 2 * self.keys_width + self.values_width
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token between its projections."""
+        return 2 * self.mixed_width + 2 * self.values_width
+
+    @property
+    def state(self) -> tuple[StatePart, ...]:
+        """What is kept of a request."""
+        matrices = (self.num_value_heads, self.key_size, self.value_size)
+        return StatePart((self.mixed_width, self.kernel - 1)), StatePart(matrices, is_wide=True)
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Parameters of the block."""
+        inputs = self.mixed_width + self.values_width + 2 * self.num_value_heads
+        vectors = self.mixed_width * self.kernel + 2 * self.num_value_heads + self.value_size
+        return hidden_size * (inputs + self.values_width) + vectors
+
+
+RecurrenceSpec = ShortConvSpec | DeltaNetSpec
+"""What a layer may have instead of attention: a state of each request, of one size however long the request is."""
+
+
+@dataclass(frozen=True, slots=True)
+class MlpSpec:
+    """A dense feed-forward block: a gated pair of projections to `size` and one back.
+
+    Attributes:
+        activation: of the gate, `silu`, or `gelu` with tanh.
+    """
+
+    size: int
+    bias: bool = False
+    activation: str = "silu"
+
+    @property
+    def active_size(self) -> int:
+        """Width of what one token is projected to."""
+        return self.size
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Parameters of the block."""
+        return 3 * hidden_size * self.size + (2 * self.size + hidden_size) * self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """Mixture of experts instead of a dense feed-forward block.
+
+    Attributes:
+        experts_per_token: experts that each token is sent to.
+        size: as `MlpSpec.size`, of each expert.
+        norm_topk_prob: the weights of a token's experts are made to sum to 1.
+        activation: as `MlpSpec.activation`, or `clamped`: see `kernels.protocol.Gate`.
+        has_biases: router and experts have them.
+        shared_size: as `size`, of an expert that every token is sent to, as far as a gate of its own lets it; 0: there
+            is none.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    size: int
+    norm_topk_prob: bool
+    activation: str = "silu"
+    has_biases: bool = False
+    shared_size: int = 0
+
+    @property
+    def active_size(self) -> int:
+        """Width of what one token is projected to, by all its experts."""
+        return self.size * self.experts_per_token + self.shared_size
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Parameters of the block, router and all experts."""
+        biases = self.num_experts * (1 + 2 * self.size + hidden_size) * self.has_biases
+        shared = hidden_size * (3 * self.shared_size + 1) if self.shared_size else 0
+        return self.num_experts * hidden_size * (3 * self.size + 1) + biases + shared
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerSpec:
+    """Embeddings that each layer has for itself; see `models.per_layer`.
+
+    Attributes:
+        size: of one layer's.
+        vocab_size: rows of their table.
+    """
+
+    size: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One layer: attention, then a feed-forward block, each after a norm and added to its input.
+
+    Attributes:
+        attention: None: `recurrence` stands in its place.
+        norm: before each block.
+        has_out_norms: what a block adds goes through such a norm, too.
+        residual_multiplier: of what a block adds.
+        per_layer_size: of the embedding that a third block takes; 0: there is none.
+        has_scalar: the layer's output is multiplied by a number that is a weight.
+    """
+
+    attention: SelfAttentionSpec | None
+    mlp: MlpSpec | MoeSpec
+    norm: NormSpec
+    residual_multiplier: float = 1.0
+    has_out_norms: bool = False
+    per_layer_size: int = 0
+    has_scalar: bool = False
+    recurrence: RecurrenceSpec | None = None
+
+    @property
+    def mixer(self) -> SelfAttentionSpec | RecurrenceSpec:
+        """What lets tokens of a request know of each other."""
+        mixer = self.attention or self.recurrence
+        assert mixer is not None, "a layer has attention, or what stands in its place"
+        return mixer
+
+    def num_parameters(self, hidden_size: int) -> int:
+        """Parameters of the layer; its scalar, which is not trained, is none."""
+        norms = (4 if self.has_out_norms else 2) * hidden_size
+        third = (2 * self.per_layer_size + 1) * hidden_size if self.per_layer_size else 0
+        return self.mixer.num_parameters(hidden_size) + self.mlp.num_parameters(hidden_size) + norms + third
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A decoder-only transformer: embedding, layers, final RMSNorm and output head.
+
+    Attributes:
+        name: as config.json says it, e.g. `Qwen3ForCausalLM`.
+        weight_names: what checkpoints call the weights; see `models.weight_names`.
+        norm: the final one.
+        takes_images: a vision tower stands beside it.
+        stacks_experts: checkpoints store all experts of a layer in one tensor.
+        other_weights: what the names of weights begin with that are not the decoder's.
+        tie_embeddings: the output head is the embedding table.
+        embedding_multiplier: of the embeddings that enter the first layer. rounds_multiplier: to the model's dtype.
+        logits_scaling: logits are divided by it.
+        logits_cap: they are bent towards at most this, by tanh; None: they are not.
+        per_layer: None: there are no such embeddings.
+        max_position: the context the model is made for, in tokens.
+        eos_token_ids: as config.json has them (generation_config.json may say more).
+        dtype: what the checkpoint says it is stored in, e.g. `bfloat16`; None: it does not say.
+    """
+
+    name: str
+    weight_names: Mapping[str, str]
+    layers: tuple[LayerSpec, ...]
+    hidden_size: int
+    vocab_size: int
+    norm: NormSpec
+    max_position: int
+    tie_embeddings: bool = False
+    embedding_multiplier: float = 1.0
+    rounds_multiplier: bool = False
+    logits_scaling: float = 1.0
+    logits_cap: float | None = None
+    per_layer: PerLayerSpec | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str | None = None
+    takes_images: bool = False
+    stacks_experts: bool = False
+    other_weights: tuple[str, ...] = ()
+
+    def for_context(self, num_tokens: int) -> Architecture:
+        """The same for requests of at most so many tokens: LongRoPE has factors for the context of the pretraining."""
+        return dataclasses.replace(self, layers=tuple(_for_context(layer, num_tokens) for layer in self.layers))
+
+    def with_window_group(self) -> Architecture:
+        """The same with the KV of layers that have a window in pages of their own, which go when they lie behind it."""
+        return dataclasses.replace(self, layers=tuple(_in_group(layer) for layer in self.layers))
+
+    @property
+    def widest_window(self) -> int:
+        """Tokens that layers of the window group attend to at most; 0: there is none."""
+        attentions = [attention for attention in self.attentions if attention.in_window_group]
+        return max((attention.window or 0 for attention in attentions), default=0)
+
+    @property
+    def attentions(self) -> tuple[SelfAttentionSpec, ...]:
+        """Those of the layers that have attention."""
+        return tuple(layer.attention for layer in self.layers if layer.attention is not None)
+
+    @property
+    def recurrences(self) -> tuple[RecurrenceSpec, ...]:
+        """What stands in its place in the others, in the order in which their states lie in memory."""
+        return tuple(layer.recurrence for layer in self.layers if layer.recurrence is not None)
+
+    def state_bytes(self, bytes_per_value: int) -> int:
+        """Bytes of what layers keep of one request, besides KV."""
+        parts = [part for recurrence in self.recurrences for part in recurrence.state]
+        return sum(math.prod(part.shape) * (4 if part.is_wide else bytes_per_value) for part in parts)
+
+    @property
+    def context_form(self) -> str:
+        """What `for_context` has chosen, where there is a choice: KV of one form is none of another."""
+        ropes = (attention.rope for attention in self.attentions)
+        forms = {rope.scaling.is_long for rope in ropes if rope and isinstance(rope.scaling, LongRopeScaling)}
+        return ("short", "long")[forms.pop()] if forms else ""
+
+    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
+        """Bytes of KV that one token takes, over all layers."""
+        return sum(2 * attention.kv_size * bytes_per_value for attention in self.attentions)
+
+    def num_parameters(self) -> int:
+        """Parameters of the model, tied embeddings counted once."""
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+        layers = sum(layer.num_parameters(self.hidden_size) for layer in self.layers)
+        width = 0 if self.per_layer is None else len(self.layers) * self.per_layer.size
+        given = 0 if self.per_layer is None else width * self.hidden_size + self.per_layer.size
+        return embeddings + layers + self.hidden_size + given + self.num_mapped_parameters
+
+    @property
+    def num_mapped_parameters(self) -> int:
+        """Of these, what is not loaded: the table of per-layer embeddings, read by rows where its file is mapped."""
+        return 0 if self.per_layer is None else len(self.layers) * self.per_layer.size * self.per_layer.vocab_size
+
+
+def _in_group(layer: LayerSpec) -> LayerSpec:
+    if layer.attention is None or layer.attention.window is None:
+        return layer
+    return dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, in_window_group=True))
+
+
+def _for_context(layer: LayerSpec, num_tokens: int) -> LayerSpec:
+    rope = None if layer.attention is None else layer.attention.rope
+    if layer.attention is None or rope is None or not isinstance(rope.scaling, LongRopeScaling):
+        return layer
+    scaling = dataclasses.replace(rope.scaling, is_long=num_tokens > rope.scaling.original_max_position)
+    attention = dataclasses.replace(layer.attention, rope=dataclasses.replace(rope, scaling=scaling))
+    return dataclasses.replace(layer, attention=attention)

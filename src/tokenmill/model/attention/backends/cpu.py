@@ -1,0 +1,209 @@
+"""Backend `cpu`: paged and batched attention in torch, for bf16 and float32 on CPUs.
+
+Requests with one token in the step (decodes) are computed together, in buckets of similar context; the others
+(prefill chunks) one by one, in chunks of queries, so that the causal half of the work is left out. Heads that share
+keys are packed into one product. A request's padded length follows from its own context alone, so that the company
+in its batch does not change the shape, and with it the rounding, of its sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenmill.model.attention.backends.reference import softmax
+from tokenmill.model.attention.batch import ForwardBatch, angles_of
+from tokenmill.model.attention.kv_cache import HeadMajorKV
+from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
+from tokenmill.model.kernels.heads import StepAngles, split_heads
+
+QUERY_CHUNK = 128
+MAX_SCORES = 1 << 24
+# The shortest length that decodes are padded to, and the length from which the steps are finer.
+SHORTEST = 32
+FINE_FROM = 512
+# Keys, or values, of a bucket in one layer. Gathered and used at once, they never leave the CPU's cache; and the
+# copies stay small beside the KV cache itself.
+BUCKET_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBucket:
+    """n requests with one token each, all padded to the same number of pages.
+
+    Attributes:
+        tokens: [n] int64, their tokens in the batch.
+        page_rows: rows of the cache of the P pages of each, n * P pages in all.
+        hidden: [n, 1, L] bool, True at slots outside the request's context or window; L = P * page_size.
+        stale: the same slots as int64 indices into n * L.
+    """
+
+    tokens: torch.Tensor
+    page_rows: torch.Tensor
+    hidden: torch.Tensor
+    stale: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPlan:
+    """What the layers of a step share.
+
+    Attributes:
+        slot_rows: where the cache writes the tokens.
+        prefills: requests with several tokens: index, and the rows of all its pages in the cache.
+        buckets: decode buckets by window, made when the first layer with that window asks.
+    """
+
+    batch: ForwardBatch
+    angles: StepAngles
+    slot_rows: torch.Tensor
+    prefills: tuple[tuple[int, torch.Tensor], ...]
+    buckets: dict[int | None, list[DecodeBucket]] = field(default_factory=dict)
+
+
+class CpuAttention:
+    """Attention for the CPU platform; see the module's text."""
+
+    def __init__(self, spec: AttentionSpec, kv: HeadMajorKV) -> None:
+        self.spec = spec
+        self.kv = kv
+        self._group = spec.num_heads // spec.num_kv_heads
+        # True where the key is later than the query.
+        self._future = torch.ones(QUERY_CHUNK, QUERY_CHUNK, dtype=torch.bool).triu_(1)
+
+    def plan(self, batch: ForwardBatch) -> CpuPlan:
+        """Tell prefills from decodes, and find the rows of the cache that all layers read and write."""
+        num_pages = -(-batch.context_lens // self.kv.page_size)
+        prefills = tuple(
+            (request, self.kv.page_rows(batch.page_table[request, : num_pages[request]]))
+            for request in np.flatnonzero(batch.query_lens > 1).tolist()
+        )
+        return CpuPlan(batch, angles_of(batch), self.kv.slot_rows(batch.slots), prefills)
+
+    def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: CpuPlan) -> torch.Tensor:
+        """See `AttentionBackend.forward`."""
+        batch, window = plan.batch, layer.window
+        heads = (self.spec.num_heads, 0 if layer.reads_only else self.spec.num_kv_heads)
+        q, k, v = split_heads(qkv, heads, layer.norms, plan.angles.of(layer.rotary))
+        if not layer.reads_only:
+            self.kv.write(layer.index, plan.slot_rows, k, v)
+        if window not in plan.buckets:
+            plan.buckets[window] = decode_buckets(batch, self.kv, window)
+        output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for bucket in plan.buckets[window]:
+            output.index_copy_(0, bucket.tokens, self._decode(q.index_select(0, bucket.tokens), layer, bucket))
+        for request, page_rows in plan.prefills:
+            start, end = batch.query_starts[request : request + 2].tolist()
+            keys, values = self.kv.gather(layer.index, page_rows)
+            context_len = int(batch.context_lens[request])
+            memory = keys[:, :context_len], values[:, :context_len]
+            self._prefill(q[start:end], *memory, output[start:end], layer)
+        return output.flatten(1)
+
+    def _decode(self, q: torch.Tensor, layer: AttentionLayer, bucket: DecodeBucket) -> torch.Tensor:
+        """One token each of n requests: q [n, heads, head_dim] -> the same shape."""
+        n, kv_heads, head_dim = q.shape[0], self.spec.num_kv_heads, self.spec.head_dim
+        keys, values = self.kv.gather(layer.index, bucket.page_rows)
+        # Weights of 0 do not hide a NaN or an infinity that an earlier owner left in a slot.
+        values.index_fill_(1, bucket.stale, 0)
+        keys, values = keys.view(kv_heads * n, -1, head_dim), values.view(kv_heads * n, -1, head_dim)
+        packed = q.view(n, kv_heads, self._group, head_dim).transpose(0, 1).reshape(kv_heads * n, -1, head_dim)
+        scores = torch.bmm(packed, keys.transpose(1, 2)).mul_(layer.scale)
+        apart = scores.view(kv_heads, n, self._group, -1).masked_fill_(bucket.hidden, -torch.inf)
+        weights = softmax(apart, None if layer.sinks is None else layer.sinks.view(kv_heads, 1, self._group, 1))
+        attended = torch.bmm(weights.reshape(scores.shape), values)
+        return attended.view(kv_heads, n, self._group, head_dim).transpose(0, 1).reshape(q.shape)
+
+    def _prefill(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, output: torch.Tensor, layer: AttentionLayer
+    ) -> None:
+        """The last n tokens of one request, into output.
+
+        Args:
+            q, output: [n, heads, head_dim]. keys, values: [kv_heads, context, head_dim].
+        """
+        n, kv_heads, head_dim = q.shape[0], self.spec.num_kv_heads, self.spec.head_dim
+        packed = q.view(n, kv_heads, self._group, head_dim).permute(1, 2, 0, 3)
+        unpacked = output.view(n, kv_heads, self._group, head_dim).permute(1, 2, 0, 3)
+        computed = keys.shape[1] - n
+        # Long contexts get smaller chunks, so that the scores stay small.
+        step = min(QUERY_CHUNK, max(1, MAX_SCORES // (self.spec.num_heads * keys.shape[1])))
+        for start in range(0, n, step):
+            end = min(start + step, n)
+            #  |first|<- visible to some of these queries ->|last|
+            last = computed + end
+            first = 0 if layer.window is None else max(0, computed + start + 1 - layer.window)
+            chunk = packed[:, :, start:end].reshape(kv_heads, -1, head_dim)
+            scores = torch.bmm(chunk, keys[:, first:last].transpose(1, 2)).mul_(layer.scale)
+            apart = scores.view(kv_heads, self._group, end - start, last - first)
+            self._hide(apart, layer.window)
+            weights = softmax(apart, None if layer.sinks is None else layer.sinks.view(kv_heads, self._group, 1, 1))
+            attended = torch.bmm(weights.reshape(scores.shape), values[:, first:last])
+            unpacked[:, :, start:end] = attended.view(kv_heads, self._group, end - start, head_dim)
+
+    def _hide(self, scores: torch.Tensor, window: int | None) -> None:
+        """Set scores [.., .., n, length] that causality or the window hides to -inf; they end at the same token."""
+        n, length = scores.shape[-2:]
+        scores[..., length - n :].masked_fill_(self._future[:n, :n], -torch.inf)
+        if window is not None and length > window:
+            queries = torch.arange(length - n, length, device=scores.device)[:, None]
+            scores.masked_fill_(torch.arange(length, device=scores.device) <= queries - window, -torch.inf)
+
+
+def padded_lengths(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Round up to the ladder 32, 48, 64, 96, 128 ... 512, from there in quarters of an octave: 640, 768, 896, 1024."""
+    lengths = np.maximum(lengths, SHORTEST)
+    octave = np.exp2(np.ceil(np.log2(lengths))).astype(np.int64)
+    step = np.where(lengths <= FINE_FROM, octave // 4, octave // 8)
+    return -(-lengths // step) * step
+
+
+def decode_buckets(batch: ForwardBatch, kv: HeadMajorKV, window: int | None) -> list[DecodeBucket]:
+    """Sort the batch's single-token requests into buckets of equal padded length.
+
+    With a window only the pages that it touches are taken.
+    """
+    page_size = kv.page_size
+    requests = np.flatnonzero(batch.query_lens == 1)
+    if not len(requests):
+        return []
+    ends = batch.context_lens[requests].astype(np.int64)
+    begins = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
+    first_pages = begins // page_size
+    num_pages = -(-padded_lengths(ends - first_pages * page_size) // page_size)
+    buckets = []
+    for chosen, count in _groups(num_pages, BUCKET_BYTES // kv.keys[0, 0].nbytes):
+        page_numbers = first_pages[chosen, None] + np.arange(count)
+        slots = first_pages[chosen, None] * page_size + np.arange(count * page_size)
+        hidden = (slots >= ends[chosen, None]) | (slots < begins[chosen, None])
+        buckets.append(
+            DecodeBucket(
+                tokens=torch.from_numpy(batch.query_starts[requests[chosen]].astype(np.int64)),
+                page_rows=kv.page_rows(_pages(batch.page_table, requests[chosen], page_numbers)),
+                hidden=torch.from_numpy(hidden).unsqueeze(1),
+                stale=torch.from_numpy(np.flatnonzero(hidden)),
+            )
+        )
+    return buckets
+
+
+def _groups(num_pages: npt.NDArray[np.int64], most: int) -> Iterator[tuple[npt.NDArray[np.int64], int]]:
+    """Indices of requests with equal numbers of pages, `most` pages in all unless one request alone has more."""
+    for count in np.unique(num_pages).tolist():
+        equal = np.flatnonzero(num_pages == count)
+        size = max(1, most // count)
+        for start in range(0, len(equal), size):
+            yield equal[start : start + size], count
+
+
+def _pages(
+    page_table: torch.Tensor, requests: npt.NDArray[np.int64], page_numbers: npt.NDArray[np.int64]
+) -> torch.Tensor:
+    """Page ids at [request, number], flat. Numbers beyond the table are padding: its slots are hidden."""
+    inside = np.minimum(page_numbers, page_table.shape[1] - 1)
+    table = page_table.index_select(0, torch.from_numpy(requests))
+    return table.gather(1, torch.from_numpy(inside)).flatten()

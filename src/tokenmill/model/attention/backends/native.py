@@ -1,0 +1,113 @@
+"""Backend `native`: the C++ attention over the packed KV cache, for bf16 models on CPUs.
+
+One call a layer does all between two linears: norms and rotation of the heads, the write into the cache, attention.
+A token's result depends on its own past alone, bit for bit: not on its batch, its chunk or the number of threads.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.attention.kv_cache import PackedKV
+from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
+from tokenmill.model.kernels.heads import CosSin
+from tokenmill.model.kernels.native import MODULE
+
+if TYPE_CHECKING:
+    from tokenmill import _native
+
+
+@dataclass(frozen=True, slots=True)
+class NativePlan:
+    """A step cut into pieces, and what must live as long: it holds addresses of these.
+
+    Attributes:
+        angles: of its tokens, where they do not follow from where they stand.
+    """
+
+    step: _native.PlannedStep
+    batch: ForwardBatch
+    angles: CosSin | None
+
+
+class NativeAttention:
+    """See the module's text.
+
+    Attributes:
+        attention: the C++ side of it.
+        memory: the KV memory of each layer.
+    """
+
+    def __init__(self, spec: AttentionSpec, kv: PackedKV, kernels: _native.Kernels) -> None:
+        self.spec = spec
+        self.kv = kv
+        native = importlib.import_module(MODULE)
+        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self.attention: _native.Attention = native.Attention(kernels, *heads, kv.page_size)
+        self._bound: dict[AttentionLayer, _native.AttentionLayer] = {}
+        no_scales = (0, 0) if len(kv.tensors) == 2 else ()
+        self.memory: list[_native.LayerKV] = [
+            native.LayerKV(*(tensor[layer].data_ptr() for tensor in kv.tensors), *no_scales)
+            for layer in range(spec.num_layers)
+        ]
+
+    def plan(self, batch: ForwardBatch) -> NativePlan:
+        """See `AttentionBackend.plan`."""
+        for lengths in (batch.query_starts, batch.context_lens):
+            assert lengths.dtype == np.int32 and lengths.flags.c_contiguous, "lengths are int32 in one piece"
+        assert batch.page_table.dtype == torch.int32 and batch.page_table.stride(1) == 1, "a page table is int32 rows"
+        angles, media = None, batch.media
+        if media is not None:
+            angles = media.rotary.rows(media.positions, media.axes)
+            assert all(own.is_contiguous() for own in angles), "angles lie in one piece"
+        cos, sin = (0, 0) if angles is None else (own.data_ptr() for own in angles)
+        step = self.attention.plan(
+            len(batch.query_lens),
+            batch.query_starts.ctypes.data,
+            batch.context_lens.ctypes.data,
+            batch.page_table.data_ptr(),
+            batch.page_table.stride(0),
+            cos,
+            sin,
+        )
+        return NativePlan(step, batch, angles)
+
+    def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: NativePlan) -> torch.Tensor:
+        """See `AttentionBackend.forward`."""
+        assert qkv.is_contiguous() and qkv.dtype == torch.bfloat16, "the projection is bfloat16 in one piece"
+        out = qkv.new_empty(len(qkv), self.spec.num_heads * self.spec.head_dim)
+        self.attention.forward(plan.step, self.bound(layer), qkv.data_ptr(), out.data_ptr())
+        return out
+
+    def bound(self, layer: AttentionLayer) -> _native.AttentionLayer:
+        """The layer by its addresses, with its KV memory; made once."""
+        if layer not in self._bound:
+            self._bound[layer] = self._bind(layer)
+        return self._bound[layer]
+
+    def _bind(self, layer: AttentionLayer) -> _native.AttentionLayer:
+        native = importlib.import_module(MODULE)
+        norms, rotary, cos, sin = layer.norms, layer.rotary, 0, 0
+        weights = native.HeadNorms(0, 0, 0, 0.0, False)
+        if norms is not None:
+            own = (0 if weight is None else weight.data_ptr() for weight in (norms.q, norms.k, norms.v))
+            weights = native.HeadNorms(*own, norms.eps, norms.are_offsets)
+        if rotary is not None:
+            assert rotary.cos.is_contiguous() and rotary.sin.is_contiguous(), "the angles' tables lie in one piece"
+            cos, sin = rotary.cos.data_ptr(), rotary.sin.data_ptr()
+        memory = self.memory[layer.index]
+        sinks = 0
+        if layer.sinks is not None:
+            assert layer.sinks.dtype == torch.bfloat16 and layer.sinks.is_contiguous(), (
+                "sinks are bfloat16 in one piece"
+            )
+            sinks = layer.sinks.data_ptr()
+        numbers = layer.scale, layer.window or 0, sinks, layer.reads_only
+        bound: _native.AttentionLayer = native.AttentionLayer(memory, weights, cos, sin, *numbers)
+        return bound

@@ -1,0 +1,74 @@
+"""Backend `reference`: attention written to be read, one request at a time, in float32. The oracle of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenmill.model.attention.batch import ForwardBatch, angles_of
+from tokenmill.model.attention.kv_cache import HeadMajorKV
+from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
+from tokenmill.model.kernels.heads import StepAngles, split_heads
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlan:
+    """The batch and its angles."""
+
+    batch: ForwardBatch
+    angles: StepAngles
+
+
+class ReferenceAttention:
+    """Plain torch on any device."""
+
+    def __init__(self, spec: AttentionSpec, kv: HeadMajorKV) -> None:
+        self.spec = spec
+        self.kv = kv
+
+    def plan(self, batch: ForwardBatch) -> ReferencePlan:
+        """See `AttentionBackend.plan`."""
+        return ReferencePlan(batch, angles_of(batch))
+
+    def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: ReferencePlan) -> torch.Tensor:
+        """See `AttentionBackend.forward`."""
+        batch = plan.batch
+        heads = (self.spec.num_heads, 0 if layer.reads_only else self.spec.num_kv_heads)
+        q, k, v = split_heads(qkv, heads, layer.norms, plan.angles.of(layer.rotary))
+        if not layer.reads_only:
+            self.kv.write(layer.index, self.kv.slot_rows(batch.slots), k, v)
+        output = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for request, context_len in enumerate(batch.context_lens.tolist()):
+            start, end = batch.query_starts[request : request + 2].tolist()
+            num_pages = -(-context_len // self.kv.page_size)
+            keys, values = self.kv.gather(layer.index, self.kv.page_rows(batch.page_table[request, :num_pages]))
+            output[start:end] = attend_sequence(q[start:end], keys[:, :context_len], values[:, :context_len], layer)
+        return output.flatten(1)
+
+
+def attend_sequence(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
+    """The last n tokens of one sequence, q [n, heads, head_dim], over all its keys [kv_heads, length, head_dim]."""
+    group = q.shape[1] // len(keys)
+    length = keys.shape[1]
+    # What lies behind the window of all queries is not read at all: it may be another request's, or no numbers.
+    first = 0 if layer.window is None else max(0, length - q.shape[0] + 1 - layer.window)
+    key_positions = torch.arange(first, length, device=q.device)
+    query_positions = torch.arange(length - q.shape[0], length, device=q.device)[:, None]
+    keys = keys[:, first:].float().repeat_interleave(group, 0)
+    values = values[:, first:].float().repeat_interleave(group, 0)
+    scores = q.float().transpose(0, 1) @ keys.transpose(1, 2) * layer.scale
+    visible = key_positions <= query_positions
+    if layer.window is not None:
+        visible &= key_positions > query_positions - layer.window
+    sinks = None if layer.sinks is None else layer.sinks.view(-1, 1, 1)
+    weights = softmax(scores.masked_fill(~visible, -torch.inf), sinks)
+    return (weights @ values).transpose(0, 1).to(q.dtype)
+
+
+def softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Over the last dimension; with sinks, which can be expanded to the scores of one key, beside them."""
+    if sinks is None:
+        return scores.softmax(-1)
+    beside = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, beside), -1).softmax(-1)[..., :-1]

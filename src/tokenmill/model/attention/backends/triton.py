@@ -1,0 +1,81 @@
+"""Attention by this project's own Triton kernels: any page size, any head size, windows; always there on a GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenmill.model.attention.paged import PagedImplementation, Requests
+from tokenmill.model.attention.protocol import AttentionLayer, AttentionSpec
+from tokenmill.model.kernels.triton.attention import PagedKV, Scores, attend_decodes, attend_prompts
+from tokenmill.model.kernels.triton.splits import SPLIT_ENDS, Splits, list_splits
+
+
+class TritonPrompts(PagedImplementation):
+    """See `PagedImplementation`; for requests with any number of tokens.
+
+    Args:
+        are_single: its requests have one token each, but for drafts, which comes out as it would among others.
+    """
+
+    def __init__(self, *, are_single: bool = False) -> None:
+        self._are_single = are_single
+
+    def plan(self, requests: Requests) -> Requests:
+        """See `PagedImplementation.plan`: the kernels find their tiles themselves."""
+        return requests
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        memory: tuple[torch.Tensor, torch.Tensor],
+        output: torch.Tensor,
+        plan: Requests,
+        layer: AttentionLayer,
+    ) -> None:
+        """See `PagedImplementation.attend`."""
+        are_single = self._are_single and len(q) == len(plan.query_lens)
+        attend_prompts(q, paged(memory, plan), output, scores_of(layer), are_single=are_single)
+
+
+class TritonDecodes(PagedImplementation):
+    """See `PagedImplementation`; for requests with one token and drafts, whose contexts are split at fixed positions.
+
+    Args:
+        num_units: multiprocessors of the device.
+        page_size: of the KV cache, whose pages are read once for requests that share them; None: they do not look.
+    """
+
+    def __init__(self, spec: AttentionSpec, num_units: int, device: str, page_size: int | None = None) -> None:
+        self._page_size = page_size
+        self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self._num_units = num_units
+        self._ends = torch.from_numpy(SPLIT_ENDS).to(device)
+
+    def plan(self, requests: Requests) -> tuple[Requests, Splits | None]:
+        """See `PagedImplementation.plan`: the splits, and memory for their parts that all layers share."""
+        lens, longest = requests.lens.context_lens, requests.context_lens
+        most = int(requests.query_lens.max())
+        pages = None if self._page_size is None else (requests.page_table, self._page_size)
+        return requests, list_splits(lens, longest, self._ends, self._heads, self._num_units, most, pages)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        memory: tuple[torch.Tensor, torch.Tensor],
+        output: torch.Tensor,
+        plan: tuple[Requests, Splits | None],
+        layer: AttentionLayer,
+    ) -> None:
+        """See `PagedImplementation.attend`."""
+        requests, splits = plan
+        attend_decodes(q, paged(memory, requests), output, scores_of(layer), splits)
+
+
+def scores_of(layer: AttentionLayer) -> Scores:
+    """What the kernels take."""
+    return Scores(layer.scale, layer.window, layer.sinks)
+
+
+def paged(memory: tuple[torch.Tensor, torch.Tensor], requests: Requests) -> PagedKV:
+    """What the kernels take."""
+    return PagedKV(*memory, requests.page_table, requests.lens.context_lens, requests.lens.query_starts)

@@ -1,0 +1,163 @@
+"""`PagedAttention`: attention on a GPU, put together from an implementation for prompts and one for decodes.
+
+A batch is parted in two: |decodes at its front|everything from the first chunk on|. Norms of q and k, their rotation
+and the write into the cache are one kernel for both; then each part goes to its own `PagedImplementation`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from tokenmill.model.attention.batch import DeviceLens, ForwardBatch
+from tokenmill.model.attention.kv_cache import TokenMajorKV
+from tokenmill.model.attention.protocol import AttentionLayer
+from tokenmill.model.kernels.heads import RotaryTables
+from tokenmill.model.kernels.triton.heads import place_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Neighbouring requests of a batch: n requests with T tokens.
+
+    Attributes:
+        tokens: their tokens in the batch.
+        page_table: [n, P] int32.
+        lens: their lengths on the device; `query_starts` counts from the first of their tokens.
+        query_lens, context_lens: [n] int32 on the host; in a captured step, the most that they may be.
+    """
+
+    tokens: slice
+    page_table: torch.Tensor
+    lens: DeviceLens
+    query_lens: np.ndarray
+    context_lens: np.ndarray
+
+
+class PagedImplementation(Protocol):
+    """Attends to requests whose keys and values are in their pages.
+
+    Attributes:
+        takes_drafts: decodes in a graph may have several tokens; those behind the last request are nobody's then.
+    """
+
+    takes_drafts: bool = True
+
+    def plan(self, requests: Requests) -> Any:
+        """Prepare what the layers of a step share; passed to `attend`."""
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        memory: tuple[torch.Tensor, torch.Tensor],
+        output: torch.Tensor,
+        plan: Any,
+        layer: AttentionLayer,
+    ) -> None:
+        """Attention of q [T, num_heads, head_dim] over a layer's keys and values, into output of the same shape.
+
+        Args:
+            memory: keys and values of the layer, [pages, page_size, kv_heads, head_dim] each.
+        """
+
+    def before_replay(self, context_lens: np.ndarray) -> bool:
+        """On the stream of steps, before a captured step of n decodes is replayed: plan what only the host can plan.
+
+        Args:
+            context_lens: [n] int32 on the host, of the rows of the graph.
+
+        Returns:
+            Whether copies from the host's memory were issued, which have to be done before the next call.
+        """
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class PagedPlan:
+    """What the layers of a step share: places of the tokens, and the parts of the batch with their plans.
+
+    Attributes:
+        places: rows of the tables of angles, and slots.
+        rotary: tables of this step; None: those of each layer.
+    """
+
+    places: tuple[torch.Tensor, torch.Tensor]
+    parts: tuple[tuple[PagedImplementation, slice, Any], ...]
+    rotary: RotaryTables | None
+
+
+class PagedAttention:
+    """See `AttentionBackend`.
+
+    Args:
+        decodes: for requests with a single token.
+        captured: for decodes in CUDA graphs, whose plan serves all lengths; None: as outside of them.
+
+    Attributes:
+        takes_drafts: see `PagedImplementation`, of those in graphs.
+    """
+
+    def __init__(
+        self,
+        kv: TokenMajorKV,
+        prompts: PagedImplementation,
+        decodes: PagedImplementation,
+        captured: PagedImplementation | None = None,
+    ) -> None:
+        self.kv = kv
+        self._prompts = prompts
+        self._decodes = decodes
+        self._captured = captured or decodes
+        self.takes_drafts = self._captured.takes_drafts
+
+    def in_graphs(self) -> PagedAttention:
+        """The same memory, and what attends to it in CUDA graphs."""
+        return PagedAttention(self.kv, self._captured, self._captured)
+
+    def before_replay(self, context_lens: np.ndarray) -> bool:
+        """See `PagedImplementation.before_replay`."""
+        return self._captured.before_replay(context_lens)
+
+    def plan(self, batch: ForwardBatch) -> PagedPlan:
+        """See `AttentionBackend.plan`."""
+        lens = batch.lens or DeviceLens.of(batch)
+        is_chunk = batch.query_lens > 1
+        num_decodes = int(is_chunk.argmax()) if is_chunk.any() else len(is_chunk)
+        parts = []
+        for implementation, first, end in (
+            (self._decodes, 0, num_decodes),
+            (self._prompts, num_decodes, len(is_chunk)),
+        ):
+            if first < end:
+                requests = _part(batch, lens, first, end)
+                parts.append((implementation, requests.tokens, implementation.plan(requests)))
+        turned, rotary, media = batch.positions if batch.turned is None else batch.turned, None, batch.media
+        if media is not None:
+            rotary = RotaryTables(*media.rotary.rows(media.positions, media.axes))
+            turned = torch.arange(len(turned), device=turned.device)
+        return PagedPlan((turned, batch.slots), tuple(parts), rotary)
+
+    def forward(self, qkv: torch.Tensor, layer: AttentionLayer, plan: PagedPlan) -> torch.Tensor:
+        """See `AttentionBackend.forward`."""
+        memory = self.kv.layer(layer.index)
+        rotary = layer.rotary if plan.rotary is None else plan.rotary
+        q = place_heads(qkv, layer.norms, rotary, plan.places, memory, layer.reads_only)
+        output = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for implementation, tokens, own in plan.parts:
+            implementation.attend(q[tokens], memory, output[tokens], own, layer)
+        return output.flatten(1)
+
+
+def _part(batch: ForwardBatch, lens: DeviceLens, first: int, end: int) -> Requests:
+    tokens = slice(int(batch.query_starts[first]), int(batch.query_starts[end]))
+    starts = lens.query_starts[first : end + 1]
+    return Requests(
+        tokens=tokens,
+        page_table=batch.page_table[first:end],
+        lens=DeviceLens(lens.context_lens[first:end], starts if tokens.start == 0 else starts - tokens.start),
+        query_lens=batch.query_lens[first:end],
+        context_lens=batch.context_lens[first:end],
+    )

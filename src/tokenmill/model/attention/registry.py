@@ -1,0 +1,320 @@
+"""The attention backends: one row each with what it needs, from which `auto` picks and refusals are told."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.model.attention.backends.cpu import CpuAttention
+from tokenmill.model.attention.backends.native import NativeAttention
+from tokenmill.model.attention.backends.reference import ReferenceAttention
+from tokenmill.model.attention.groups import GroupedAttention, GroupedPagedAttention
+from tokenmill.model.attention.kv_cache import HeadMajorKV, PackedKV, TokenMajorKV
+from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec, KVCache
+from tokenmill.platform.protocol import Platform
+
+if TYPE_CHECKING:
+    from tokenmill.model.attention.paged import PagedImplementation
+
+    Parts = tuple[PagedImplementation, PagedImplementation, PagedImplementation | None]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """What attention is wanted for.
+
+    Attributes:
+        dtype: of the model.
+        kv_dtype: of the KV cache, if it is another.
+        native: the native kernels (`_native.Kernels`), where the model runs on them.
+        is_invariant: a token's result depends neither on its batch nor on the chunk that it came in.
+    """
+
+    spec: AttentionSpec
+    page_size: int
+    dtype: torch.dtype
+    platform: Platform
+    kv_dtype: torch.dtype | None = None
+    native: Any = None
+    is_invariant: bool = False
+
+    @property
+    def groups(self) -> list[AttentionConfig]:
+        """The same for each group of layers."""
+        return [self] if not self.spec.others else [replace(self, spec=spec) for spec in self.spec.groups]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A row of the registry. What is left out is no condition.
+
+    Attributes:
+        make: makes the backend over its KV cache; for CPUs.
+        make_paged: makes what attends to prompts, to decodes, and to decodes in CUDA graphs if that is something else;
+            for GPUs, see `PagedAttention`.
+        auto_for: whether `auto` may take it for prompts, and for decodes; rows that come first are better.
+        merit: why `auto` takes it.
+        dtypes: of the model. kv_dtypes: those that its KV cache can have besides the model's.
+        package: what must be installed, under this name here and as an extra of this project.
+        obstacle: what only a try tells: why it cannot serve, or None.
+        is_invariant: see `AttentionConfig`.
+    """
+
+    name: str
+    layout: type[KVCache] = TokenMajorKV
+    make: Callable[[AttentionConfig, Any], AttentionBackend] | None = None
+    make_paged: Callable[[AttentionConfig], Parts] | None = None
+    auto_for: tuple[bool, bool] = (True, True)
+    merit: str = ""
+    dtypes: tuple[torch.dtype, ...] = ()
+    kv_dtypes: tuple[torch.dtype, ...] = ()
+    page_multiple: int = 1
+    head_multiple: int = 1
+    max_head_dim: int | None = None
+    needs_native: bool = False
+    package: str | None = None
+    obstacle: Callable[[AttentionConfig], str | None] = lambda config: None
+    is_invariant: bool = False
+
+    @property
+    def is_for_gpus(self) -> bool:
+        """It serves on accelerators, and on nothing else."""
+        return self.make_paged is not None
+
+    def why_not(self, config: AttentionConfig) -> str | None:
+        """Why it cannot serve, all groups of layers or one of them; None: it can."""
+        return next(filter(None, map(self._why_not, config.groups)), None)
+
+    def _why_not(self, config: AttentionConfig) -> str | None:
+        head_dim, multiple = config.spec.head_dim, self.head_multiple
+        if self.dtypes and config.dtype not in self.dtypes:
+            return f"the {self.name} attention is for {_names(self.dtypes)}, not {_names([config.dtype])}"
+        if config.page_size % self.page_multiple:
+            needed = f"a page size that is a multiple of {self.page_multiple}, not {config.page_size}"
+            return f"the {self.name} attention needs {needed}"
+        if head_dim % multiple or (self.max_head_dim is not None and head_dim > self.max_head_dim):
+            needed = f"heads of a multiple of {multiple} up to {self.max_head_dim}, not {head_dim}"
+            return f"the {self.name} attention needs {needed}"
+        if self.needs_native and config.native is None:
+            return "the model does not run on native kernels"
+        if self.package is not None and not _is_installed(self.package):
+            return f"{self.package} is not installed (pip install tokenmill[{self.package}])"
+        return self.obstacle(config)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """What serves prompts and what serves decodes (on a CPU, the same), and a clause that says why."""
+
+    config: AttentionConfig
+    prompts: Backend
+    decodes: Backend
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """One backend, or the two of a hybrid: what it is called on the command line."""
+        return ",".join(dict.fromkeys((self.prompts.name, self.decodes.name)))
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Bytes of a page of its KV cache, in all groups of layers but those of the window group."""
+        return self._bytes_per_page(False)
+
+    @property
+    def bytes_per_window_page(self) -> int:
+        """The same in the window group; 0: there is none."""
+        return self._bytes_per_page(True)
+
+    def _bytes_per_page(self, are_windowed: bool) -> int:
+        config, layout = self.config, self.prompts.layout
+        shape = config.page_size, config.kv_dtype or config.dtype
+        groups = [spec for spec in config.spec.groups if spec.is_windowed == are_windowed]
+        return sum(layout.bytes_per_page(spec, *shape) for spec in groups)
+
+    def make(self, num_pages: int, num_window_pages: int = 0) -> AttentionBackend:
+        """The backend with its KV cache.
+
+        Args:
+            num_pages: of the cache, page 0 for padding among them. num_window_pages: of the window group.
+        """
+        sizes = (num_pages, num_window_pages)
+        backends = [self._make(config, sizes[config.spec.is_windowed]) for config in self.config.groups]
+        if len(backends) == 1:
+            return backends[0]
+        if not self.prompts.is_for_gpus:
+            return GroupedAttention(backends, [config.spec.is_windowed for config in self.config.groups])
+        from tokenmill.model.attention.paged import PagedAttention
+
+        return GroupedPagedAttention([one for one in backends if isinstance(one, PagedAttention)])
+
+    def _make(self, config: AttentionConfig, num_pages: int) -> AttentionBackend:
+        """The backend of a group."""
+        prompts, decodes = self.prompts, self.decodes
+        shape = (config.spec, num_pages, config.page_size, config.kv_dtype or config.dtype)
+        kv = prompts.layout(*shape, config.platform.device)
+        if prompts.make is not None:
+            return prompts.make(config, kv)
+        from tokenmill.model.attention.paged import PagedAttention
+
+        assert isinstance(kv, TokenMajorKV) and prompts.make_paged and decodes.make_paged, "a hybrid is for GPUs"
+        return PagedAttention(kv, prompts.make_paged(config)[0], *decodes.make_paged(config)[1:])
+
+
+def choose_attention(name: str, config: AttentionConfig) -> AttentionChoice:
+    """The attention that will serve; takes no memory.
+
+    Args:
+        name: a backend, `auto`, or on a GPU two backends as `flash,triton`: for prompts, for decodes.
+
+    Raises:
+        InvalidConfig: no such backend, or it cannot serve here.
+    """
+    rows = [row for row in BACKENDS if row.is_for_gpus == config.platform.is_accelerator]
+    if config.is_invariant:
+        rows = [row for row in rows if row.is_invariant]
+        if name not in ("auto", *(row.name for row in rows)):
+            raise InvalidConfig(f"--batch-invariant runs on attention backend {rows[0].name}, not {name}")
+        choice = AttentionChoice(config, rows[0], rows[0], "sums in one order, for --batch-invariant")
+    elif name == "auto":
+        prompts, reason = _automatic(rows, config, 0)
+        choice = AttentionChoice(config, prompts, _automatic(rows, config, 1)[0], reason)
+    else:
+        choice = _named(name, rows, config)
+    _check_kv_dtype(choice.prompts, rows, config)
+    return choice
+
+
+def _automatic(rows: Sequence[Backend], config: AttentionConfig, part: int) -> tuple[Backend, str]:
+    """The first row that serves prompts (part 0) or decodes (1), its merit, and why those before it do not serve."""
+    passed: list[str] = []
+    for row in rows:
+        if row.auto_for[part]:
+            obstacle = row.why_not(config)
+            if obstacle is None:
+                return row, ": ".join(filter(None, (_merit(row, config), *passed)))
+            passed.append(obstacle)
+    raise AssertionError("on each device some row has no conditions")
+
+
+def _named(name: str, rows: Sequence[Backend], config: AttentionConfig) -> AttentionChoice:
+    by_name = {row.name: row for row in rows}
+    names, is_gpu = name.split(","), config.platform.is_accelerator
+    if len(names) > 1 + is_gpu or not set(names) <= by_name.keys():
+        hybrid = ", or two as flash,triton: for prompts and for decodes" if is_gpu else ""
+        raise InvalidConfig(
+            f"--attention-backend {name} is unknown on {config.platform.name}; choose auto, one of "
+            f"{', '.join(by_name)}{hybrid}"
+        )
+    for part in names:
+        obstacle = by_name[part].why_not(config)
+        if obstacle is not None:
+            raise InvalidConfig(f"--attention-backend {part}: {obstacle}")
+    prompts = by_name[names[0]]
+    reason = _merit(prompts, config) if prompts.needs_native else "asked for"
+    return AttentionChoice(config, prompts, by_name[names[-1]], reason)
+
+
+def _merit(row: Backend, config: AttentionConfig) -> str:
+    return f"{row.merit}, {config.native.isa}" if row.needs_native and config.native is not None else row.merit
+
+
+def _check_kv_dtype(chosen: Backend, rows: Sequence[Backend], config: AttentionConfig) -> None:
+    wanted = config.kv_dtype
+    if wanted in (None, config.dtype, *chosen.kv_dtypes):
+        return
+    able = [row for row in rows if wanted in row.kv_dtypes]
+    if not able:
+        devices = "CPUs" if config.platform.is_accelerator else "GPUs"
+        raise InvalidConfig(f"--kv-cache-dtype {_names([wanted])} is for {devices}")
+    obstacle = able[0].why_not(config) or "another backend is asked for"
+    raise InvalidConfig(f"--kv-cache-dtype needs the {able[0].name} attention: {obstacle}")
+
+
+def _names(dtypes: Sequence[torch.dtype | None]) -> str:
+    return " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        return False
+    return True
+
+
+# Triton and what is built on it are imported where a GPU is: that takes a second, and CPUs may have none.
+
+
+def _no_sinks(config: AttentionConfig) -> str | None:
+    return "it has no sinks, which this model's attention has" if config.spec.has_sinks else None
+
+
+def _flash_obstacle(config: AttentionConfig) -> str | None:
+    from tokenmill.model.attention.backends.flash import flash_obstacle
+
+    return _no_sinks(config) or flash_obstacle(config.spec, config.page_size, config.dtype, config.platform.device)
+
+
+def _flash(config: AttentionConfig) -> Parts:
+    from tokenmill.model.attention.backends.flash import FlashAttention, find_flash
+
+    attention = find_flash()
+    assert attention is not None, "checked before"
+    flash = FlashAttention(config.spec, attention)
+    return flash, flash, None
+
+
+def _flashinfer(config: AttentionConfig) -> Parts:
+    from tokenmill.model.attention.backends.flashinfer import FlashInferAttention, FlashInferGraphs
+
+    library = importlib.import_module("flashinfer")
+    made = (config.spec, config.page_size, config.dtype, config.platform.device, library)
+    return FlashInferAttention(*made), FlashInferAttention(*made), FlashInferGraphs(*made)
+
+
+def _triton(config: AttentionConfig) -> Parts:
+    from tokenmill.model.attention.backends.triton import TritonDecodes, TritonPrompts
+
+    if config.is_invariant:
+        return TritonPrompts(), TritonPrompts(are_single=config.platform.capability()[0] == 9), None
+    platform = config.platform
+    return TritonPrompts(), TritonDecodes(config.spec, platform.num_units(), platform.device, config.page_size), None
+
+
+BACKENDS = (
+    Backend(
+        "native",
+        layout=PackedKV,
+        make=lambda config, kv: NativeAttention(config.spec, kv, config.native),
+        merit="packed KV",
+        dtypes=(torch.bfloat16,),
+        kv_dtypes=(torch.int8,),
+        page_multiple=16,
+        head_multiple=16,
+        max_head_dim=512,
+        needs_native=True,
+    ),
+    Backend("cpu", layout=HeadMajorKV, make=lambda config, kv: CpuAttention(config.spec, kv), merit="batched torch"),
+    Backend(
+        "reference",
+        layout=HeadMajorKV,
+        make=lambda config, kv: ReferenceAttention(config.spec, kv),
+        auto_for=(False, False),
+    ),
+    Backend(
+        "flash",
+        make_paged=_flash,
+        auto_for=(True, False),
+        merit="flash for prompts, its own split decodes",
+        dtypes=(torch.bfloat16, torch.float16),
+        obstacle=_flash_obstacle,
+    ),
+    Backend("flashinfer", make_paged=_flashinfer, auto_for=(False, False), package="flashinfer", obstacle=_no_sinks),
+    Backend("triton", make_paged=_triton, is_invariant=True),
+)

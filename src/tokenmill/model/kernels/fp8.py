@@ -1,0 +1,58 @@
+"""Eight-bit floats: weights with a scale per output, activations with a scale per token (W8A8, e4m3).
+
+Made when the weights are loaded; activations are rounded anew in each product. Products run where the GPU has them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tokenmill.model.kernels.torch_kernels import TorchWeight
+from tokenmill.model.quantization.packed import Rows, dense
+
+FP8 = torch.float8_e4m3fn
+LARGEST = torch.finfo(FP8).max
+# The products take sizes that are multiples of this.
+ALIGNMENT = 16
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [n, size] as e4m3 [n, size] and scales [n, 1] float32: a row's largest magnitude becomes the format's."""
+    wide = x.float()
+    # Rows of zeros keep a scale that can be divided by.
+    scales = wide.abs().amax(-1, keepdim=True).clamp_(min=1e-12) / LARGEST
+    return (wide / scales).clamp_(-LARGEST, LARGEST).to(FP8), scales
+
+
+class Fp8Weight(TorchWeight):
+    """A weight of eight-bit floats; see `LinearWeight`.
+
+    Attributes:
+        weight: [out_size, in_size] e4m3.
+        scales: [out_size, 1] float32.
+    """
+
+    __slots__ = ("scales",)
+
+    def __init__(self, out_size: int, in_size: int, device: str) -> None:
+        super().__init__(out_size, in_size, FP8, device)
+        self.scales = torch.empty(out_size, 1, dtype=torch.float32, device=device)
+        self.num_bytes = self.weight.nbytes + self.scales.nbytes
+
+    def load_rows(self, start: int, rows: Rows) -> None:
+        """See `LinearWeight.load_rows`."""
+        part = slice(start, start + rows.shape[0])
+        values, scales = quantize_rows(dense(rows).to(self.weight.device))
+        self.weight[part].copy_(values)
+        self.scales[part].copy_(scales)
+
+    def _quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return quantize_rows(x)
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `LinearWeight.multiply`."""
+        values, scales = self._quantize(x)
+        product = torch._scaled_mm(
+            values, self.weight.t(), scale_a=scales, scale_b=self.scales.t(), out_dtype=x.dtype, use_fast_accum=True
+        )
+        return product if bias is None else product.add_(bias)

@@ -1,0 +1,53 @@
+"""Adapters as the native pass takes them: the face of native/adapted_rows.h."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from tokenmill.model.kernels.native import MODULE
+
+if TYPE_CHECKING:
+    from tokenmill.model.kernels.adapters import AdapterModule
+
+MATRICES = ("q", "output", "gate", "down")
+"""Roles of the first projections of a layer's matrices, in the order of native/adapted_rows.h."""
+
+
+class NativeAdapter:
+    """The matrices of an adapter in bfloat16, as the native pass reads them: A row by row, B in blocks of columns.
+
+    Attributes:
+        native: what the pass is given.
+        num_bytes: memory that it takes.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        module = importlib.import_module(MODULE)
+        self.native = module.Adapter(num_layers)
+        self.num_bytes = 0
+        self._block: int = module.ADAPTER_BLOCK
+        self._tensors: list[torch.Tensor] = []
+
+    def add(self, layer: int, role: str, modules: Sequence[AdapterModule]) -> None:
+        """Let it add to a matrix of a layer. `role`: of the first projection in it."""
+        matrix, rank_start = MATRICES.index(role), 0
+        a = self._keep(torch.cat([module.a for module in modules]))
+        self.native.shrink(layer, matrix, a.data_ptr(), *a.shape)
+        for module in modules:
+            columns, rank = module.b.shape
+            padded = functional.pad(module.b.to(torch.bfloat16), (0, 0, 0, -columns % self._block))
+            b = self._keep(padded.view(-1, self._block, rank).transpose(1, 2))
+            place = (module.start, columns, rank_start, rank, module.scale)
+            self.native.expand(layer, matrix, b.data_ptr(), *place)
+            rank_start += rank
+
+    def _keep(self, values: torch.Tensor) -> torch.Tensor:
+        tensor = values.to(torch.bfloat16).contiguous()
+        self._tensors.append(tensor)
+        self.num_bytes += tensor.nbytes
+        return tensor

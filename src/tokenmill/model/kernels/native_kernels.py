@@ -1,0 +1,90 @@
+"""Kernels in C++ for bfloat16 models on CPUs; see native/. Their torch reference is `TorchKernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from tokenmill.model.kernels import native_ops
+from tokenmill.model.kernels.native_experts import NativeExperts
+from tokenmill.model.kernels.native_recurrence import NativeRecurrence
+from tokenmill.model.kernels.native_weight import PackedWeight
+from tokenmill.model.kernels.protocol import ExpertBiases, Experts, Gate, LinearWeight, WeightRole
+from tokenmill.model.quantization.packed import PackedFormat, PackedFormats
+from tokenmill.platform.memory import Arena
+
+if TYPE_CHECKING:
+    from tokenmill import _native
+
+
+class NativeKernels(NativeRecurrence):
+    """See `Kernels`. Weights are packed when they are filled; results depend on no other row, bit for bit.
+
+    Attributes:
+        formats: how matrices are stored.
+    """
+
+    name = "native"
+
+    def __init__(
+        self, native: _native.Kernels, formats: PackedFormats, device: str = "cpu", arena: Arena | None = None
+    ) -> None:
+        super().__init__(native, device)
+        self.formats = formats
+        self._arena = arena
+
+    def without_memory(self) -> NativeKernels:
+        """See `Kernels.without_memory`."""
+        return NativeKernels(self.native, self.formats, "meta")
+
+    def in_memory(self, arena: Arena) -> NativeKernels:
+        """See `Kernels.in_memory`."""
+        return NativeKernels(self.native, self.formats, "cpu", arena)
+
+    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
+        """See `Kernels.linear_weight`."""
+        has_memory = self._device != "meta"
+        return PackedWeight(self.native, (out_size, in_size), role, self._format(role), has_memory, self._arena)
+
+    def _expert_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> LinearWeight:
+        format, has_memory = self.formats.experts or self.formats.layers, self._device != "meta"
+        return PackedWeight(self.native, (out_size, in_size), role, format, has_memory, self._arena)
+
+    def _mixture(
+        self, gate_up: Sequence[LinearWeight], down: Sequence[LinearWeight], gate: Gate, biases: ExpertBiases | None
+    ) -> Experts:
+        return NativeExperts(self.native, gate_up, down, gate, biases)
+
+    def vector(self, size: int) -> torch.Tensor:
+        """See `Kernels.vector`."""
+        if self._arena is None:
+            return super().vector(size)
+        return self._arena.take(size * self.dtype.itemsize).view(self.dtype)
+
+    def _format(self, role: WeightRole) -> PackedFormat:
+        if role in (WeightRole.ROUTER, WeightRole.ADAPTER):
+            return PackedFormat.BF16
+        is_vocabulary = role in (WeightRole.EMBEDDING, WeightRole.HEAD)
+        return self.formats.vocabulary if is_vocabulary else self.formats.layers
+
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Kernels.gelu`."""
+        return native_ops.gelu(self.native, x)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
+        """See `Kernels.rms_norm`."""
+        return native_ops.rms_norm(self.native, x, weight, eps, is_offset=is_offset)
+
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        scale: float = 1.0,
+        is_offset: bool = False,
+    ) -> torch.Tensor:
+        """See `Kernels.add_rms_norm`."""
+        return native_ops.rms_norm(self.native, x, weight, eps, delta, scale, is_offset)

@@ -1,0 +1,207 @@
+"""Matrices packed for the native kernels: the face of native/isa/linear.cpp; see `TorchWeight` and reference.py."""
+
+from __future__ import annotations
+
+import importlib
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.kernels.native import MODULE
+from tokenmill.model.kernels.protocol import Gate, WeightRole
+from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, QuantizedRows, Rows, dense
+from tokenmill.platform.memory import Arena, zeros
+
+if TYPE_CHECKING:
+    from tokenmill._native import Kernels, Packed
+
+# Rows of a panel.
+LANES = 16
+GROUP = 32
+"""Inputs that share a scale in int4; a checkpoint's groups are taken as they are if they are multiples of it."""
+
+
+class Element(IntEnum):
+    """Element types that the kernels read and write; the numbers are those of native/kernel_table.h."""
+
+    BF16 = 0
+    FLOAT32 = 1
+    FLOAT16 = 2
+
+
+ELEMENTS = {torch.bfloat16: Element.BF16, torch.float32: Element.FLOAT32, torch.float16: Element.FLOAT16}
+
+
+class PackedWeight:
+    """A weight W [out_size, in_size] in panels of 16 rows; see `LinearWeight`. Activations are bf16.
+
+    Integer weights meet int8 activations, which are rounded for each token (INT8) or for each 32 inputs of it (INT4,
+    INT4_OFFSET); model/kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x and on the
+    instruction set, not on the number of rows or threads.
+
+    Args:
+        kernels: the native kernels that fill and multiply it.
+        shape: out_size, in_size.
+        role: a GATE_UP matrix is laid out for `gated`, and multiplied in two halves for rows with adapters.
+        format: how the weights are stored.
+        has_memory: False for a matrix that is only to tell its size.
+        arena: where its bytes lie, which are zeros or those of an equal matrix; None: in memory of its own.
+
+    Attributes:
+        packed: its shape, and where its bytes are.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        shape: tuple[int, int],
+        role: WeightRole = WeightRole.LINEAR,
+        format: PackedFormat = PackedFormat.BF16,
+        has_memory: bool = True,
+        arena: Arena | None = None,
+    ) -> None:
+        self.shape = shape
+        self._kernels = kernels
+        self._is_gated = role is WeightRole.GATE_UP
+        self._format = format
+        self.packed: Packed = importlib.import_module(MODULE).Packed(format, *shape, self._is_gated)
+        self.num_bytes = self.packed.num_bytes
+        # The padding has to be zeros: it is multiplied too.
+        num_bytes = self.num_bytes if has_memory else 0
+        self._memory = zeros((num_bytes,), torch.uint8, "cpu") if arena is None else arena.take(num_bytes)
+        self.packed.place(self._memory.data_ptr())
+
+    def load_rows(self, start: int, rows: Rows) -> None:
+        """See `LinearWeight.load_rows`; rows that are quantized like it are taken as they are, others are rounded."""
+        count, size = rows.shape
+        if size != self.shape[1] or start < 0 or start + count > self.shape[0]:
+            raise ValueError(f"rows {start} to {start + count} of {size} inputs do not fit a matrix of {self.shape}")
+        if isinstance(rows, Mxfp4Rows) and self._format is PackedFormat.MXFP4:
+            self._load_integers(start, _nibbles(rows))
+        elif isinstance(rows, QuantizedRows) and self._takes(rows):
+            self._load_integers(start, rows)
+        else:
+            self._load_floats(start, dense(rows).cpu())
+
+    def _load_floats(self, start: int, rows: torch.Tensor) -> None:
+        if rows.dtype not in ELEMENTS:
+            rows = rows.float()
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        element = ELEMENTS[rows.dtype]
+        self._kernels.pack(self.packed, start, rows.data_ptr(), rows.shape[0], rows.stride(0), element)
+
+    def _load_integers(self, start: int, rows: QuantizedRows) -> None:
+        values = rows.values.cpu().contiguous()
+        scales = rows.scales.float().cpu().contiguous()
+        offsets = None if rows.offsets is None else rows.offsets.float().cpu().contiguous()
+        self._kernels.pack_integers(
+            self.packed,
+            start,
+            values.data_ptr(),
+            values.shape[0],
+            scales.data_ptr(),
+            0 if offsets is None else offsets.data_ptr(),
+            scales.shape[1],
+        )
+
+    def _takes(self, rows: QuantizedRows) -> bool:
+        match self._format:
+            case PackedFormat.INT8:
+                return rows.bits == 8 and rows.scales.shape[1] == 1 and rows.offsets is None
+            case PackedFormat.INT4_OFFSET:
+                return rows.bits == 4 and rows.group_size % GROUP == 0
+            case PackedFormat.INT4:
+                is_centred = rows.offsets is not None and torch.equal(rows.offsets, -8 * rows.scales)
+                return rows.bits == 4 and rows.group_size % GROUP == 0 and is_centred
+        return False
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `LinearWeight.multiply`."""
+        if self._is_gated:
+            return self._halves(x, bias)
+        return self._linear(x, torch.empty(x.shape[0], self.shape[0], dtype=torch.bfloat16), bias)
+
+    def _halves(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """gate and up side by side, [T, out_size]: their panels take turns, and so do columns of a plain product."""
+        half = self.shape[0] // 2
+        stored = -(-half // LANES) * LANES
+        plain: Packed = importlib.import_module(MODULE).Packed(self._format, 2 * stored, self.shape[1], False)
+        plain.place(self._memory.data_ptr())
+        sums = self._linear(x, torch.empty(x.shape[0], 2 * stored), None, plain)
+        pairs = sums.view(x.shape[0], stored // LANES, 2, LANES).transpose(1, 2).reshape(x.shape[0], 2, stored)
+        sums = pairs[:, :, :half].reshape(x.shape[0], 2 * half)
+        return (sums if bias is None else sums.add_(bias.float())).to(torch.bfloat16)
+
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
+        """See `LinearWeight.gated`."""
+        out = torch.empty(x.shape[0], self.shape[0] // 2, dtype=torch.bfloat16)
+        return self._linear(x, out, bias, gate=gate)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """See `LinearWeight.logits`."""
+        return self._linear(x, torch.empty(x.shape[0], self.shape[0]), None)
+
+    def argmax(self, x: torch.Tensor) -> torch.Tensor:
+        """See `LinearWeight.argmax`; the logits are not kept."""
+        x = self._checked(x)
+        ids = torch.empty(x.shape[0], dtype=torch.int64)
+        self._kernels.argmax(self.packed, x.data_ptr(), x.shape[0], x.stride(0), ids.data_ptr(), 0)
+        return ids
+
+    def best(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `LinearWeight.best`; the logits are not kept."""
+        x = self._checked(x)
+        ids, values = torch.empty(x.shape[0], dtype=torch.int64), torch.empty(x.shape[0])
+        self._kernels.argmax(self.packed, x.data_ptr(), x.shape[0], x.stride(0), ids.data_ptr(), values.data_ptr())
+        return ids, values
+
+    def lookup(self, ids: torch.Tensor) -> torch.Tensor:
+        """See `LinearWeight.lookup`; the ids are not checked."""
+        ids = ids.contiguous()
+        out = torch.empty(ids.shape[0], self.shape[1], dtype=torch.bfloat16)
+        self._kernels.lookup(self.packed, ids.data_ptr(), ids.shape[0], out.data_ptr())
+        return out
+
+    def _linear(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        bias: torch.Tensor | None,
+        packed: Packed | None = None,
+        gate: Gate = Gate.SILU,
+    ) -> torch.Tensor:
+        x = self._checked(x)
+        if bias is not None and (bias.dtype != torch.bfloat16 or not bias.is_contiguous()):
+            bias = bias.to(torch.bfloat16).contiguous()
+        self._kernels.linear(
+            packed or self.packed,
+            x.data_ptr(),
+            x.shape[0],
+            x.stride(0),
+            out.data_ptr(),
+            out.stride(0),
+            ELEMENTS[out.dtype],
+            0 if bias is None else bias.data_ptr(),
+            gate,
+        )
+        return out
+
+    def _checked(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[1] != self.shape[1] or x.dtype != torch.bfloat16 or not x.is_cpu:
+            raise ValueError(f"a matrix of {self.shape} takes bfloat16 rows on the CPU, not {x.dtype} {tuple(x.shape)}")
+        return x if x.stride(1) == 1 else x.contiguous()
+
+
+# Half of a scale is stored in 16 bits. Numbers of smaller ones are below 2^-21 and become 0.
+_LARGEST_SCALE = 127 + 16
+
+
+def _nibbles(rows: Mxfp4Rows) -> QuantizedRows:
+    """The codes as the kernels take integers of four bits, with halved scales."""
+    if int(rows.scales.max()) > _LARGEST_SCALE:
+        raise InvalidCheckpoint(f"a group of mxfp4 has the scale 2^{int(rows.scales.max()) - 127}, above 2^16")
+    exponents = rows.scales.int().sub_(128)
+    scales = torch.ldexp(torch.ones(exponents.shape), exponents)
+    return QuantizedRows(4, rows.codes.flatten(1), scales)

@@ -1,0 +1,50 @@
+"""Which kernels run a model, and why."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.model.kernels.native import load_kernels
+from tokenmill.model.kernels.protocol import Kernels
+from tokenmill.model.kernels.torch_kernels import TorchKernels
+from tokenmill.model.quantization.packed import UNQUANTIZED, PackedFormats
+
+
+def select_kernels(
+    name: str, device: str, dtype: torch.dtype, num_threads: int, formats: PackedFormats = UNQUANTIZED
+) -> tuple[Kernels, str]:
+    """Make the kernels.
+
+    Args:
+        name: `torch`, `native` or `auto`.
+        formats: of the matrices, where the kernels can pack them. Torch kernels spell a quantized checkpoint out.
+
+    Returns:
+        The kernels, and a clause that says why they were taken.
+
+    Raises:
+        InvalidConfig: the native ones are asked for, and cannot serve.
+    """
+    if name == "torch":
+        return TorchKernels(dtype, device), "asked for"
+    obstacle = _obstacle(device, dtype)
+    native = load_kernels(num_threads) if obstacle is None else None
+    if native is not None:
+        # Imported here: these modules need the extension.
+        from tokenmill.model.kernels.native_kernels import NativeKernels
+
+        return NativeKernels(native, formats), native.isa
+    obstacle = obstacle or "the native kernels were not built for this machine (no C++ compiler?)"
+    if name == "native":
+        raise InvalidConfig(f"--kernels native: {obstacle}")
+    return TorchKernels(dtype, device), obstacle
+
+
+def _obstacle(device: str, dtype: torch.dtype) -> str | None:
+    """Why the native kernels cannot serve; None: they can, if they were built."""
+    if torch.device(device).type != "cpu":
+        return "the native kernels are for CPUs"
+    if dtype != torch.bfloat16:
+        return f"the native kernels are for bfloat16, not {str(dtype).removeprefix('torch.')}"
+    return None

@@ -1,0 +1,395 @@
+"""Attention over pages: flash attention (Dao et al. 2022) with an online softmax, for prompts and for decodes.
+
+A tile is some tokens of one request times the heads that share a key head, so that keys are read once for all of them.
+Tokens of prompts take tiles of many tokens. Requests with a single token (decodes) take tiles of one, and split their
+contexts among programs, whose parts a second kernel joins (flash decoding):
+
+|256|256| ... 16 of them |512|512| ... 16 of them |1024| ...      keys of split 0, 1, ... of every request
+
+Where splits begin depends on nothing but the position: neither on the batch nor on the length. So a decode's sums have
+one order in every company, and a context of any length has few enough splits to keep their parts in memory. Prompts
+visit keys in tiles that begin at multiples of `TILE_KEYS` whatever the chunk, so there, too, a token's sums depend on
+nothing but its own context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenmill.model.kernels.triton.search import find_group, first_row
+from tokenmill.model.kernels.triton.splits import DECODE_ROWS, LEVEL_SPLITS, PART_EXTRA, PROMPT_ROWS, SPLIT_KEYS, Splits
+
+LOG2_E = 1.4426950408889634
+TILE_KEYS = 64
+# Of a tile of one token whose sums must be those of a tile of many. On capability 9.0 both run the same instructions
+# on 64 rows, one group of four warps here and two there, so no row can tell; elsewhere warps would part the columns.
+SINGLE_ROWS = 64
+# A third stage of keys and values fits beside a tile of queries up to this many bytes of a head.
+THREE_STAGES_BYTES = 256
+
+
+Tile = tuple[int, int, int]
+"""Tokens and rows of a tile, and how many tiles there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What becomes of scores in a layer.
+
+    Attributes:
+        scale: factor on q.k.
+        window: a token sees itself and at most window - 1 tokens before it; None: all.
+        sinks: see `AttentionLayer`.
+    """
+
+    scale: float
+    window: int | None = None
+    sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKV:
+    """A layer's memory and what of it each request sees; B requests, tensors on the device.
+
+    Attributes:
+        keys, values: [pages, page_size, num_kv_heads, head_dim] contiguous.
+        page_table: [B, P] int32.
+        context_lens: [B] int32.
+        query_starts: [B + 1] int32; the first is the number of the first token, which need not be 0.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    page_table: torch.Tensor
+    context_lens: torch.Tensor
+    query_starts: torch.Tensor
+
+
+@triton.jit(
+    do_not_specialize=["num_requests", "table_stride", "window"],
+    do_not_specialize_on_alignment=["page_table", "query_starts", "context_lens"],
+)
+def _attend(
+    q,
+    keys,
+    values,
+    output,
+    items,
+    stops,
+    parts,
+    order,
+    shared,
+    part_stops,
+    page_table,
+    query_starts,
+    context_lens,
+    sinks,
+    num_requests,
+    scale,
+    q_stride,
+    table_stride,
+    window,
+    PAGE_SIZE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    LEVEL: tl.constexpr,
+    PART: tl.constexpr,
+    ALL_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    SHARES: tl.constexpr,
+    HEADS_FIRST: tl.constexpr,
+):
+    """A program per tile and key head, the tiles that see the most keys first; of splits each program takes several.
+
+    Estimated for an H200 at 4.3 TB/s and 790 TFLOP/s, not measured; half precision, 16 query and 8 key heads of 128.
+
+    Decodes read 4 * context * head_dim bytes a key head, once. 256 requests at 1,024 tokens: 1.07 GB a layer, 0.25 ms
+    at full rate, 80 to 90% of it expected; 8,192 pieces of 128 KiB for 396 programs. A piece begins with three loads
+    after each other (item, page id, keys), some 2 us of its 12, while the other two programs of the multiprocessor have
+    one to two tiles of 32 KiB each on their way (compiled for 9.0: copies of 16 bytes, two groups left open at a wait);
+    33 KiB for each multiprocessor at all times would be the whole rate. Parts: 8 * GROUP * head_dim bytes written and
+    read per piece, 2% more. As many programs as run at once, not one for each split that a graph must allow for: at 256
+    rows and 40,960 tokens those would be 110,000 a layer, and starting them for nothing takes 0.1 to 0.3 ms.
+
+    Of splits that requests share a tile holds the rows of ROWS / GROUP requests, which cost no more than those of one:
+    N requests with L of their C keys in common read N (C - L) + L N GROUP / ROWS instead of N C. 256 requests of 2,560
+    keys, 2,048 of them in common, two heads to a key head: 0.27 + 0.13 GB a layer instead of 2.7, 0.09 ms instead of
+    0.62 at full rate. To find them is a sort and a comparison of the page table, some ten launches and 20 us a step.
+
+    Prompts: a tile of R rows at context c does 4 * R * c * head_dim FLOP on 4 * c * head_dim bytes, mostly out of the
+    L2 cache. 8,192 tokens: 275 GFLOP a layer, 0.35 ms at full rate, 0.6 to 0.7 ms expected, because products wait for
+    the softmax between them (warps are not specialized); 1,024 programs, the longest of 128 turns, of which only the
+    last TILE_TOKENS / TILE + 1 compare positions.
+    """
+    num_work = tl.load(stops + num_requests - 1) * NUM_KV_HEADS if IS_SPLIT else tl.num_programs(0)
+    for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
+        # The heads of a token lie side by side: with these first they are read at about the same time.
+        kv_head = work % NUM_KV_HEADS if HEADS_FIRST else work // (num_work // NUM_KV_HEADS)
+        item = work // NUM_KV_HEADS if HEADS_FIRST else work % (num_work // NUM_KV_HEADS)
+        first = 0
+        request = tl.load(items + item) if IS_SPLIT else num_work // NUM_KV_HEADS - 1 - item
+        rank = request
+        request = tl.load(order + rank) if SHARES else rank
+        if TILE_TOKENS > 1 and not IS_SPLIT:
+            tile = request
+            request = find_group(query_starts, tile, num_requests, TILE_TOKENS)
+            first = first_row(query_starts, tile, request, TILE_TOKENS)
+        start = tl.load(query_starts + request)
+        query_len = tl.load(query_starts + request + 1) - start
+        if first < query_len:
+            computed = tl.load(context_lens + request) - query_len
+            row = tl.arange(0, ROWS)
+            index = first + row // GROUP
+            is_row = (row < TILE_TOKENS * GROUP) & (index < query_len)
+            column = tl.arange(0, WIDTH)
+            is_column = column < HEAD_DIM
+            position = computed + index
+            token = (start + index).to(tl.int64)
+            head = kv_head * GROUP + row % GROUP
+            split = item - tl.load(stops + rank - 1, rank > 0, 0) if IS_SPLIT else 0
+            part = item
+            slot = index
+            if SHARES:
+                split += tl.load(shared + rank)
+                is_row, sharer = _sharers(order, shared, rank, split, num_requests, GROUP, ROWS)
+                token = tl.load(query_starts + sharer, is_row, 0).to(tl.int64)
+                part = tl.load(part_stops + sharer - 1, is_row & (sharer > 0), 0) + split
+                slot = 0
+                position = computed + tl.zeros([ROWS], tl.int32)
+            loaded = is_row[:, None] & is_column[None, :]
+            query = tl.load(q + token[:, None] * q_stride + head[:, None] * HEAD_DIM + column[None, :], loaded, 0.0)
+
+            # |begin|<- keys that all rows see ->|clear|<- keys that some see ->|stop|
+            begin = 0
+            stop = computed + tl.minimum(first + TILE_TOKENS, query_len)
+            if IS_SPLIT:
+                length = SPLIT * (1 << split // LEVEL)
+                begin = LEVEL * (length - SPLIT) + split % LEVEL * length
+                stop = tl.minimum(begin + length, stop)
+            if HAS_WINDOW:
+                begin = tl.maximum(begin, tl.maximum(computed + first - window + 1, 0) // TILE * TILE)
+            clear = begin if ALL_MASKED else (computed + first + 1) // TILE * TILE
+
+            highest = tl.full([ROWS], float("-inf"), tl.float32)
+            total = tl.zeros([ROWS], tl.float32)
+            attended = tl.zeros([ROWS, WIDTH], tl.float32)
+            pages = page_table + request.to(tl.int64) * table_stride
+            place = begin + tl.arange(0, TILE)
+            page = tl.load(pages + place // PAGE_SIZE, place < stop, 0)
+            for phase in tl.static_range(ALL_MASKED, 2):
+                for key in range(begin, clear if phase == 0 else stop, TILE):
+                    place = key + tl.arange(0, TILE)
+                    # Keys wait for their page's id, so it is asked for a turn ahead.
+                    ahead = tl.load(pages + (place + TILE) // PAGE_SIZE, place + TILE < stop, 0)
+                    source = ((page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE) * NUM_KV_HEADS + kv_head) * HEAD_DIM
+                    # Slots outside of the request are loaded as zeros: a weight of 0 does not hide a NaN.
+                    is_key = (place < stop) | (phase == 0)
+                    wanted = is_key[:, None] & is_column[None, :]
+                    k = tl.load(keys + source[:, None] + column[None, :], wanted, 0.0)
+                    scores = tl.dot(query, tl.trans(k), input_precision="ieee")
+                    if phase == 1:
+                        is_visible = is_key[None, :] & (place[None, :] <= position[:, None])
+                        if HAS_WINDOW:
+                            is_visible = is_visible & (place[None, :] > position[:, None] - window)
+                        scores = tl.where(is_visible, scores, float("-inf"))
+                    higher = tl.maximum(highest, tl.max(scores, 1))
+                    # A row that has seen nothing yet has no highest score; a difference of infinities would be NaN.
+                    base = tl.where(higher == float("-inf"), 0.0, higher)
+                    # Fused by name: a row's bits are the same where the mask is compiled and where it is not.
+                    weights = tl.exp2(tl.fma(scores, scale, -(base * scale)[:, None]))
+                    kept = tl.exp2((highest - base) * scale)
+                    v = tl.load(values + source[:, None] + column[None, :], wanted, 0.0)
+                    total = tl.fma(total, kept, tl.sum(weights, 1))
+                    attended = tl.dot(weights.to(v.dtype), v, attended * kept[:, None], input_precision="ieee")
+                    highest = higher
+                    page = ahead
+                begin = clear
+
+            if IS_SPLIT:
+                target = parts + ((part.to(tl.int64) * TILE_TOKENS + slot) * (NUM_KV_HEADS * GROUP) + head) * PART
+                tl.store(target[:, None] + column[None, :], attended, loaded)
+                tl.store(target + HEAD_DIM, highest * scale, is_row)
+                tl.store(target + HEAD_DIM + 1, total, is_row)
+            else:
+                total += _sink_weights(sinks, head, tl.where(is_row, highest, 0.0) * scale, HAS_SINKS)
+                target = output + (token * (NUM_KV_HEADS * GROUP) + head)[:, None] * HEAD_DIM + column[None, :]
+                tl.store(target, (attended / total[:, None]).to(output.dtype.element_ty), loaded)
+
+
+@triton.jit
+def _sink_weights(sinks, heads, highest, HAS_SINKS: tl.constexpr):
+    """What the sinks of some heads add to the sums of the weights, which are relative to the highest score."""
+    weights = tl.zeros_like(highest)
+    if HAS_SINKS:
+        weights = tl.exp2(tl.load(sinks + heads).to(tl.float32) * 1.4426950408889634 - highest)
+    return weights
+
+
+@triton.jit
+def _sharers(order, shared, rank, split, num_requests, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """Of each row of a tile: whether it is there, and its request; for a split of the request at `rank` in the order.
+
+    It has this split in common with the requests behind it, up to the first that does not share it.
+    """
+    member = tl.arange(0, ROWS) // GROUP
+    is_behind = (member > 0) & (rank + member < num_requests)
+    in_common = tl.load(shared + rank + member, is_behind, 0)
+    is_row = member < tl.min(tl.where((member > 0) & (in_common <= split), member, ROWS), 0)
+    return is_row, tl.load(order + rank + member, is_row, 0)
+
+
+@triton.jit(do_not_specialize_on_alignment=["query_starts"])
+def _join(
+    parts,
+    stops,
+    output,
+    query_starts,
+    sinks,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    """One program per token and head: its splits, weighted by how high their scores were.
+
+    Estimated, not measured: 4 * head_dim bytes a split, just written, so out of the L2 cache; 2 to 3 us.
+    """
+    request = tl.program_id(0) // TOKENS
+    index = tl.program_id(0) % TOKENS
+    head = tl.program_id(1)
+    token = tl.load(query_starts + request) + index
+    if token < tl.load(query_starts + request + 1):
+        ends = (tl.load(stops + request - 1, request > 0, 0), tl.load(stops + request))
+        own = parts + (index * HEADS + head) * PART
+        target = output + (token.to(tl.int64) * HEADS + head) * HEAD_DIM
+        _join_parts(own, ends, target, sinks + head, TOKENS * HEADS * PART, HEAD_DIM, WIDTH, BLOCK, HAS_SINKS)
+
+
+@triton.jit
+def _join_parts(
+    parts,
+    ends,
+    target,
+    sink,
+    STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_SINK: tl.constexpr,
+):
+    """One head of one token: its parts, `STRIDE` numbers from one to the next, from and to those of `ends`."""
+    column = tl.arange(0, WIDTH)
+    first, stop = ends
+    highest = float("-inf")
+    total = 0.0
+    joined = tl.zeros([WIDTH], tl.float32)
+    for block in range(first, stop, BLOCK):
+        item = block + tl.arange(0, BLOCK)
+        part = parts + item.to(tl.int64) * STRIDE
+        high = tl.load(part + HEAD_DIM, item < stop, float("-inf"))
+        weight = tl.load(part + HEAD_DIM + 1, item < stop, 0.0)
+        higher = tl.maximum(highest, tl.max(high, 0))
+        # Splits before a window have seen nothing.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        factor = tl.exp2(high - base)
+        kept = tl.exp2(highest - base)
+        wanted = (weight > 0)[:, None] & (column < HEAD_DIM)[None, :]
+        attended = tl.load(part[:, None] + column[None, :], wanted, 0.0)
+        joined = joined * kept + tl.sum(attended * factor[:, None], 0)
+        total = total * kept + tl.sum(weight * factor, 0)
+        highest = higher
+    if HAS_SINK:
+        total += tl.exp2(tl.load(sink).to(tl.float32) * 1.4426950408889634 - highest)
+    tl.store(target + column, (joined / total).to(target.dtype.element_ty), column < HEAD_DIM)
+
+
+def attend_prompts(
+    q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: Scores, *, are_single: bool = False
+) -> None:
+    """Attention of requests with any number of tokens.
+
+    Args:
+        q: [T, num_heads, head_dim], heads contiguous, tokens with any stride; also holds tokens of other requests.
+        output: [T, num_heads, head_dim] contiguous; only the tokens of these requests are written.
+        are_single: each request has one token, whose sums are those that it would have in a longer chunk: on a GPU of
+            capability 9.0, by the layout of the compiled code (`tests/model/kernels/test_triton_compiles.py`).
+    """
+    rows = DECODE_ROWS if q.is_cuda and q.dtype == torch.float32 else SINGLE_ROWS if are_single else PROMPT_ROWS
+    tokens = 1 if are_single else max(2, rows // (q.shape[1] // kv.keys.shape[2]))
+    # The tokens from the first of these requests on bound their tiles from above; the host knows no more.
+    tiles = len(kv.context_lens) + (0 if are_single else q.shape[0] // tokens)
+    _launch(q, kv, output, None, scores, (tokens, rows, tiles))
+
+
+def attend_decodes(q: torch.Tensor, kv: PagedKV, output: torch.Tensor, scores: Scores, splits: Splits | None) -> None:
+    """Attention of requests with one token each, or with drafts behind it; layers may share their splits, one after the
+    other.
+
+    Args:
+        q: as of `attend_prompts`; of n requests n * t tokens, t of a request at the most. Those behind the last request
+            are nobody's.
+    """
+    num_requests, (num_tokens, num_heads, head_dim) = len(kv.context_lens), q.shape
+    tokens = num_tokens // num_requests
+    if splits is None:
+        tokens = min(tokens, PROMPT_ROWS // (num_heads // kv.keys.shape[2]))
+        tiles = num_requests if tokens == 1 else num_requests + num_tokens // tokens
+        _launch(q, kv, output, None, scores, (tokens, DECODE_ROWS, tiles))
+    else:
+        _launch(q, kv, output, splits, scores, (tokens, DECODE_ROWS, num_requests))
+        has_sinks = scores.sinks is not None
+        _join[(num_requests * tokens, num_heads)](
+            *(splits.parts, splits.stops, output, kv.query_starts, scores.sinks if has_sinks else output),
+            *(num_heads, head_dim, triton.next_power_of_2(head_dim), head_dim + PART_EXTRA, LEVEL_SPLITS, tokens),
+            HAS_SINKS=has_sinks,
+        )
+
+
+def _launch(q: torch.Tensor, kv: PagedKV, out: torch.Tensor, splits: Splits | None, scores: Scores, tile: Tile) -> None:
+    (tokens, rows, tiles), window, sinks = tile, scores.window, scores.sinks
+    shares = None if splits is None or window is not None else splits.shares
+    listed = shares or splits
+    page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
+    group = q.shape[1] // num_kv_heads
+    tile_rows = max(rows, triton.next_power_of_2(tokens * group))
+    _attend[(tiles * num_kv_heads if splits is None else splits.num_programs,)](
+        *(q, kv.keys, kv.values, out),
+        *((out,) * 3 if splits is None or listed is None else (listed.items, listed.stops, splits.parts)),
+        *((out,) * 3 if splits is None or shares is None else (shares.order, shares.shared, splits.stops)),
+        *(kv.page_table, kv.query_starts, kv.context_lens, out if sinks is None else sinks, len(kv.context_lens)),
+        *(scores.scale * LOG2_E, q.stride(0), kv.page_table.stride(0), window or 0),
+        PAGE_SIZE=page_size,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        WIDTH=max(16, triton.next_power_of_2(head_dim)),
+        TILE_TOKENS=tokens,
+        ROWS=tile_rows,
+        TILE=TILE_KEYS,
+        SPLIT=SPLIT_KEYS,
+        LEVEL=LEVEL_SPLITS,
+        PART=head_dim + PART_EXTRA,
+        ALL_MASKED=int(window is not None or rows == DECODE_ROWS),
+        HAS_WINDOW=window is not None,
+        HAS_SINKS=sinks is not None,
+        IS_SPLIT=splits is not None,
+        SHARES=shares is not None,
+        HEADS_FIRST=True,
+        num_warps=8 if tile_rows > 64 else 4,
+        num_stages=3 if head_dim * q.element_size() <= THREE_STAGES_BYTES else 2,
+    )

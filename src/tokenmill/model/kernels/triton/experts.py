@@ -1,0 +1,125 @@
+"""Experts as one stacked weight, whose products run grouped: no copy to the host, so a graph can capture it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.kernels.protocol import ExpertBiases, Gate, LinearWeight
+from tokenmill.model.kernels.torch_kernels import TorchWeight, product
+from tokenmill.model.kernels.triton.gate import gated
+from tokenmill.model.kernels.triton.matmul import grouped_multiply
+from tokenmill.model.quantization.packed import Mxfp4Rows, Rows
+
+
+class ExpertRows(TorchWeight):
+    """One expert's part of a stacked weight."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.shape = weight.shape[0], weight.shape[1]
+        self.weight = weight
+        self.num_bytes = weight.nbytes
+
+
+class Mxfp4ExpertRows(TorchWeight):
+    """One expert's part of a stacked weight in mxfp4."""
+
+    def __init__(self, blocks: torch.Tensor, exponents: torch.Tensor) -> None:
+        self.shape = blocks.shape[0], 2 * blocks.shape[1]
+        self.weight = blocks
+        self.num_bytes = blocks.nbytes + exponents.nbytes
+        self._exponents = exponents
+
+    def load_rows(self, start: int, rows: Rows) -> None:
+        """See `LinearWeight.load_rows`; these rows are stored so."""
+        if not isinstance(rows, Mxfp4Rows):
+            raise InvalidCheckpoint("experts in mxfp4 are shared by ranks in groups of 32 numbers: take another number")
+        own = slice(start, start + rows.shape[0])
+        self.weight[own].copy_(rows.blocks.flatten(1))
+        self._exponents[own].copy_(rows.scales)
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `LinearWeight.multiply`: spelled out, for what no grouped product has."""
+        rows = Mxfp4Rows(self.weight.unflatten(1, (-1, 16)), self._exponents)
+        return product(x, rows.dequantize().to(x.dtype), bias)
+
+
+class StackedExperts:
+    """See `Experts`.
+
+    Args:
+        is_mxfp4: their matrices are, and stay so.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        size: int,
+        like: torch.Tensor,
+        gate: Gate = Gate.SILU,
+        biases: ExpertBiases | None = None,
+        is_mxfp4: bool = False,
+    ) -> None:
+        self.biases = biases
+        self._gate = gate
+        self._is_mxfp4 = is_mxfp4
+        self._gate_up = _stacked(like, (num_experts, 2 * size, hidden_size), is_mxfp4)
+        self._down = _stacked(like, (num_experts, hidden_size, size), is_mxfp4)
+        self._bounds = torch.arange(num_experts + 1, device=like.device)
+
+    @cached_property
+    def gate_up(self) -> list[LinearWeight]:
+        """See `Experts`."""
+        return self._matrices(self._gate_up)
+
+    @cached_property
+    def down(self) -> list[LinearWeight]:
+        """See `Experts`."""
+        return self._matrices(self._down)
+
+    def _matrices(self, stacked: Stacked) -> list[LinearWeight]:
+        weights, exponents = stacked
+        if exponents is None:
+            return [ExpertRows(weight) for weight in weights]
+        return [Mxfp4ExpertRows(*pair) for pair in zip(weights, exponents, strict=True)]
+
+    def one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """See `Experts.one`."""
+        first, second = (None, None) if self.biases is None else (bias[expert] for bias in self.biases)
+        sums = self.gate_up[expert].multiply(x, first)
+        return self.down[expert].multiply(gated(sums, self._gate), second)
+
+    def mix(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """See `Experts.mix`."""
+        num_tokens, count = experts.shape
+        experts, own_order = experts.sort(-1)
+        weights = weights.gather(1, own_order)
+        # Rows of the products: by expert, then by token.
+        grouped, order = experts.flatten().sort(stable=True)
+        starts = torch.searchsorted(grouped, self._bounds).to(torch.int32)
+        weights_in, exponents_in = self._gate_up
+        weights_out, exponents_out = self._down
+        sums = grouped_multiply(x, weights_in, order // count, starts, exponents_in)
+        if self.biases is not None:
+            sums += self.biases[0][grouped]
+        inner, rows = gated(sums, self._gate), torch.arange(len(order), device=x.device)
+        outer = grouped_multiply(inner, weights_out, rows, starts, exponents_out)
+        if self.biases is not None:
+            outer += self.biases[1][grouped]
+        by_token = torch.empty_like(outer).index_copy_(0, order, outer).view(num_tokens, count, x.shape[1])
+        return (by_token.float() * weights.unsqueeze(-1)).sum(1).to(x.dtype)
+
+
+Stacked = tuple[torch.Tensor, torch.Tensor | None]
+"""The matrices of all experts, and in mxfp4 their exponents."""
+
+
+def _stacked(like: torch.Tensor, shape: tuple[int, int, int], is_mxfp4: bool) -> Stacked:
+    if not is_mxfp4:
+        return like.new_empty(shape), None
+    num_experts, outputs, inputs = shape
+    blocks = like.new_empty(num_experts, outputs, inputs // 2, dtype=torch.uint8)
+    return blocks, like.new_empty(num_experts, outputs, inputs // 32, dtype=torch.uint8)

@@ -1,0 +1,142 @@
+"""`TritonKernels`: what a decoder computes with on a GPU. Large products are the library's, the rest is Triton."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenmill.model.kernels.fp8 import ALIGNMENT, Fp8Weight
+from tokenmill.model.kernels.protocol import Experts, Gate, WeightRole
+from tokenmill.model.kernels.recurrence import StateRows
+from tokenmill.model.kernels.torch_kernels import TorchKernels, TorchWeight
+from tokenmill.model.kernels.triton import matmul, norm, recurrence
+from tokenmill.model.kernels.triton.experts import StackedExperts
+from tokenmill.model.kernels.triton.fp8 import RoundedRows
+from tokenmill.model.kernels.triton.gate import gated
+
+
+class TritonWeight(TorchWeight):
+    """The gate is one pass over the product; logits are not widened."""
+
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None = None, gate: Gate = Gate.SILU) -> torch.Tensor:
+        """See `LinearWeight.gated`."""
+        return gated(self.multiply(x, bias), gate)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """See `LinearWeight.logits`; in x's dtype, which the sampler's kernels read."""
+        return self.multiply(x)
+
+
+class InvariantWeight(TritonWeight):
+    """Products whose sums run in one order, whatever the number of rows."""
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `LinearWeight.multiply`."""
+        return matmul.multiply(x, self.weight, bias)
+
+
+class TritonFp8Weight(Fp8Weight, TritonWeight):
+    """Eight-bit floats, and the gate in one pass; activations are rounded by the norm before, or in another.
+
+    Args:
+        rounded: what norms leave here.
+    """
+
+    __slots__ = ("_rounded",)
+
+    def __init__(self, out_size: int, in_size: int, device: str, rounded: RoundedRows) -> None:
+        super().__init__(out_size, in_size, device)
+        self._rounded = rounded
+
+    def _quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._rounded.take(x)
+
+
+class TritonKernels(TorchKernels):
+    """See `Kernels`.
+
+    Args:
+        is_invariant: a token's results do not depend on how many others there are.
+        fp8: linear layers are quantized to eight-bit floats while they are filled.
+        mxfp4: experts are stored so, and kept.
+    """
+
+    name = "triton"
+
+    def __init__(
+        self, dtype: torch.dtype, device: str, *, is_invariant: bool = False, fp8: bool = False, mxfp4: bool = False
+    ) -> None:
+        super().__init__(dtype, device)
+        self._is_invariant = is_invariant
+        self._mxfp4 = mxfp4
+        # Of all norms, also those that another product follows: a byte a number more is not worth telling them apart.
+        self._rounded = RoundedRows() if fp8 else None
+
+    def without_memory(self) -> TritonKernels:
+        """See `Kernels.without_memory`."""
+        forms = {"is_invariant": self._is_invariant, "fp8": self._rounded is not None, "mxfp4": self._mxfp4}
+        return TritonKernels(self.dtype, "meta", **forms)
+
+    def linear_weight(self, out_size: int, in_size: int, role: WeightRole = WeightRole.LINEAR) -> TorchWeight:
+        """See `Kernels.linear_weight`."""
+        is_aligned = out_size % ALIGNMENT == 0 and in_size % ALIGNMENT == 0
+        if self._rounded is not None and is_aligned and role in (WeightRole.LINEAR, WeightRole.GATE_UP):
+            return TritonFp8Weight(out_size, in_size, self._device, self._rounded)
+        kind = InvariantWeight if self._is_invariant else TritonWeight
+        return kind(out_size, in_size, self.dtype, self._device)
+
+    def experts(
+        self, num_experts: int, hidden_size: int, size: int, gate: Gate = Gate.SILU, has_biases: bool = False
+    ) -> Experts:
+        """See `Kernels.experts`; experts are not quantized."""
+        biases = self._biases(num_experts, hidden_size, size) if has_biases else None
+        return StackedExperts(num_experts, hidden_size, size, self.vector(0), gate, biases, self._mxfp4)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, is_offset: bool = False) -> torch.Tensor:
+        """See `Kernels.rms_norm`."""
+        return norm.rms_norm(x, weight, eps, is_offset, self._rounded)
+
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        scale: float = 1.0,
+        is_offset: bool = False,
+    ) -> torch.Tensor:
+        """See `Kernels.add_rms_norm`."""
+        return norm.add_rms_norm(x, delta, weight, eps, scale, is_offset, self._rounded)
+
+    def short_conv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        state: torch.Tensor,
+        rows: StateRows,
+        out: torch.Tensor,
+        silu: bool = False,
+    ) -> None:
+        """See `Kernels.short_conv`."""
+        recurrence.short_conv(x, weight, bias, state, rows, out, silu)
+
+    def delta_rule(
+        self,
+        mixed: torch.Tensor,
+        gates: torch.Tensor,
+        a_log: torch.Tensor,
+        dt_bias: torch.Tensor,
+        state: torch.Tensor,
+        rows: StateRows,
+        out: torch.Tensor,
+    ) -> None:
+        """See `Kernels.delta_rule`."""
+        recurrence.delta_rule(mixed, gates, a_log, dt_bias, state, rows, out)
+
+    def gated_rms_norm(self, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels.gated_rms_norm`."""
+        return recurrence.gated_rms_norm(x, gate, weight, eps)
+
+    def sigmoid_gate(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """See `Kernels.sigmoid_gate`."""
+        return recurrence.sigmoid_gate(x, gate)

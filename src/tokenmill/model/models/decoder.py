@@ -1,0 +1,212 @@
+"""The decoder: one class for every family, built from an `Architecture`, on any set of kernels.
+
+Knows no files; `targets` says which checkpoint tensor goes where. Plain objects instead of `nn.Module`: there is
+nothing to train, and a step on a CPU is short enough to feel a module's bookkeeping.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.attention.batch import ForwardBatch
+from tokenmill.model.attention.protocol import AttentionBackend, AttentionSpec
+from tokenmill.model.kernels.adapters import AdaptedLayer, AdapterRows
+from tokenmill.model.kernels.protocol import Kernels, LinearWeight, WeightRole
+from tokenmill.model.kernels.states import StateMemory
+from tokenmill.model.kernels.torch_kernels import argmax, best
+from tokenmill.model.models.kv_places import KVPlace, kv_groups, kv_places
+from tokenmill.model.models.layer import Layer, ResidualStream
+from tokenmill.model.models.norm import RMSNorm
+from tokenmill.model.models.per_layer import PerLayerInputs
+from tokenmill.model.models.rotary import all_rotary_tables
+from tokenmill.model.models.targets import Target, TargetScope
+from tokenmill.model.sharding.collective import ALONE, Collective
+
+
+class Decoder:
+    """Embedding, layers, final norm and output head, with unfilled weights until a loader fills them.
+
+    Of several ranks each has its part: `forward` they run together, `logits` and `best` are of a rank's own tokens. Of
+    several stages the first one has embedding and head, and the last one the final norm.
+
+    Attributes:
+        tokens: which of the vocabulary are this rank's, in embedding and head.
+        embedding: [tokens, hidden_size]; None: another stage's.
+        head: [tokens, hidden_size]; the same matrix as `embedding` when they are tied.
+        rotary: the tables of every kind of rope that a layer has.
+    """
+
+    __slots__ = (
+        "_kernels",
+        "architecture",
+        "collective",
+        "embedding",
+        "final_norm",
+        "head",
+        "layers",
+        "per_layer",
+        "rotary",
+        "shard",
+        "tokens",
+    )
+
+    def __init__(self, architecture: Architecture, kernels: Kernels, collective: Collective = ALONE) -> None:
+        hidden_size = architecture.hidden_size
+        self.architecture = architecture
+        self.collective = collective
+        self.shard = collective.shard
+        self._kernels = kernels
+        self.tokens = self.shard.part(architecture.vocab_size)
+        self.embedding: LinearWeight | None = None
+        if self.shard.is_first_stage:
+            self.embedding = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.EMBEDDING)
+        self.final_norm = RMSNorm(hidden_size, architecture.norm, kernels)
+        self.rotary = all_rotary_tables(architecture, self.final_norm.weight)
+        own = self.shard.layers(architecture)
+        places = kv_places([architecture.layers[index].attention for index in own])
+        numbers = itertools.count()  # of the layers with states
+        self.layers = [
+            self._layer(index, next(numbers) if place is None else place, kernels)
+            for index, place in zip(own, places, strict=True)
+        ]
+        spec = architecture.per_layer
+        self.per_layer = None if spec is None else PerLayerInputs(architecture, spec, kernels)
+        self.head = self.embedding
+        if self.shard.is_first_stage and not architecture.tie_embeddings:
+            self.head = kernels.linear_weight(self.tokens.count, hidden_size, WeightRole.HEAD)
+
+    def _layer(self, index: int, place: KVPlace | int, kernels: Kernels) -> Layer:
+        """The model's layer `index`."""
+        architecture = self.architecture
+        return Layer(architecture.layers[index], place, architecture.hidden_size, self.rotary, kernels, self.collective)
+
+    @property
+    def attention_spec(self) -> AttentionSpec:
+        """What an attention backend must know of this model, as far as it is this rank's."""
+        layers = [layer.attention.spec for layer in self.layers if layer.attention is not None]
+        has_sinks = any(layer.has_sinks for layer in layers)
+        groups = (AttentionSpec(count, *kind[:3], has_sinks, kind[3]) for kind, count in kv_groups(layers).items())
+        first, *others = groups
+        return dataclasses.replace(first, others=tuple(others))
+
+    def state_memory(self, num_slots: int) -> StateMemory:
+        """Memory for the states of its layers, in `num_slots` slots."""
+        vector, dtypes = self.final_norm.weight, (self._kernels.dtype, torch.float32)
+        layers = [[(part.shape, dtypes[part.is_wide]) for part in one.state] for one in self.architecture.recurrences]
+        return StateMemory(layers, num_slots, vector.device)
+
+    def forward(
+        self, batch: ForwardBatch, attention: AttentionBackend, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Run the batch's tokens, writing their KV.
+
+        Args:
+            hidden: [T, hidden_size], what the stage before this one has brought, in memory that this one may write to;
+                None: this is the first.
+
+        Returns:
+            Final hidden states [S, hidden_size], normed, of the S >= 0 tokens at `batch.output_indices`: what `logits`
+            and `argmax` take. Of a stage before the last: the hidden states of all tokens, [T, hidden_size].
+        """
+        plan = attention.plan(batch)
+        hidden = self.embed(batch.token_ids, batch.adapters) if hidden is None else hidden
+        given = None if self.per_layer is None else self.per_layer.forward(batch.token_ids, hidden)
+        stream = ResidualStream(hidden, given)
+        media = None if batch.media is None else batch.media.embeddings
+        if batch.media is not None and media is not None:
+            stream.hidden[batch.media.indices] = media[:, 0].to(stream.hidden.dtype)
+        adapted: Sequence[AdaptedLayer | None] = [None] * len(self.layers)
+        if batch.adapters is not None:
+            adapted = batch.adapters.layers(len(self.layers))
+        for index, (layer, own) in enumerate(zip(self.layers[:-1], adapted, strict=False), 1):
+            layer.forward(stream, attention, plan, None, own, batch.states)
+            if batch.media is not None and media is not None and index < media.shape[1]:
+                stream.hidden.index_add_(0, batch.media.indices, media[:, index].to(stream.hidden.dtype))
+        every = not self.shard.is_last_stage or len(batch.output_indices) == len(batch.token_ids)
+        only = None if every else batch.output_indices
+        self.layers[-1].forward(stream, attention, plan, only, adapted[-1], batch.states)
+        normed = stream.normed(self.final_norm)
+        return normed if self.shard.is_last_stage else stream.hidden
+
+    def embed(self, token_ids: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        """[T] int64 -> [T, hidden_size], memory of its own."""
+        assert self.embedding is not None, "the first stage begins"
+        hidden = self.collective.embeddings(token_ids, self.tokens, self.embedding.lookup)
+        if adapters is not None:
+            adapters.add_embeddings(token_ids, hidden)
+        multiplier = self.embedding_multiplier
+        return hidden if multiplier == 1 else hidden.mul_(multiplier)
+
+    @property
+    def embedding_multiplier(self) -> float:
+        """What embeddings are multiplied by."""
+        exact = self.architecture.embedding_multiplier
+        return torch.tensor(exact, dtype=self._kernels.dtype).item() if self.architecture.rounds_multiplier else exact
+
+    @property
+    def _head(self) -> LinearWeight:
+        assert self.head is not None, "the first stage has the head"
+        return self.head
+
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """[S, hidden_size], as `forward` returns them -> [S, tokens], see `LinearWeight.logits`."""
+        logits, architecture = self._head.logits(outputs), self.architecture
+        if architecture.logits_scaling != 1:
+            logits = logits.float().div_(architecture.logits_scaling)
+        return logits if architecture.logits_cap is None else _capped(logits.float(), architecture.logits_cap)
+
+    @property
+    def _keeps_logits(self) -> bool:
+        """They are what the head gives."""
+        return self.architecture.logits_scaling == 1 and self.architecture.logits_cap is None
+
+    def argmax(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The most likely tokens, [S] int64, where nobody needs the logits themselves."""
+        if self._keeps_logits:
+            return self._head.argmax(outputs)
+        # A division and a bend round: two logits that differ may become equal, and then the lower id wins.
+        return argmax(self.logits(outputs))
+
+    def best(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The most likely of this rank's tokens, [S] int64, and their logits, [S] float32; see `LinearWeight.best`."""
+        if self._keeps_logits:
+            ids, values = self._head.best(outputs)
+        else:
+            ids, values = best(self.logits(outputs))
+        return ids + self.tokens.start, values
+
+    def targets(self) -> Iterator[Target]:
+        """Every checkpoint tensor this model needs; those of other stages with nothing of them wanted."""
+        scope, shape = TargetScope(self.architecture.weight_names), (self.tokens.total, self.architecture.hidden_size)
+        for role, matrix in {"embedding": self.embedding, "head": self.head}.items():
+            if role == "head" and self.architecture.tie_embeddings:
+                continue
+            own = None if matrix is None else scope.matrix(role, matrix, 0, self.tokens)
+            yield own or scope.elsewhere(role, shape)
+        own_layers, empty = self.shard.layers(self.architecture), self._kernels.without_memory()
+        for index in range(len(self.architecture.layers)):
+            of_layer = TargetScope(scope.names, index)
+            if index in own_layers:
+                yield from self.layers[index - own_layers.start].targets(of_layer)
+            else:
+                yield from (
+                    target.unwanted() for target in self._layer(index, KVPlace(index, 0, 0), empty).targets(of_layer)
+                )
+        if self.per_layer is not None and self.architecture.per_layer is not None:
+            yield from self.per_layer.targets(scope, self.architecture.per_layer)
+        norm = scope.vector("final_norm", self.final_norm.weight)
+        yield norm if self.shard.is_last_stage else norm.unwanted()
+
+
+def _capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(logits / cap), in place. numpy's tanh of a number does not depend on where it stands in a row."""
+    assert logits.device.type == "cpu", "a model with a cap runs on CPUs"
+    logits.div_(cap)
+    np.tanh(logits.numpy(), out=logits.numpy())
+    return logits.mul_(cap)

@@ -1,0 +1,118 @@
+"""The layers of Gemma 4 as its config.json says them: heads by type of layer, shared KV, ropes. Knows no torch."""
+
+from __future__ import annotations
+
+from tokenmill.model.architecture.architecture import LayerSpec, MlpSpec, NormSpec, PerLayerSpec, SelfAttentionSpec
+from tokenmill.model.architecture.rope_spec import ProportionalScaling, RopeSpec
+from tokenmill.model.models.config_reader import ConfigReader
+from tokenmill.model.models.layer_kinds import windows_but_every_sixth
+from tokenmill.model.models.rope_config import rope_part
+
+
+def read_layers(config: ConfigReader, num_layers: int) -> tuple[LayerSpec, ...]:
+    """The layers.
+
+    Raises:
+        InvalidCheckpoint: a value that is not supported; names the field.
+    """
+    windows = (*windows_but_every_sixth(config, num_layers)[:-1], None)  # the last one attends to all, whatever is said
+    heads = [_heads(config, layer, window is None) for layer, window in enumerate(windows)]
+    for is_full in (True, False):
+        if len({one for one, window in zip(heads, windows, strict=True) if (window is None) == is_full}) > 1:
+            raise config.error("per_layer_config: layers of one type must have heads of one shape")
+    norm = NormSpec(config.number("rms_norm_eps", 1e-6))
+    sources = _sources(config, windows)
+    ropes = {True: _full_rope(config), False: _rope(config, "sliding_attention", 10000.0, "default")[0]}
+    if config.raw("hidden_activation") != "gelu_pytorch_tanh":
+        raise config.error(f"hidden_activation {config.raw('hidden_activation')!r} is not supported")
+    width = config.integer("intermediate_size")
+    wide = width * (2 if config.boolean("use_double_wide_mlp", False) else 1)
+    return tuple(
+        LayerSpec(
+            SelfAttentionSpec(
+                num_heads=config.integer("num_attention_heads"),
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                scale=1.0,
+                rope=ropes[window is None],
+                window=window,
+                head_norm=norm,
+                qkv_bias=config.boolean("attention_bias", False),
+                output_bias=config.boolean("attention_bias", False),
+                norms_values=True,
+                kv_from=source,
+            ),
+            MlpSpec(width if source is None else wide, activation="gelu"),
+            norm,
+            has_out_norms=True,
+            per_layer_size=config.integer("hidden_size_per_layer_input", low=0),
+            has_scalar=True,
+        )
+        for (num_kv_heads, head_dim), window, source in zip(heads, windows, sources, strict=True)
+    )
+
+
+def read_per_layer(config: ConfigReader) -> PerLayerSpec | None:
+    """The per-layer embeddings; None: there are none.
+
+    Raises:
+        InvalidCheckpoint: see `read_layers`.
+    """
+    size = config.integer("hidden_size_per_layer_input", low=0)
+    if not size:
+        return None
+    vocab_size = config.integer("vocab_size_per_layer_input")
+    if vocab_size < config.integer("vocab_size"):
+        raise config.error(f"vocab_size_per_layer_input ({vocab_size}) must not be below vocab_size")
+    return PerLayerSpec(size, vocab_size)
+
+
+def _heads(config: ConfigReader, layer: int, is_full: bool) -> tuple[int, int]:
+    """KV heads and the size of heads: as published configs say it, by type; as transformers 5 saves it, by layer."""
+    head_dim, num_kv_heads = config.integer("head_dim"), config.integer("num_key_value_heads")
+    said = config.raw("per_layer_config")
+    if said is None:
+        head_dim = config.integer("global_head_dim", 512) if is_full else head_dim
+    elif not isinstance(said, dict) or not isinstance(said.get(str(layer), {}), dict):
+        raise config.error("per_layer_config must be an object of objects")
+    else:
+        own = said.get(str(layer), {})
+        if unknown := own.keys() - {"head_dim", "num_key_value_heads"}:
+            raise config.error(f"per_layer_config: {min(unknown)} is not supported")
+        of_layer = ConfigReader(own, f"{config.source}: per_layer_config")
+        head_dim = of_layer.integer("head_dim", head_dim)
+        num_kv_heads = of_layer.integer("num_key_value_heads", num_kv_heads)
+    num_heads = config.integer("num_attention_heads")
+    if num_heads % num_kv_heads:
+        raise config.error(f"num_attention_heads ({num_heads}) must be a multiple of {num_kv_heads} KV heads")
+    if head_dim % 2:
+        raise config.error(f"head_dim must be even, got {head_dim}")
+    return num_kv_heads, head_dim
+
+
+def _sources(config: ConfigReader, windows: tuple[int | None, ...]) -> list[int | None]:
+    """Whose KV each layer reads: the last layers that of the last one of their type before them. None: its own."""
+    first = max(0, len(windows) - config.integer("num_kv_shared_layers", 0, low=0))
+    sources: list[int | None] = [None] * len(windows)
+    for layer in range(first, len(windows)):
+        alike = [other for other in range(first) if (windows[other] is None) == (windows[layer] is None)]
+        if not alike:
+            raise config.error("num_kv_shared_layers leaves no layer of a type that has KV of its own")
+        sources[layer] = alike[-1]
+    return sources
+
+
+def _rope(config: ConfigReader, layer_type: str, theta: float, kind: str) -> tuple[RopeSpec, ConfigReader]:
+    """The plain rope of a type of layers, and what else is said of it."""
+    part = rope_part(config, "rope_parameters", layer_type)
+    if part.raw("rope_type", kind) != kind:
+        raise part.error(f"rope_type {part.raw('rope_type')!r} is not supported; supported: {kind}")
+    return RopeSpec(part.number("rope_theta", theta)), part
+
+
+def _full_rope(config: ConfigReader) -> RopeSpec:
+    plain, part = _rope(config, "full_attention", 1000000.0, "proportional")
+    share = part.number("partial_rotary_factor", 0.25 if config.raw("rope_parameters") is None else 1.0)
+    if share > 1.0:
+        raise part.error(f"partial_rotary_factor {share:g} is not supported")
+    return RopeSpec(plain.theta, ProportionalScaling(share, part.number("factor", 1.0)))

@@ -1,0 +1,59 @@
+"""Where the KV of each layer lies: layers with heads of one shape, and with or without pages that go when they lie
+behind a window, are a group with one memory, and are counted there.
+
+A layer may read the KV of an earlier one instead of having any. Knows no torch and no backend.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tokenmill.model.architecture.architecture import SelfAttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlace:
+    """See `AttentionLayer`. `layer`: its number among all."""
+
+    layer: int
+    group: int
+    index: int
+    reads_only: bool = False
+
+
+Kind = tuple[int, int, int, bool]
+"""Heads, KV heads, head size, and whether its pages are of the window group."""
+
+
+def kv_groups(attentions: Sequence[SelfAttentionSpec | None]) -> dict[Kind, int]:
+    """The kind of each group, in the order of its first layer -> layers that have KV."""
+    counts: dict[Kind, int] = {}
+    for spec in attentions:
+        if spec is not None and spec.kv_from is None:
+            counts[_kind(spec)] = counts.get(_kind(spec), 0) + 1
+    return counts
+
+
+def kv_places(attentions: Sequence[SelfAttentionSpec | None]) -> Iterator[KVPlace | None]:
+    """The place of each layer; None: it has no attention."""
+    numbers = {kind: number for number, kind in enumerate(kv_groups(attentions))}
+    found: list[KVPlace | None] = []
+    counts = [0] * len(numbers)
+    for layer, spec in enumerate(attentions):
+        place = None
+        if spec is not None and spec.kv_from is not None:
+            source = found[spec.kv_from]
+            assert source is not None, "a layer reads the KV of one that has it"
+            place = dataclasses.replace(source, layer=layer, reads_only=True)
+        elif spec is not None:
+            group = numbers[_kind(spec)]
+            place = KVPlace(layer, group, counts[group])
+            counts[group] += 1
+        found.append(place)
+    return iter(found)
+
+
+def _kind(spec: SelfAttentionSpec) -> Kind:
+    return spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.in_window_group

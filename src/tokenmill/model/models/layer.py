@@ -1,0 +1,185 @@
+"""One layer of a decoder: attention or a recurrence, then a feed-forward block, each behind a norm, added to its input.
+
+What a block adds may go through a norm of its own (Gemma's "sandwich").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from tokenmill.model.architecture.architecture import DeltaNetSpec, LayerSpec, MoeSpec, ShortConvSpec
+from tokenmill.model.architecture.rope_spec import RopeSpec
+from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.model.kernels.adapters import AdaptedLayer
+from tokenmill.model.kernels.heads import RotaryTables
+from tokenmill.model.kernels.protocol import Kernels
+from tokenmill.model.kernels.states import StepStates
+from tokenmill.model.models.delta_net import DeltaNet
+from tokenmill.model.models.kv_places import KVPlace
+from tokenmill.model.models.mlp import MLP
+from tokenmill.model.models.moe import MoE
+from tokenmill.model.models.norm import RMSNorm
+from tokenmill.model.models.per_layer import PerLayerBlock
+from tokenmill.model.models.self_attention import SelfAttention
+from tokenmill.model.models.short_conv import ShortConv
+from tokenmill.model.models.targets import Target, TargetScope
+from tokenmill.model.sharding.collective import Collective
+
+
+class ResidualStream:
+    """The hidden states of a pass: what blocks add to, and the last block's output, which the next norm adds.
+
+    Attributes:
+        hidden: [T, hidden_size].
+        delta: [T, hidden_size] still to be added to it, times `scale`; or None.
+        given: [layers, T, size], the layers' own embeddings; None: they have none.
+    """
+
+    __slots__ = ("delta", "given", "hidden", "scale")
+
+    def __init__(self, hidden: torch.Tensor, given: torch.Tensor | None = None) -> None:
+        self.hidden = hidden
+        self.given = given
+        self.delta: torch.Tensor | None = None
+        self.scale = 1.0
+
+    def normed(self, norm: RMSNorm) -> torch.Tensor:
+        """Add what is still to be added, and the norm of the sum: one pass over memory for both."""
+        return norm.forward(self.hidden, self.delta, self.scale)
+
+    def keep(self, only: torch.Tensor) -> None:
+        """Hold just these tokens."""
+        self.hidden = self.hidden.index_select(0, only)
+        self.given = None if self.given is None else self.given.index_select(1, only)
+
+
+class Layer:
+    """The layer that a specification describes.
+
+    Args:
+        place: of its KV; of one with a recurrence, the number of its states.
+        rotary: the tables of every kind of rope in the model.
+
+    Attributes:
+        attention: None: `recurrence` stands in its place.
+    """
+
+    __slots__ = (
+        "attention",
+        "attention_norm",
+        "attention_out_norm",
+        "mlp",
+        "mlp_norm",
+        "mlp_out_norm",
+        "per_layer",
+        "recurrence",
+        "scalar",
+        "spec",
+    )
+
+    def __init__(
+        self,
+        spec: LayerSpec,
+        place: KVPlace | int,
+        hidden_size: int,
+        rotary: Mapping[RopeSpec, RotaryTables],
+        kernels: Kernels,
+        collective: Collective,
+    ) -> None:
+        self.spec = spec
+        self.attention_norm = RMSNorm(hidden_size, spec.norm, kernels)
+        self.attention: SelfAttention | None = None
+        self.recurrence: ShortConv | DeltaNet | None = None
+        if isinstance(place, KVPlace):
+            assert spec.attention is not None, "a layer with KV has attention"
+            self.attention = SelfAttention(spec.attention, place, hidden_size, rotary, kernels, collective)
+        elif isinstance(spec.recurrence, ShortConvSpec):
+            self.recurrence = ShortConv(spec.recurrence, place, hidden_size, kernels)
+        elif isinstance(spec.recurrence, DeltaNetSpec):
+            self.recurrence = DeltaNet(spec.recurrence, place, hidden_size, kernels)
+        self.attention_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
+        self.mlp_norm = RMSNorm(hidden_size, spec.norm, kernels)
+        if isinstance(spec.mlp, MoeSpec):
+            self.mlp: MLP | MoE = MoE(spec.mlp, hidden_size, kernels, collective)
+        else:
+            self.mlp = MLP(spec.mlp, hidden_size, kernels, collective)
+        self.mlp_out_norm = RMSNorm(hidden_size, spec.norm, kernels) if spec.has_out_norms else None
+        self.scalar = kernels.vector(1) if spec.has_scalar else None
+        self.per_layer: PerLayerBlock | None = None
+        if spec.per_layer_size:
+            assert isinstance(place, KVPlace), "layers with embeddings of their own have attention"
+            self.per_layer = PerLayerBlock(place.layer, spec.per_layer_size, hidden_size, spec.norm, kernels)
+
+    def forward(
+        self,
+        stream: ResidualStream,
+        attention: AttentionBackend,
+        plan: Any,
+        only: torch.Tensor | None = None,
+        adapted: AdaptedLayer | None = None,
+        states: StepStates | None = None,
+    ) -> None:
+        """Pass the stream through this layer's two blocks.
+
+        Args:
+            only: [S] int64, the tokens that are wanted afterwards: the stream then holds just these, and once they
+                have been attended to, nothing is computed for the others. None: all.
+            adapted: which of the tokens have adapters; None: none has.
+            states: of a model with recurrences.
+        """
+        normed = stream.normed(self.attention_norm)
+        if self.attention is not None:
+            mixed = self.attention.attend(normed, attention, plan, adapted)
+        else:
+            assert self.recurrence is not None and states is not None, "a recurrence has states"
+            mixed = self.recurrence.mix(normed, states)
+        if only is not None:
+            mixed = mixed.index_select(0, only)
+            stream.keep(only)
+            adapted = None if adapted is None else adapted.keep(only)
+        stream.scale = self.spec.residual_multiplier
+        stream.delta = _through(self.attention_out_norm, self.mixer.output.forward(mixed, adapted))
+        stream.delta = _through(self.mlp_out_norm, self.mlp.forward(stream.normed(self.mlp_norm), adapted))
+        if self.scalar is not None:
+            self._end(stream, self.scalar)
+
+    @property
+    def mixer(self) -> SelfAttention | ShortConv | DeltaNet:
+        """What lets tokens of a request know of each other."""
+        mixer = self.attention or self.recurrence
+        assert mixer is not None, "a layer has one"
+        return mixer
+
+    def _end(self, stream: ResidualStream, scalar: torch.Tensor) -> None:
+        """What Gemma 4 does behind the two blocks: a third one, and everything multiplied."""
+        assert stream.delta is not None and stream.scale == 1, "a block has something to add"
+        stream.hidden += stream.delta
+        if self.per_layer is not None and stream.given is not None:
+            stream.hidden += self.per_layer.forward(stream.hidden, stream.given)
+        stream.hidden *= scalar
+        stream.delta = None
+
+    def targets(self, scope: TargetScope) -> Iterator[Target]:
+        """The checkpoint tensors that fill this layer."""
+        yield from _norm_targets(scope, "attention_norm", self.attention_norm)
+        yield from self.mixer.targets(scope)
+        yield from _norm_targets(scope, "attention_out_norm", self.attention_out_norm)
+        yield from _norm_targets(scope, "mlp_norm", self.mlp_norm)
+        yield from self.mlp.targets(scope)
+        yield from _norm_targets(scope, "mlp_out_norm", self.mlp_out_norm)
+        if self.per_layer is not None:
+            yield from self.per_layer.targets(scope)
+        if self.scalar is not None:
+            yield scope.vector("layer", self.scalar, "layer_scalar")
+
+
+def _through(norm: RMSNorm | None, x: torch.Tensor) -> torch.Tensor:
+    return x if norm is None else norm.forward(x)
+
+
+def _norm_targets(scope: TargetScope, role: str, norm: RMSNorm | None) -> Iterator[Target]:
+    if norm is not None:
+        yield scope.vector(role, norm.weight)

@@ -1,0 +1,130 @@
+"""Which layers have a window, and which a rope, by family: readers of the config fields that say it. Knows no torch."""
+
+from __future__ import annotations
+
+from tokenmill.model.models.config_reader import ConfigReader
+
+Windows = tuple[int | None, ...]
+
+
+def no_windows(config: ConfigReader, num_layers: int) -> Windows:
+    """Every layer attends to all tokens."""
+    return (None,) * num_layers
+
+
+def refuse_window(config: ConfigReader, num_layers: int, max_position: int) -> None:
+    """Refuse a window that a family without windows is told of, unless it is switched off or as long as a text can be.
+
+    What such a config means nobody knows: transformers 5 attends to all tokens of a prompt, and keeps only a window of
+    them for those that follow.
+
+    Raises:
+        InvalidCheckpoint: `sliding_window` is shorter than a text, or `layer_types` has layers with one.
+    """
+    if config.raw("layer_types") is not None:
+        read_kinds(config, num_layers, ("full_attention",))
+    if config.raw("sliding_window") is None or config.raw("use_sliding_window") is False:
+        return
+    window = config.integer("sliding_window")
+    if window < max_position:
+        raise config.error(
+            f"sliding_window {window} is not supported in this architecture, whose layers attend to all tokens; "
+            "set it to null if the model was trained so"
+        )
+
+
+def every_layer(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
+    """The fact holds for every layer."""
+    return (True,) * num_layers
+
+
+def one_window(config: ConfigReader, num_layers: int) -> Windows:
+    """Every layer has the window."""
+    return (_window(config),) * num_layers
+
+
+def given_window(config: ConfigReader, num_layers: int) -> Windows:
+    """Phi 3: absent means "no window"."""
+    return one_window(config, num_layers) if config.has("sliding_window") else (None,) * num_layers
+
+
+def _window(config: ConfigReader, default: int = 4096) -> int | None:
+    # null means "no window"; absent means what transformers takes then.
+    if not config.has("sliding_window"):
+        return default
+    return None if config.raw("sliding_window") is None else config.integer("sliding_window")
+
+
+def switched_window(config: ConfigReader, num_layers: int) -> Windows:
+    """`use_sliding_window` says whether every layer has the window, or none."""
+    return one_window(config, num_layers) if config.boolean("use_sliding_window", False) else (None,) * num_layers
+
+
+def layered_windows(config: ConfigReader, num_layers: int) -> Windows:
+    """Qwen: `layer_types` says which layers slide; older configs slide from layer `max_window_layers` on."""
+    window = _window(config) if config.boolean("use_sliding_window", False) else None
+    if config.raw("layer_types") is None:
+        first = config.integer("max_window_layers", 28, low=0)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    return _by_layer_types(config, num_layers, window)
+
+
+def read_kinds(config: ConfigReader, num_layers: int, known: tuple[str, ...]) -> list[str]:
+    """What `layer_types` says of each layer.
+
+    Raises:
+        InvalidCheckpoint: it is no list of a name per layer, or has one that is not among the known ones.
+    """
+    layer_types = config.raw("layer_types")
+    if not isinstance(layer_types, list) or len(layer_types) != num_layers:
+        raise config.error(f"layer_types must be a list of {num_layers} names, one per layer")
+    for kind in layer_types:
+        if kind not in known:
+            raise config.error(f"layer_types has {kind!r}; supported: {', '.join(known)}")
+    return layer_types
+
+
+def _by_layer_types(config: ConfigReader, num_layers: int, window: int | None) -> Windows:
+    kinds = read_kinds(config, num_layers, ("full_attention", "sliding_attention"))
+    if window is None and "sliding_attention" in kinds and config.raw("use_sliding_window") is not False:
+        raise config.error("layer_types has sliding_attention, and nothing says how long its sliding_window is")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def rope_flags(config: ConfigReader, num_layers: int) -> tuple[bool, ...]:
+    """SmolLM3: `no_rope_layers` has a 1 for each layer with a rope (sic); without it every fourth has none."""
+    if config.raw("no_rope_layers") is None:
+        interval = config.integer("no_rope_layer_interval", 4)
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    flags = config.integers("no_rope_layers")
+    if len(flags) < num_layers:
+        raise config.error(f"no_rope_layers must have a flag for each of {num_layers} layers, got {len(flags)}")
+    return tuple(flag != 0 for flag in flags[:num_layers])
+
+
+def windows_without_rope(config: ConfigReader, num_layers: int) -> Windows:
+    """SmolLM3: `layer_types` says which layers slide, whatever `use_sliding_window` says; else those without a rope."""
+    has_window = config.raw("sliding_window") is not None
+    window = config.integer("sliding_window") if has_window else None
+    if config.raw("layer_types") is not None:
+        return _by_layer_types(config, num_layers, window)
+    if not config.boolean("use_sliding_window", False):
+        return (None,) * num_layers
+    return tuple(None if has_rope else window for has_rope in rope_flags(config, num_layers))
+
+
+def windows_but_every_sixth(config: ConfigReader, num_layers: int) -> Windows:
+    """Gemma 3: `layer_types` says which layers slide; older configs have how many layers later each full one comes."""
+    window = _window(config)
+    if config.raw("layer_types") is None:
+        interval = config.integer("sliding_window_pattern", 6)
+        return tuple(window if (layer + 1) % interval else None for layer in range(num_layers))
+    return _by_layer_types(config, num_layers, window)
+
+
+def every_second_window(config: ConfigReader, num_layers: int) -> Windows:
+    """gpt-oss: `layer_types` says which layers slide; without it the first, the third and so on do."""
+    window = _window(config, default=128)
+    if config.raw("layer_types") is None:
+        return tuple(None if layer % 2 else window for layer in range(num_layers))
+    return _by_layer_types(config, num_layers, window)

@@ -1,0 +1,101 @@
+"""Fused projections of one input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from tokenmill.model.kernels.adapters import AdaptedLayer
+from tokenmill.model.kernels.protocol import Gate, Kernels, WeightRole
+from tokenmill.model.models.targets import Order, Target, TargetScope
+from tokenmill.model.sharding.collective import ALONE, Collective
+from tokenmill.model.sharding.shard import Part
+
+
+class Linear:
+    """`y = x W^T + b` for one or several projections of the same input, their rows stacked in one matrix.
+
+    Of several ranks each has some of the outputs; or, of the second of a pair of matrices, perhaps some of the inputs.
+
+    Attributes:
+        parts: role of each projection in a table of names -> which of its outputs are this rank's.
+        inputs: which of the inputs are.
+        weight: [sum of part sizes, inputs].
+        bias: [sum of part sizes]; None: there is none, or another rank adds it.
+    """
+
+    __slots__ = ("_collective", "_has_bias", "bias", "inputs", "parts", "weight")
+
+    def __init__(
+        self,
+        inputs: int | Part,
+        parts: Mapping[str, Part],
+        bias: bool,
+        kernels: Kernels,
+        role: WeightRole = WeightRole.LINEAR,
+        collective: Collective = ALONE,
+    ) -> None:
+        """Make the parameters.
+
+        Args:
+            inputs: how many there are, or which of them are this rank's.
+            parts: in the order of the stacked rows.
+            collective: puts together what all ranks have; without one it stays where it is.
+        """
+        size = sum(part.count for part in parts.values())
+        self.parts = parts
+        self.inputs = Part.whole(inputs) if isinstance(inputs, int) else inputs
+        self.weight = kernels.linear_weight(size, self.inputs.count, role)
+        self._has_bias = bias
+        self.bias = kernels.vector(size) if bias and self.inputs.start == 0 else None
+        self._collective = collective
+
+    @property
+    def columns(self) -> Part:
+        """Which of the outputs of all ranks are this one's; of several projections, of the first."""
+        return next(iter(self.parts.values()))
+
+    @property
+    def role(self) -> str:
+        """The role of its first projection, by which adapters call it."""
+        return next(iter(self.parts))
+
+    def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
+        """[T, inputs] -> [T, sum of part sizes], or the outputs of all ranks."""
+        own = self.weight.multiply(x, self.bias)
+        if adapted is not None:
+            own = adapted.add(self.role, x, own)
+        return self._collective.behind(own, self.columns)
+
+    def gated(self, x: torch.Tensor, gate: Gate, adapted: AdaptedLayer | None = None) -> torch.Tensor:
+        """Of two parts of equal size: gate(first) * second, [T, inputs] -> [T, size] (role GATE_UP)."""
+        if adapted is None:
+            own = self.weight.gated(x, self.bias, gate)
+        else:
+            own = adapted.gated(self.role, self.weight, x, self.bias, gate)
+        return self._collective.between(own, self.columns)
+
+    def targets(self, scope: TargetScope, orders: Mapping[str, Order] | None = None) -> Iterator[Target]:
+        """The checkpoint tensors that fill this layer; projections of one name are parts of one tensor.
+
+        Args:
+            orders: of the rows of heads, by role; see `Order`.
+        """
+        is_stored_fused = len({scope.names[role] for role in self.parts}) < len(self.parts)
+        size, start, stored = sum(part.total for part in self.parts.values()), 0, 0
+        for role, own in self.parts.items():
+            part = Part(stored + own.start, own.count, size) if is_stored_fused else own
+            order = (orders or {}).get(role, ())
+            yield scope.matrix(role, self.weight, start, part, self.inputs, order)
+            if self.bias is not None:
+                yield scope.vector(role, self.bias[start : start + own.count], "bias", part, order)
+            elif self._has_bias:
+                yield scope.vector_elsewhere(role, part.total, "bias")
+            start, stored = start + own.count, stored + own.total
+
+
+def second_linear(role: str, inner: Part, size: int, bias: bool, kernels: Kernels, collective: Collective) -> Linear:
+    """The second of a pair of matrices, with `size` outputs in all. `inner`: this rank's outputs of the first."""
+    inputs, outputs = collective.shard.second(inner, size)
+    return Linear(inputs, {role: outputs}, bias, kernels, collective=collective)

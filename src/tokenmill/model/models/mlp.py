@@ -1,0 +1,41 @@
+"""The dense feed-forward block: a gated pair of projections (Shazeer 2020), by SiLU or GELU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from tokenmill.model.architecture.architecture import MlpSpec
+from tokenmill.model.kernels.adapters import AdaptedLayer
+from tokenmill.model.kernels.protocol import Gate, Kernels, WeightRole
+from tokenmill.model.models.linear import Linear, second_linear
+from tokenmill.model.models.targets import Target, TargetScope
+from tokenmill.model.sharding.collective import Collective
+
+
+class MLP:
+    """gate and up in one product, then down.
+
+    Args:
+        prefix: of the roles of its weights.
+    """
+
+    __slots__ = ("down", "gate", "gate_up")
+
+    def __init__(
+        self, spec: MlpSpec, hidden_size: int, kernels: Kernels, collective: Collective, prefix: str = ""
+    ) -> None:
+        inner, self.gate = collective.shard.part(spec.size), Gate[spec.activation.upper()]
+        pair = {f"{prefix}gate": inner, f"{prefix}up": inner}
+        self.gate_up = Linear(hidden_size, pair, spec.bias, kernels, WeightRole.GATE_UP, collective)
+        self.down = second_linear(f"{prefix}down", inner, hidden_size, spec.bias, kernels, collective)
+
+    def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        return self.down.forward(self.gate_up.gated(x, self.gate, adapted), adapted)
+
+    def targets(self, scope: TargetScope) -> Iterator[Target]:
+        """The checkpoint tensors that fill this block."""
+        yield from self.gate_up.targets(scope)
+        yield from self.down.targets(scope)

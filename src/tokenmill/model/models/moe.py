@@ -1,0 +1,97 @@
+"""Mixture of experts: a router sends each token to a few experts; tokens of one expert run together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from tokenmill.model.architecture.architecture import MlpSpec, MoeSpec
+from tokenmill.model.kernels.adapters import AdaptedLayer
+from tokenmill.model.kernels.protocol import Gate, Kernels, WeightRole
+from tokenmill.model.models.linear import Linear
+from tokenmill.model.models.mlp import MLP
+from tokenmill.model.models.targets import Target, TargetScope
+from tokenmill.model.sharding.collective import ALONE, Collective
+from tokenmill.model.sharding.experts import SharedExperts
+from tokenmill.model.sharding.shard import Part
+
+
+class MoE:
+    """A router, and experts that are each a gated pair of projections.
+
+    Every rank routes for itself. Of the experts it has some; or, where ranks sum, a part of each.
+
+    Attributes:
+        shared: an expert that every token is sent to, by as much as `shared_gate` lets through; None: there is none.
+        part: which of the experts are this rank's. inner: which of the numbers between the projections of each are.
+    """
+
+    __slots__ = ("_collective", "_mix", "experts", "inner", "part", "router", "shared", "shared_gate", "spec")
+
+    def __init__(self, spec: MoeSpec, hidden_size: int, kernels: Kernels, collective: Collective = ALONE) -> None:
+        shard, every, self._collective = collective.shard, Part.whole(spec.num_experts), collective
+        self.spec = spec
+        self.part = every if shard.sums else shard.part(spec.num_experts)
+        self.inner = shard.part(spec.size) if shard.sums else Part.whole(spec.size)
+        self.router = Linear(hidden_size, {"router": every}, spec.has_biases, kernels, WeightRole.ROUTER)
+        gate, has_biases = Gate[spec.activation.upper()], spec.has_biases
+        self.experts = kernels.experts(self.part.count, hidden_size, self.inner.count, gate, has_biases)
+        is_shared = not self.part.is_whole
+        self.shared: MLP | None = None
+        if spec.shared_size:
+            self.shared = MLP(MlpSpec(spec.shared_size), hidden_size, kernels, collective, "shared_")
+            self.shared_gate = Linear(hidden_size, {"shared_switch": Part.whole(1)}, False, kernels, WeightRole.ROUTER)
+        self._mix = SharedExperts(self.experts, self.part, collective).mix if is_shared else self.experts.mix
+
+    def forward(self, x: torch.Tensor, adapted: AdaptedLayer | None = None) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]; a token's result does not depend on the others."""
+        mixed = self._mix(x, *self._route(x))
+        mixed = mixed if self.inner.is_whole else self._collective.behind(mixed, Part.whole(mixed.shape[1]))
+        if self.shared is None:
+            return mixed
+        return mixed.add_(self.shared.forward(x).mul_(torch.sigmoid(self.shared_gate.forward(x))))
+
+    def targets(self, scope: TargetScope) -> Iterator[Target]:
+        """The checkpoint tensors that fill this block."""
+        yield from self.router.targets(scope)
+        if self.shared is not None:
+            yield from self.shared.targets(scope)
+            yield from self.shared_gate.targets(scope)
+        size, (_, hidden_size) = self.spec.size, self.router.weight.shape
+        for expert in range(self.spec.num_experts):
+            number, own = expert - self.part.start, dataclasses.replace(scope, expert=expert)
+            if 0 <= number < self.part.count:
+                gate_up = self.experts.gate_up[number]
+                yield own.matrix("expert_gate", gate_up, 0, self.inner)
+                yield own.matrix("expert_up", gate_up, self.inner.count, self.inner)
+                yield own.matrix("expert_down", self.experts.down[number], columns=self.inner)
+                yield from self._biases(own, number)
+            else:
+                yield own.elsewhere("expert_gate", (size, hidden_size))
+                yield own.elsewhere("expert_up", (size, hidden_size))
+                yield own.elsewhere("expert_down", (hidden_size, size))
+                if self.spec.has_biases:
+                    for role, outputs in {"expert_gate": size, "expert_up": size, "expert_down": hidden_size}.items():
+                        yield own.vector_elsewhere(role, outputs, "bias")
+
+    def _biases(self, scope: TargetScope, number: int) -> Iterator[Target]:
+        if self.experts.biases is None:
+            return
+        first, second = (bias[number] for bias in self.experts.biases)
+        yield scope.vector("expert_gate", first[: self.inner.count], "bias", self.inner)
+        yield scope.vector("expert_up", first[self.inner.count :], "bias", self.inner)
+        if self.inner.start == 0:
+            yield scope.vector("expert_down", second, "bias")
+        else:  # another rank adds it
+            second.zero_()
+            yield scope.vector_elsewhere("expert_down", len(second), "bias")
+
+    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights [T, k] in x's dtype and expert ids [T, k]; softmax over all experts, in float32."""
+        probabilities = torch.softmax(self.router.forward(x), -1, dtype=torch.float32)
+        weights, experts = probabilities.topk(self.spec.experts_per_token, -1)
+        if self.spec.norm_topk_prob:
+            weights /= weights.sum(-1, keepdim=True)
+        return weights.to(x.dtype), experts

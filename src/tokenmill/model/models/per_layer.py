@@ -1,0 +1,83 @@
+"""Per-layer embeddings (Gemma 3n and 4): each layer is given a small vector of its own for every token.
+
+It is half a row of a table, which is as large as the rest of a small model and is not loaded: it stays mapped from the
+checkpoint's file, of which a step reads the rows of its tokens. The other half is a projection of the embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from tokenmill.model.architecture.architecture import Architecture, NormSpec, PerLayerSpec
+from tokenmill.model.kernels.protocol import Kernels
+from tokenmill.model.models.linear import Linear
+from tokenmill.model.models.norm import RMSNorm
+from tokenmill.model.models.targets import Target, TargetScope
+from tokenmill.model.sharding.shard import Part
+
+
+class PerLayerInputs:
+    """What all layers are given, made once a step.
+
+    Attributes:
+        table: [vocab_size, layers * size] in the type of the file; None: not filled yet.
+    """
+
+    __slots__ = ("_num_layers", "_projection_scale", "_size", "norm", "projection", "table")
+
+    def __init__(self, architecture: Architecture, spec: PerLayerSpec, kernels: Kernels) -> None:
+        self._num_layers, self._size = len(architecture.layers), spec.size
+        width = self._num_layers * spec.size
+        self._projection_scale = architecture.hidden_size**-0.5
+        self.projection = Linear(architecture.hidden_size, {"per_layer_projection": Part.whole(width)}, False, kernels)
+        self.norm = RMSNorm(spec.size, architecture.norm, kernels)
+        self.table: torch.Tensor | None = None
+
+    def forward(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """What each layer is given, [layers, T, size]; of tokens [T] int64 and their embeddings [T, hidden_size]."""
+        assert self.table is not None, "the table is mapped when the weights are read"
+        projected = self.projection.forward(hidden).mul_(self._projection_scale)
+        normed = self.norm.forward(projected.view(-1, self._size))
+        # The scale is rounded to the model's dtype, as that of the embeddings is.
+        rows = self.table.index_select(0, token_ids).to(hidden.dtype)
+        scale = torch.tensor(self._size**0.5, dtype=hidden.dtype).item()
+        both = normed.view_as(rows).add_(rows.mul_(scale)).mul_(2**-0.5)
+        return both.view(-1, self._num_layers, self._size).transpose(0, 1)
+
+    def targets(self, scope: TargetScope, spec: PerLayerSpec) -> Iterator[Target]:
+        """The checkpoint tensors that fill this part."""
+        yield from self.projection.targets(scope)
+        yield scope.vector("per_layer_norm", self.norm.weight)
+        yield scope.mapped("per_layer_table", (spec.vocab_size, self._num_layers * self._size), self._map)
+
+    def _map(self, table: torch.Tensor) -> None:
+        self.table = table
+
+
+class PerLayerBlock:
+    """The third block of a layer: a gate over what the layer is given for the token, projected and normed.
+
+    Args:
+        number: of the layer.
+    """
+
+    __slots__ = ("_kernels", "_number", "gate", "norm", "output")
+
+    def __init__(self, number: int, size: int, hidden_size: int, norm: NormSpec, kernels: Kernels) -> None:
+        self._number, self._kernels = number, kernels
+        self.gate = Linear(hidden_size, {"per_layer_gate": Part.whole(size)}, False, kernels)
+        self.output = Linear(size, {"per_layer_output": Part.whole(hidden_size)}, False, kernels)
+        self.norm = RMSNorm(hidden_size, norm, kernels)
+
+    def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """What is added to x [T, hidden_size]; `given` [layers, T, size]."""
+        gated = self._kernels.gelu(self.gate.forward(x)).mul_(given[self._number])
+        return self.norm.forward(self.output.forward(gated))
+
+    def targets(self, scope: TargetScope) -> Iterator[Target]:
+        """The checkpoint tensors that fill this block."""
+        yield from self.gate.targets(scope)
+        yield from self.output.targets(scope)
+        yield scope.vector("per_layer_out_norm", self.norm.weight)

@@ -1,0 +1,101 @@
+"""The attention block of a layer: fused qkv, the backend's attention (norms of q and k, rotary, cache), output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from tokenmill.model.architecture.architecture import SelfAttentionSpec
+from tokenmill.model.architecture.rope_spec import RopeSpec
+from tokenmill.model.attention.protocol import AttentionBackend, AttentionLayer
+from tokenmill.model.kernels.adapters import AdaptedLayer
+from tokenmill.model.kernels.heads import HeadNorms, RotaryTables
+from tokenmill.model.kernels.protocol import Kernels
+from tokenmill.model.models.kv_places import KVPlace
+from tokenmill.model.models.linear import Linear, second_linear
+from tokenmill.model.models.rotary import rotated_order
+from tokenmill.model.models.targets import Order, Target, TargetScope
+from tokenmill.model.sharding.collective import Collective
+from tokenmill.model.sharding.shard import Part
+
+
+class SelfAttention:
+    """Attention of one layer; the KV it writes belongs to the backend.
+
+    Args:
+        place: of its KV.
+        rotary: the tables of every kind of rope in the model.
+
+    Attributes:
+        spec: of the heads that are this rank's. heads: which of all query heads these are.
+        layer: what the backend is told of this layer.
+        gate: the projection whose sigmoid multiplies what attention gives; None: there is none.
+    """
+
+    __slots__ = ("_collective", "_kernels", "gate", "heads", "layer", "output", "qkv", "spec")
+
+    def __init__(
+        self,
+        spec: SelfAttentionSpec,
+        place: KVPlace,
+        hidden_size: int,
+        rotary: Mapping[RopeSpec, RotaryTables],
+        kernels: Kernels,
+        collective: Collective,
+    ) -> None:
+        shard, self._collective, self._kernels = collective.shard, collective, kernels
+        self.spec = shard.attention(spec)
+        self.heads, kv_heads = shard.heads(spec)
+        q, kv = self.heads.times(spec.head_dim), kv_heads.times(spec.head_dim)
+        parts = {"q": q} if place.reads_only else {"q": q, "k": kv, "v": kv}
+        self.qkv = Linear(hidden_size, parts, spec.qkv_bias, kernels)
+        self.gate = Linear(hidden_size, {"attention_gate": q}, spec.qkv_bias, kernels) if spec.has_gate else None
+        self.output = second_linear("output", q, hidden_size, spec.output_bias, kernels, collective)
+        norms = None
+        if spec.head_norm is not None:
+            of_q = kernels.vector(spec.head_dim)
+            of_k = of_q if place.reads_only else kernels.vector(spec.head_dim)
+            of_v = torch.ones_like(of_q) if spec.norms_values else None
+            norms = HeadNorms(of_q, of_k, spec.head_norm.eps, spec.head_norm.is_offset, of_v)
+        tables = None if spec.rope is None else rotary[spec.rope]
+        sinks = kernels.vector(self.heads.count) if spec.has_sinks else None
+        where = place.group, place.reads_only
+        self.layer = AttentionLayer(place.index, spec.scale, spec.window, norms, tables, sinks, *where)
+
+    def attend(
+        self, x: torch.Tensor, attention: AttentionBackend, plan: Any, adapted: AdaptedLayer | None = None
+    ) -> torch.Tensor:
+        """[T, hidden] -> [T, q_size], as the output projection takes it; writes the tokens' k and v into the cache."""
+        own = attention.forward(self.qkv.forward(x, adapted), self.layer, plan)
+        if self.gate is not None:
+            own = self._kernels.sigmoid_gate(own, self.gate.forward(x))
+        return self._collective.between(own, self.heads.times(self.spec.head_dim))
+
+    def targets(self, scope: TargetScope) -> Iterator[Target]:
+        """The checkpoint tensors that fill this block."""
+        order = () if self.spec.rope is None else rotated_order(self.spec.rope, self.spec.head_dim)
+        if self.gate is None:
+            yield from self.qkv.targets(scope, {"q": order, "k": order})
+        else:
+            yield from self._gated_targets(scope, self.gate, order)
+        yield from self.output.targets(scope)
+        if self.layer.sinks is not None:
+            yield scope.vector("attention", self.layer.sinks, "sinks", self.heads)
+        if self.layer.norms is not None:
+            yield scope.vector("q_norm", self.layer.norms.q, order=order)
+            if not self.layer.reads_only:
+                yield scope.vector("k_norm", self.layer.norms.k, order=order)
+
+    def _gated_targets(self, scope: TargetScope, gate: Linear, order: Order) -> Iterator[Target]:
+        """Where each head of q has its gate behind it: |q of head 0|gate of head 0|q of head 1| ..."""
+        size, heads, kv = self.spec.head_dim, self.spec.num_heads, self.spec.kv_size
+        total = 2 * heads * size
+        places = [2 * size * head for head in range(heads)]
+        of_q = [place + row for place in places for row in (order or range(size))]
+        of_gate = [place + size + row for place in places for row in range(size)]
+        yield scope.picked("q", self.qkv.weight, 0, of_q, total)
+        yield scope.matrix("k", self.qkv.weight, heads * size, Part.whole(kv), order=order)
+        yield scope.matrix("v", self.qkv.weight, heads * size + kv, Part.whole(kv))
+        yield scope.picked("attention_gate", gate.weight, 0, of_gate, total)

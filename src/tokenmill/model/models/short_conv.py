@@ -1,0 +1,50 @@
+"""The gated short convolution that LFM2 has in most of its layers instead of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from tokenmill.model.architecture.architecture import ShortConvSpec
+from tokenmill.model.kernels.protocol import Kernels
+from tokenmill.model.kernels.states import StepStates
+from tokenmill.model.models.linear import Linear
+from tokenmill.model.models.targets import Target, TargetScope
+from tokenmill.model.sharding.shard import Part
+
+
+class ShortConv:
+    """Three projections b, c and x of a token; c times the convolution of b times x.
+
+    Args:
+        place: of its states among those of the model.
+
+    Attributes:
+        weight: [size, kernel]. bias: [size]; None: there is none.
+    """
+
+    __slots__ = ("_kernels", "bias", "inputs", "output", "place", "spec", "weight")
+
+    def __init__(self, spec: ShortConvSpec, place: int, hidden_size: int, kernels: Kernels) -> None:
+        self.spec, self.place, self._kernels = spec, place, kernels
+        self.inputs = Linear(hidden_size, {"conv_inputs": Part.whole(3 * spec.size)}, spec.bias, kernels)
+        self.weight = kernels.vector(spec.size * spec.kernel).view(spec.size, spec.kernel)
+        self.bias = kernels.vector(spec.size) if spec.bias else None
+        self.output = Linear(spec.size, {"conv_output": Part.whole(hidden_size)}, spec.bias, kernels)
+
+    def mix(self, x: torch.Tensor, states: StepStates) -> torch.Tensor:
+        """[T, hidden] -> [T, size], as the output projection takes it; takes the states along."""
+        b, c, x = self.inputs.forward(x).chunk(3, -1)
+        gated, (state,) = b * x, states.memory.layers[self.place]
+        out = torch.empty_like(gated)
+        states.run(state, lambda rows: self._kernels.short_conv(gated, self.weight, self.bias, state, rows, out))
+        return out.mul_(c)
+
+    def targets(self, scope: TargetScope) -> Iterator[Target]:
+        """The checkpoint tensors that fill this block."""
+        yield from self.inputs.targets(scope)
+        yield scope.filters("conv", self.weight)
+        if self.bias is not None:
+            yield scope.vector("conv", self.bias, "bias")
+        yield from self.output.targets(scope)

@@ -1,0 +1,139 @@
+"""The checkpoint tensors that fill a decoder: its parts know their weights' roles, the family's table their names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tokenmill.model.kernels.protocol import LinearWeight
+from tokenmill.model.models.weight_names import WeightKey
+from tokenmill.model.quantization.packed import Rows, pick_rows
+from tokenmill.model.sharding.shard import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A tensor that a checkpoint must have, and where its values go.
+
+    Attributes:
+        name: what the family's checkpoints call it.
+        shape: of all of it.
+        part: which of its rows are wanted; none where it is another rank's. columns: which numbers of these; None: all.
+        is_mapped: the values stay in the file, which `fill` is given as memory that is mapped from it.
+        fill: takes the values of these: floats of any dtype, and for a matrix also `QuantizedRows`.
+    """
+
+    key: WeightKey
+    name: str
+    shape: tuple[int, ...]
+    part: Part
+    fill: Callable[[Any], object]
+    columns: Part | None = None
+    is_mapped: bool = False
+
+    @property
+    def is_matrix(self) -> bool:
+        """A weight that may be stored quantized; the others are vectors."""
+        return len(self.shape) == 2
+
+    def wanted(self, values: torch.Tensor) -> torch.Tensor:
+        """Of all values those that `fill` takes."""
+        rows = values[self.part.start : self.part.stop]
+        return rows if self.columns is None else rows[:, self.columns.start : self.columns.stop]
+
+    def unwanted(self) -> Target:
+        """The same where it is another rank's."""
+        return dataclasses.replace(self, part=Part(0, 0, self.part.total), fill=lambda values: None)
+
+
+Order = Sequence[int]
+"""In which order the rows of each head are held, by their places in a checkpoint; empty: as they are stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetScope:
+    """Makes the targets of a layer or an expert, or of what is outside of all layers."""
+
+    names: Mapping[str, str]
+    layer: int | None = None
+    expert: int | None = None
+
+    def vector(
+        self, role: str, vector: torch.Tensor, kind: str = "weight", part: Part | None = None, order: Order = ()
+    ) -> Target:
+        """A bias or norm weight (or a view of a part of one).
+
+        Args:
+            part: which part of the stored one it is; None: all.
+            order: see `Order`.
+        """
+
+        def fill(values: torch.Tensor) -> object:
+            return vector.copy_(values[_every(order, len(values))] if order else values)
+
+        return self._target(role, kind, (), part or Part.whole(len(vector)), fill)
+
+    def matrix(
+        self,
+        role: str,
+        matrix: LinearWeight,
+        start: int = 0,
+        part: Part | None = None,
+        columns: Part | None = None,
+        order: Order = (),
+    ) -> Target:
+        """The rows of a matrix from `start` on.
+
+        Args:
+            part, columns: which of the stored ones these are; None: all.
+            order: see `Order`.
+        """
+        out_size, in_size = matrix.shape
+        part, columns = part or Part.whole(out_size - start), columns or Part.whole(in_size)
+
+        def fill(rows: Rows) -> None:
+            matrix.load_rows(start, pick_rows(rows, _every(order, rows.shape[0])) if order else rows)
+
+        target = self._target(role, "weight", (columns.total,), part, fill)
+        return target if columns.is_whole else dataclasses.replace(target, columns=columns)
+
+    def picked(self, role: str, matrix: LinearWeight, start: int, picks: Sequence[int], total: int) -> Target:
+        """The rows of a matrix from `start` on: of `total` stored ones those of these numbers, in this order."""
+
+        def fill(rows: Rows) -> None:
+            matrix.load_rows(start, pick_rows(rows, list(picks)))
+
+        return self._target(role, "weight", matrix.shape[1:], Part.whole(total), fill)
+
+    def filters(self, role: str, weight: torch.Tensor) -> Target:
+        """The weight [C, K] of a convolution of each channel for itself, which is stored as [C, 1, K]."""
+
+        def fill(values: torch.Tensor) -> object:
+            return weight.copy_(values.view_as(weight))
+
+        return self._target(role, "weight", (1, weight.shape[1]), Part.whole(len(weight)), fill)
+
+    def mapped(self, role: str, shape: tuple[int, int], fill: Callable[[torch.Tensor], None]) -> Target:
+        """A table that is not loaded: `fill` is given it where its file is mapped."""
+        return dataclasses.replace(self._target(role, "weight", shape[1:], Part.whole(shape[0]), fill), is_mapped=True)
+
+    def elsewhere(self, role: str, shape: tuple[int, int]) -> Target:
+        """A matrix of which this rank has nothing."""
+        return self._target(role, "weight", shape[1:], Part.whole(shape[0]), lambda values: None).unwanted()
+
+    def vector_elsewhere(self, role: str, size: int, kind: str) -> Target:
+        """A vector that is another rank's."""
+        return self._target(role, kind, (), Part.whole(size), lambda values: None).unwanted()
+
+    def _target(self, role: str, kind: str, row: tuple[int, ...], part: Part, fill: Callable[[Any], object]) -> Target:
+        key = WeightKey(role, self.layer, self.expert, kind)
+        return Target(key, key.name(self.names), (part.total, *row), part, fill)
+
+
+def _every(order: Order, num_rows: int) -> list[int]:
+    """The order of one head for all heads."""
+    return [head + row for head in range(0, num_rows, len(order)) for row in order]

@@ -1,0 +1,206 @@
+"""How checkpoints store a weight: as floats, or quantized in the layouts of compressed-tensors, GPTQ and AWQ.
+
+A layout names the tensors that together are one weight, says what shape they amount to, and reads them. They are those
+that the three projects publish; bits are unpacked with whole-tensor shifts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tokenmill.model.quantization.packed import QuantizedRows, Rows
+
+FLOATS = ("F32", "F16", "BF16")
+# AWQ packs eight outputs into a word in this order, lowest bits first.
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+Parts = Mapping[str, torch.Tensor]
+"""The tensors of a weight by suffix."""
+Shapes = Mapping[str, tuple[int, ...]]
+"""Their shapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Along which axis of a tensor the outputs of its weight lie, and how many of them a number holds."""
+
+    axis: int = 0
+    per_number: int = 1
+
+
+class WeightLayout(Protocol):
+    """One way of storing a weight."""
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """What is put after a module's name to name each tensor, e.g. `qweight`."""
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Suffixes that may be missing."""
+
+    def outputs(self, suffix: str) -> Outputs | None:
+        """Where the outputs lie in a tensor, so that a part of them can be read; None: it is of all outputs together.
+
+        `read` takes such parts as well as whole tensors.
+        """
+
+    def shape(self, shapes: Shapes) -> tuple[int, ...]:
+        """(out_size, in_size), from the shapes of the tensors."""
+
+    def read(self, parts: Parts) -> Rows:
+        """The weight, from its tensors by suffix."""
+
+
+class Dense:
+    """Floats, row by row."""
+
+    suffixes = ("weight",)
+    optional = ()
+
+    def outputs(self, suffix: str) -> Outputs:
+        """See `WeightLayout.outputs`."""
+        return Outputs()
+
+    def shape(self, shapes: Shapes) -> tuple[int, ...]:
+        """See `WeightLayout.shape`."""
+        return shapes["weight"]
+
+    def read(self, parts: Parts) -> torch.Tensor:
+        """See `WeightLayout.read`."""
+        return parts["weight"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedPacked:
+    """compressed-tensors `pack-quantized`: words of 32 bits along the inputs, values shifted to be unsigned."""
+
+    bits: int
+    suffixes: tuple[str, ...] = ("weight_packed", "weight_scale")
+    optional: tuple[str, ...] = ("weight_zero_point", "weight_shape")
+
+    def outputs(self, suffix: str) -> Outputs | None:
+        """See `WeightLayout.outputs`."""
+        if suffix == "weight_shape":
+            return None
+        return Outputs(per_number=32 // self.bits if suffix == "weight_zero_point" else 1)
+
+    def shape(self, shapes: Shapes) -> tuple[int, ...]:
+        """See `WeightLayout.shape`."""
+        rows, words = shapes["weight_packed"]
+        return rows, words * 32 // self.bits
+
+    def read(self, parts: Parts) -> QuantizedRows:
+        """See `WeightLayout.read`."""
+        values, scales = unpack(parts["weight_packed"], self.bits), parts["weight_scale"].float()
+        zeros: torch.Tensor | int = 1 << (self.bits - 1)
+        if "weight_zero_point" in parts:
+            zeros = unpack(parts["weight_zero_point"].t(), self.bits).t()[: len(scales)].float()
+        return affine(self.bits, values, scales, zeros)
+
+
+class CompressedInts:
+    """compressed-tensors `int-quantized`: plain int8 with a scale per output, or per group."""
+
+    suffixes = ("weight", "weight_scale")
+    optional = ()
+
+    def outputs(self, suffix: str) -> Outputs:
+        """See `WeightLayout.outputs`."""
+        return Outputs()
+
+    def shape(self, shapes: Shapes) -> tuple[int, ...]:
+        """See `WeightLayout.shape`."""
+        return shapes["weight"]
+
+    def read(self, parts: Parts) -> QuantizedRows:
+        """See `WeightLayout.read`."""
+        scales = parts["weight_scale"].float()
+        return QuantizedRows(8, parts["weight"], scales.view(len(parts["weight"]), -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """GPTQ: words along the inputs, transposed; zeros are stored one too low, except in format 2.
+
+    With `desc_act` the inputs of a group are scattered: such a weight is spelled out as floats.
+    """
+
+    bits: int
+    zero_shift: int
+    suffixes: tuple[str, ...] = ("qweight", "qzeros", "scales")
+    optional: tuple[str, ...] = ("g_idx",)
+
+    def outputs(self, suffix: str) -> Outputs | None:
+        """See `WeightLayout.outputs`."""
+        if suffix == "g_idx":
+            return None
+        return Outputs(1, 32 // self.bits if suffix == "qzeros" else 1)
+
+    def shape(self, shapes: Shapes) -> tuple[int, ...]:
+        """See `WeightLayout.shape`."""
+        words, rows = shapes["qweight"]
+        return rows, words * 32 // self.bits
+
+    def read(self, parts: Parts) -> Rows:
+        """See `WeightLayout.read`."""
+        values = unpack(parts["qweight"].t(), self.bits)
+        scales = parts["scales"].float().t()
+        zeros = (unpack(parts["qzeros"], self.bits).t().int() + self.zero_shift).float()
+        if "g_idx" in parts and not is_in_order(parts["g_idx"], scales.shape[1]):
+            groups = parts["g_idx"].long()
+            return (values.float() - zeros[:, groups]) * scales[:, groups]
+        return affine(self.bits, values, scales, zeros)
+
+
+class Awq:
+    """AWQ, 4 bits: words along the outputs, in an order of their own."""
+
+    suffixes = ("qweight", "qzeros", "scales")
+    optional = ()
+
+    def outputs(self, suffix: str) -> Outputs:
+        """See `WeightLayout.outputs`."""
+        return Outputs(1, 1 if suffix == "scales" else 8)
+
+    def shape(self, shapes: Shapes) -> tuple[int, ...]:
+        """See `WeightLayout.shape`."""
+        in_size, words = shapes["qweight"]
+        return words * 8, in_size
+
+    def read(self, parts: Parts) -> QuantizedRows:
+        """See `WeightLayout.read`."""
+        values, zeros = (self._unpack(parts[suffix]) for suffix in ("qweight", "qzeros"))
+        return affine(4, values, parts["scales"].float().t(), zeros.float())
+
+    @staticmethod
+    def _unpack(words: torch.Tensor) -> torch.Tensor:
+        """[n, words] -> [8 * words, n], outputs in their own order."""
+        place = torch.tensor(AWQ_ORDER).argsort()
+        return unpack(words, 4).view(len(words), -1, 8)[:, :, place].flatten(1).t()
+
+
+def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """[n, w] int32 -> [n, w * 32 / bits] uint8, lowest bits first."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    fields = (words[:, :, None] >> shifts) & ((1 << bits) - 1)
+    return fields.to(torch.uint8).flatten(1)
+
+
+def affine(bits: int, values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | int) -> QuantizedRows:
+    """(values - zeros) * scales, of unsigned values [n, in_size], scales and zeros [n, groups]."""
+    if bits == 4:
+        return QuantizedRows(4, values.contiguous(), scales.contiguous(), -(scales * zeros).contiguous())
+    # Bytes are held signed.
+    signed = (values.to(torch.int16) - 128).to(torch.int8).contiguous()
+    offsets = scales * (128 - zeros)
+    return QuantizedRows(8, signed, scales.contiguous(), offsets.contiguous() if offsets.any() else None)
+
+
+def is_in_order(groups: torch.Tensor, num_groups: int) -> bool:
+    """Input k lies in group k // (inputs / groups)."""
+    return bool((groups == torch.arange(len(groups)) // (len(groups) // num_groups)).all())

@@ -1,0 +1,108 @@
+"""What a config.json says of quantized weights: their layout and the formats that keep it, or why they are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.quantization.layouts import Awq, CompressedInts, CompressedPacked, Dense, Gptq, WeightLayout
+from tokenmill.model.quantization.packed import UNQUANTIZED, PackedFormat, PackedFormats
+
+SUPPORTED = "compressed-tensors (int-quantized, pack-quantized), gptq, awq, mxfp4"
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationScheme:
+    """How the weights of a checkpoint are quantized; what a scheme leaves out is stored as floats.
+
+    Attributes:
+        formats: these keep the integers as they are: none is rounded a second time.
+        method: its name in config.json, "none" for floats.
+        claimed: a method that config.json names, though no tensor is stored so; "": what it says is right.
+    """
+
+    layout: WeightLayout
+    formats: PackedFormats = UNQUANTIZED
+    method: str = "none"
+    claimed: str = ""
+
+    def found_in(self, names: Iterable[str]) -> QuantizationScheme:
+        """What tensors of these names are really stored in: where none is quantized they are floats, and stay so."""
+        end = "_blocks" if self.formats.experts is PackedFormat.MXFP4 else f".{self.layout.suffixes[-1]}"
+        if self.method == "none" or any(name.endswith(end) for name in names):
+            return self
+        return QuantizationScheme(Dense(), claimed=self.method)
+
+
+def read_scheme(config: dict[str, Any], source: str) -> QuantizationScheme:
+    """The `quantization_config` of a parsed config.json.
+
+    Raises:
+        InvalidCheckpoint: a method or a feature that is not supported; names the source and the field.
+    """
+    fields = config.get("quantization_config")
+    if fields is None:
+        return QuantizationScheme(Dense())
+    if not isinstance(fields, dict):
+        raise InvalidCheckpoint(f"{source}: quantization_config must be an object")
+    method = fields.get("quant_method")
+    reader = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, "mxfp4": _mxfp4}.get(str(method))
+    if reader is None:
+        raise _unsupported(source, f"quantization_config ({method})")
+    return replace(reader(fields, source), method=str(method))
+
+
+def _gptq(fields: dict[str, Any], source: str) -> QuantizationScheme:
+    bits = _bits(fields.get("bits"), (4, 8), source)
+    zero_shift = 0 if fields.get("checkpoint_format") == "gptq_v2" else 1
+    return QuantizationScheme(Gptq(bits, zero_shift), _formats(bits, fields.get("sym") is True))
+
+
+def _awq(fields: dict[str, Any], source: str) -> QuantizationScheme:
+    if fields.get("version", "gemm") != "gemm":
+        raise _unsupported(source, f"awq version {fields['version']!r}")
+    bits = _bits(fields.get("bits"), (4,), source)
+    return QuantizationScheme(Awq(), _formats(bits, fields.get("zero_point") is False))
+
+
+def _mxfp4(fields: dict[str, Any], source: str) -> QuantizationScheme:
+    """Experts alone, which their own reader knows; the rest is stored as floats."""
+    return QuantizationScheme(Dense(), PackedFormats(experts=PackedFormat.MXFP4))
+
+
+def _compressed(fields: dict[str, Any], source: str) -> QuantizationScheme:
+    groups = fields.get("config_groups")
+    if not isinstance(groups, dict) or len(groups) != 1:
+        raise InvalidCheckpoint(f"{source}: quantization_config must have exactly one entry in config_groups")
+    (group,) = groups.values()
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict) or weights.get("type") != "int":
+        raise _unsupported(source, "compressed-tensors with weights that are not integers")
+    if weights.get("actorder") in ("group", True):
+        raise _unsupported(source, f"compressed-tensors with actorder {weights['actorder']!r}")
+    bits = _bits(weights.get("num_bits"), (4, 8), source)
+    is_symmetric = weights.get("symmetric", True) is True
+    if fields.get("format") == "pack-quantized":
+        return QuantizationScheme(CompressedPacked(bits), _formats(bits, is_symmetric))
+    if fields.get("format") == "int-quantized" and bits == 8 and is_symmetric:
+        return QuantizationScheme(CompressedInts(), _formats(bits, is_symmetric))
+    raise _unsupported(source, f"compressed-tensors format {fields.get('format')!r}")
+
+
+def _formats(bits: int, is_symmetric: bool) -> PackedFormats:
+    """Formats that hold integers of these bits; symmetric ones have their zero in the middle, in every group."""
+    if bits == 8:
+        return PackedFormats(PackedFormat.INT8)
+    return PackedFormats(PackedFormat.INT4 if is_symmetric else PackedFormat.INT4_OFFSET)
+
+
+def _unsupported(source: str, what: str) -> InvalidCheckpoint:
+    return InvalidCheckpoint(f"{source}: {what} is not supported; supported: {SUPPORTED}")
+
+
+def _bits(bits: Any, choices: tuple[int, ...], source: str) -> int:
+    if bits not in choices:
+        raise InvalidCheckpoint(f"{source}: weights of {bits} bits are not supported; supported: {choices}")
+    return int(bits)

@@ -1,0 +1,283 @@
+"""The grammar of one row, and the threads that fill masks.
+
+Masks of many rows are filled together in two calls of llguidance that need no interpreter lock; one that has held the
+others up is filled alone the next time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cached_property
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.core.plan import AdmittedRequest
+from tokenmill.model.sampling.bitmask import WORD_BITS
+from tokenmill.model.structured.compiler import explain
+
+logger = logging.getLogger(__name__)
+
+_MAX_THREADS = 4
+# Rows whose masks took longer than this together are advanced one by one the next time: one of them may be slow.
+SLOW_SECONDS = 0.005
+# So many forced tokens more may be wrong than right.
+_FIRST_TRUST = 6
+
+IntArray = npt.NDArray[np.int32]
+
+
+class RowGrammar:
+    """The matcher of one row and its next masks. While its job runs, the job owns both.
+
+    Attributes:
+        job: the work that fills the masks, queued or done.
+        position: index in its sequence of the token that comes next.
+        masks: [n, ceil(V / 32)] int32, for that token, and for one behind each draft that the grammar allows.
+        masks_first: it draws once, from what the mask leaves; any other row draws optimistically.
+        goes_unmasked: a mask is filled for it only where its matcher refuses what it drew.
+        has_mask: it is filled, or being filled; if not, the matcher is asked about the token that was drawn.
+        matcher: llguidance's; None: the row has failed.
+        taken: sampled tokens that the matcher has not seen.
+        is_slow: what it did last took long, or one of those that were filled with it did.
+        failure: why the row cannot go on; "" while all is well.
+    """
+
+    def __init__(self, template: Any | None, new_row: AdmittedRequest, num_words: int, on_host: bool) -> None:
+        self.position = len(new_row.token_ids)
+        self.masks: IntArray = np.zeros((1, num_words), dtype=np.int32)
+        self._own_masks, self._address = self.masks, self.masks.ctypes.data
+        self.matcher = template.deep_copy() if template is not None else None
+        self.taken: list[int] = new_row.token_ids[new_row.num_prompt_tokens :].tolist()
+        self.failure = "" if template is not None else "its grammar is gone"
+        self.job: Future[None] = Future()
+        self.masks_first = new_row.params.is_filtered
+        self.goes_unmasked = on_host and not self.masks_first
+        self.has_mask = not self.goes_unmasked or bool(self.taken)
+        self.is_slow = self.has_mask
+        self._first_stop_position = new_row.num_prompt_tokens + new_row.params.min_tokens
+        self._stop_token_ids = new_row.stop_token_ids
+        self._forced: list[int] = []
+        # Forced tokens that came minus those that did not. Where a model spells otherwise, no more are looked for.
+        self._trust = _FIRST_TRUST
+
+    def before_stop(self, token_ids: list[int]) -> list[int]:
+        """The first of these tokens, up to one that ends the request."""
+        return list(takewhile(lambda token_id: token_id not in self._stop_token_ids, token_ids))
+
+    def take(self, token_id: int) -> bool:
+        """The row has sampled this token; the next job takes it in. Of one that ends the request nobody need hear."""
+        self.position += 1
+        if token_id not in self._stop_token_ids:
+            self.taken.append(token_id)
+        return True
+
+    def advance(self) -> None:
+        """Take in the sampled tokens and fill the next mask."""
+        self._with_matcher(self._advance)
+
+    def follow(self) -> None:
+        """Take in the sampled tokens and fill no mask."""
+        self.has_mask = False
+        self._with_matcher(self._consume)
+
+    def allows(self, token_id: int, number: int) -> bool:
+        """Whether one of its masks, which are there, has this token."""
+        return bool(int(self.masks[number, token_id // WORD_BITS]) >> token_id % WORD_BITS & 1)
+
+    def accepts(self, token_id: int) -> bool:
+        """Take in a token that a row without a mask drew, if its mask would have it.
+
+        Where the matcher does not say so, the mask is filled to tell, and the token is not taken in. Of stop ids it
+        says nothing: which of them a mask has depends on `settle`, and on what else it has.
+        """
+        matcher = self.matcher
+        if matcher is None:
+            return False
+        if token_id not in self._stop_token_ids:
+            try:
+                if matcher.validate_tokens([token_id]):
+                    self.position += 1
+                    return matcher.consume_token(token_id) or self._check(matcher)
+            except Exception:
+                self.fail()
+        self.advance()
+        return False
+
+    def forced(self, brought: list[int]) -> list[int]:
+        """Tokens that spell the one text which the grammar leaves behind what the row was `brought` last.
+
+        The model may spell it otherwise: masks have all tokens that fit, these are the tokenizer's own.
+        """
+        former = self._forced
+        came = list(takewhile(lambda pair: pair[0] == pair[1], zip(former, brought, strict=False)))
+        is_right = len(came) == min(len(former), len(brought))
+        self._trust += len(came) if is_right else 2 * len(came) - len(former)
+        self._forced = former[len(came) :] if is_right else []
+        if not self._forced and self._trust >= 0:
+            was_slow = self.is_slow
+            self._with_matcher(self._force)
+            self._trust, self.is_slow = -1 if self.is_slow else self._trust, was_slow
+        return self._forced
+
+    def settle(self, masks: IntArray) -> None:
+        """The matcher has filled `masks`, or failed."""
+        self.masks, self.has_mask = masks, True
+        assert self.matcher is not None, "a row that has failed is not advanced"
+        num_early = self._first_stop_position - self.position
+        if self._check(self.matcher) and num_early > 0:
+            # Where the grammar leaves nothing but the end, the end it is.
+            without_stops = masks[:num_early] & ~_bits(self._stop_token_ids, masks.shape[1])
+            is_rest = without_stops.any(1)
+            masks[:num_early][is_rest] = without_stops[is_rest]
+
+    def fail(self) -> None:
+        """An exception came out of llguidance."""
+        logger.exception("a grammar failed")
+        self.failure, self.matcher = "its grammar failed", None
+
+    def _with_matcher(self, work: Callable[[Any], bool]) -> bool:
+        """The outcome of something that is timed; whatever llguidance meets there concerns this row alone."""
+        if self.matcher is None:
+            return False
+        started = time.thread_time()
+        try:
+            return work(self.matcher)
+        except Exception:
+            self.fail()
+            return False
+        finally:
+            self.is_slow = time.thread_time() - started > SLOW_SECONDS
+
+    def _advance(self, matcher: Any) -> bool:
+        if not self._consume(matcher):
+            return False
+        matcher.unsafe_compute_mask_ptr(self._address, self._own_masks.nbytes)
+        self.settle(self._own_masks)
+        return not self.failure
+
+    def _force(self, matcher: Any) -> bool:
+        if self._consume(matcher):
+            # In a copy: once bytes are forced, masks of a grammar without forcing may be wrong. The tokens are theirs.
+            copy = matcher.deep_copy()
+            if copy.compute_ff_bytes():
+                self._forced = self.before_stop(copy.compute_ff_tokens())
+        return True
+
+    def _consume(self, matcher: Any) -> bool:
+        taken, self.taken = self.taken, []
+        return not taken or matcher.consume_tokens(taken) or self._check(matcher)
+
+    def _check(self, matcher: Any) -> bool:
+        """Whether the matcher can go on."""
+        if matcher.is_error():
+            self.failure, self.matcher = f"its grammar cannot go on: {explain(matcher)}", None
+        return not self.failure
+
+
+class MaskThreads:
+    """Brings rows up to date beside the model's passes. llguidance is not imported before the first row."""
+
+    def __init__(self) -> None:
+        self._num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
+        self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="masks")
+
+    @cached_property
+    def _executor(self) -> Any:
+        import llguidance
+
+        return llguidance.LLExecutor(self._num_threads)
+
+    def begin(self, rows: Sequence[RowGrammar]) -> None:
+        """Advance these rows: those that have been fast together, every other one on its own."""
+        fast = [row for row in rows if not row.is_slow]
+        if fast:
+            self._submit(fast)
+        for row in rows:
+            if row.is_slow:
+                self._submit([row])
+
+    def look_ahead(self, drafted: Sequence[tuple[RowGrammar, list[int]]], at_once: bool) -> None:
+        """Fill the masks of these rows behind drafts too, as soon as they have those of their next tokens.
+
+        Args:
+            at_once: those that are fast, before this returns.
+        """
+        fast = [one for one in drafted if not one[0].is_slow]
+        groups = [[one] for one in drafted if one[0].is_slow]
+        if at_once:
+            self._fill_ahead(fast, [])
+        elif fast:
+            groups.append(fast)
+        for group in groups:
+            job = self._threads.submit(self._fill_ahead, group, [row.job for row, _ in group])
+            for row, _ in group:
+                row.job = job
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _submit(self, rows: list[RowGrammar]) -> None:
+        job = self._threads.submit(rows[0].advance) if len(rows) == 1 else self._threads.submit(self._together, rows)
+        for row in rows:
+            # From now on the job owns the matcher: nothing is offered to it.
+            row.job, row.has_mask = job, True
+
+    def _together(self, rows: Sequence[RowGrammar]) -> None:
+        started = time.perf_counter()
+        alive = [row for row in rows if row.matcher is not None]
+        masks = np.zeros((len(alive), 1, rows[0].masks.shape[1]), dtype=np.int32)
+        try:
+            matchers: list[Any] = [row.matcher for row in alive]
+            while taken := [(row.matcher, row.taken.pop(0)) for row in alive if row.taken]:
+                self._executor.consume_token_par(taken)
+            going_on = [(matcher, index) for index, matcher in enumerate(matchers) if not matcher.is_error()]
+            self._executor.unsafe_compute_mask_ptr(going_on, masks.ctypes.data, masks[0].nbytes, len(alive))
+        except Exception:
+            for row in alive:
+                row.fail()
+            return
+        is_slow = time.perf_counter() - started > SLOW_SECONDS
+        for row, mask in zip(alive, masks, strict=True):
+            row.is_slow = is_slow
+            row.settle(mask)
+
+    def _fill_ahead(self, drafted: Sequence[tuple[RowGrammar, list[int]]], before: Sequence[Future[None]]) -> None:
+        wait(before)  # they have begun: threads take jobs in order
+        started = time.perf_counter()
+        alive = [(row, row.matcher, drafts) for row, drafts in drafted if row.matcher is not None]
+        if not alive:
+            return
+        ends = np.cumsum([1 + len(drafts) for *_, drafts in alive]).tolist()
+        masks = np.zeros((ends[-1], alive[0][0].masks.shape[1]), dtype=np.int32)
+        try:
+            # A draft leads where the output may never go: what fails there fails in a copy.
+            work = [
+                (matcher.deep_copy(), end - 1 - len(drafts), drafts)
+                for (_, matcher, drafts), end in zip(alive, ends, strict=True)
+            ]
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(work, masks.ctypes.data, masks[0].nbytes, ends[-1])
+        except Exception:
+            for row, *_ in alive:
+                row.fail()
+            return
+        is_slow = time.perf_counter() - started > SLOW_SECONDS
+        for (row, *_), (copy, start, drafts) in zip(alive, work, strict=True):
+            own = masks[start : start + 1 + len(drafts)]
+            own[0] = row.masks[0]
+            # Behind a draft that the grammar refuses none is filled; one that fails is filled with the end of texts.
+            row.settle(own[: max(1, np.count_nonzero(own.any(1)) - copy.is_error())])
+            row.is_slow = is_slow
+
+
+def _bits(token_ids: Sequence[int], num_words: int) -> IntArray:
+    flags = np.zeros(num_words * WORD_BITS, dtype=np.uint8)
+    flags[list(token_ids)] = 1
+    return np.packbits(flags, bitorder="little").view(np.int32)

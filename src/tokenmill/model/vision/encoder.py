@@ -1,0 +1,170 @@
+"""The runner's end: pixels of living requests, outputs that the scheduler keeps, and what a step needs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.media import MediaInput, MediaSpan
+from tokenmill.core.messages import AddRequest
+from tokenmill.core.plan import AdmittedRequest, StepPlan
+from tokenmill.core.request import RequestStatus
+from tokenmill.model.attention.batch import ForwardBatch, MediaTokens
+from tokenmill.model.kernels.heads import RotaryTables
+from tokenmill.model.vision.positions import Positions, frequency_axes, prompt_positions
+from tokenmill.model.vision.spec import VisionSpec
+from tokenmill.model.vision.tower import Tower
+
+
+class PixelStore:
+    """The pixels of all images of requests that are alive: a gate that lets everybody through at once."""
+
+    status = RequestStatus.WAITING
+
+    def __init__(self) -> None:
+        self._requests: dict[str, list[MediaInput]] = {}
+        self._users: dict[str, dict[str, MediaInput]] = {}  # digest -> request -> one that shows it
+
+    def admit(self, message: AddRequest) -> bool:
+        """Keep what a request brings.
+
+        Raises:
+            InvalidRequest: its images lie over each other, or at the prompt's end.
+        """
+        end = 0
+        for one in message.media:
+            if one.span.offset < end or one.span.end >= len(message.prompt_token_ids):
+                raise InvalidRequest("the placeholders of an image are out of place", "messages")
+            end = one.span.end
+        if message.media:
+            self._requests[message.id] = message.media
+            for one in message.media:
+                self._users.setdefault(one.span.digest, {})[message.id] = one
+        return True
+
+    def collect(self, timeout: float) -> dict[str, InvalidRequest | None]:
+        """Nobody waits here."""
+        return {}
+
+    def release(self, request_id: str) -> None:
+        """A request has gone."""
+        for one in self._requests.pop(request_id, ()):
+            users = self._users.get(one.span.digest, {})
+            users.pop(request_id, None)
+            if not users:
+                self._users.pop(one.span.digest, None)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._requests.clear()
+        self._users.clear()
+
+    def find(self, digest: str) -> MediaInput:
+        """An image that a living request has brought."""
+        return next(iter(self._users[digest].values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What stands in a row: the spans of its prompt, and where the prompt's tokens stand."""
+
+    media: tuple[MediaSpan, ...]
+    positions: Positions
+    shift: int
+
+
+class Encoder:
+    """Encodes what plans say, and gives steps the embeddings and positions of their tokens.
+
+    Args:
+        rotary: the tables of the text model.
+        num_rows: of the engine; the device's tables have one more, that of padding.
+
+    Attributes:
+        shifts: [num_rows + 1] int64 on the device: what is added to the place of a row's generated tokens, to rotate
+            them by.
+    """
+
+    def __init__(self, spec: VisionSpec, tower: Tower, pixels: PixelStore, rotary: RotaryTables, num_rows: int) -> None:
+        self._spec = spec
+        self._tower = tower
+        self._pixels = pixels
+        self._rotary = rotary
+        self._device = rotary.cos.device
+        axes = frequency_axes(spec.sections, rotary.cos.shape[1], spec.is_interleaved)
+        self._axes = torch.from_numpy(axes).to(self._device)
+        self.shifts = torch.zeros(num_rows + 1, dtype=torch.int64, device=self._device)
+        self._outputs: dict[str, torch.Tensor] = {}
+        self._rows: dict[int, _Row] = {}
+
+    def set(self, plan: StepPlan) -> dict[str, npt.NDArray[np.int64]]:
+        """Take in the new rows of a plan; what is to be sent to the device for `apply`."""
+        for new in plan.new_rows:
+            self._rows.pop(new.row, None)
+            if new.media:
+                self._rows[new.row] = self._row(new)
+        if not plan.new_rows:
+            return {}
+        rows = [new.row for new in plan.new_rows]
+        shifts = [self._rows[row].shift if row in self._rows else 0 for row in rows]
+        return {"shifted_rows": np.array(rows, np.int64), "shifts": np.array(shifts, np.int64)}
+
+    def apply(self, plan: StepPlan, sent: Mapping[str, torch.Tensor]) -> None:
+        """On the device: what a plan shifts, forgets and encodes."""
+        if "shifted_rows" in sent:
+            self.shifts[sent["shifted_rows"]] = sent["shifts"]
+        for digest in plan.forget:
+            self._outputs.pop(digest, None)
+        for digest in plan.encode:
+            self._output(digest)
+
+    def add_to(
+        self, batch: ForwardBatch, plan: StepPlan, positions: npt.NDArray[np.int64], first_request: int = 0
+    ) -> MediaTokens | None:
+        """What a step's batch needs besides its tokens; None: all its requests are text.
+
+        Args:
+            positions: [T], of the batch's tokens in their sequences, on the host.
+            first_request: the requests of the plan before it are not in the batch.
+        """
+        rows = plan.rows[first_request:].tolist()
+        if not any(row in self._rows for row in rows):
+            return None
+        positions = np.tile(positions, (3, 1))
+        indices: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        computed = plan.num_computed[first_request:].tolist()
+        spans = zip(rows, computed, batch.query_starts.tolist(), batch.query_lens.tolist(), strict=False)
+        for row, start, first, count in spans:
+            own = self._rows.get(row)
+            if own is None:
+                continue
+            in_prompt = max(0, min(count, own.positions.shape[1] - start))
+            positions[:, first : first + in_prompt] = own.positions[:, start : start + in_prompt]
+            positions[:, first + in_prompt : first + count] += own.shift
+            for span in own.media:
+                low, high = max(span.offset, start), min(span.end, start + count)
+                if low < high:
+                    indices.append(torch.arange(low - start + first, high - start + first))
+                    values.append(self._output(span.digest)[low - span.offset : high - span.offset])
+        places = torch.cat(indices) if indices else torch.zeros(0, dtype=torch.int64)
+        embeddings = torch.cat(values) if values else None
+        turned = torch.from_numpy(positions).to(self._device)
+        return MediaTokens(turned, self._axes, self._rotary, places.to(self._device), embeddings)
+
+    def _row(self, new: AdmittedRequest) -> _Row:
+        return _Row(new.media, *prompt_positions(new.num_prompt_tokens, new.media, self._spec.merge))
+
+    def _output(self, digest: str) -> torch.Tensor:
+        # One that a failed step was to encode is missing, and is encoded now: whoever needs it has brought its pixels.
+        if digest not in self._outputs:
+            one = self._pixels.find(digest)
+            size = self._spec.patch_size
+            shape = -1, one.span.rows * size, one.span.columns * size, 3
+            self._outputs[digest] = self._tower.encode(np.frombuffer(one.pixels, np.uint8).reshape(shape).copy())
+        return self._outputs[digest]

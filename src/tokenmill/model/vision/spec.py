@@ -1,0 +1,83 @@
+"""`VisionSpec`: a vision tower, its placeholders, and how its images are prepared.
+
+Read by both sides: text workers prepare images by it, the engine builds the tower. Knows no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenmill.model.vision.resize import SizeRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSpec:
+    """A tower and what surrounds it.
+
+    Attributes:
+        depth: blocks. hidden_size, intermediate_size, num_heads: of each of them. out_size: of the text model.
+        is_gated: blocks have RMSNorm and SwiGLU, as in Qwen2.5-VL; else LayerNorm and GELU.
+        deepstack: the blocks whose output also goes into the text model, behind its layers 0, 1, ...
+        window: attention is within squares of so many merged patches on a side; 0: within the image.
+        full_blocks: the blocks that attend to the whole image in spite of that.
+        table_side: the learned positions are a square of so many; 0: there are none.
+        theta: base of the rotary embedding.
+        merge: so many patches in each direction become one embedding. frames: an image is repeated so often.
+        sections: frequencies of the text model's rotary embedding that turn by time, row and column.
+        is_interleaved: these take turns; else they follow each other.
+        takes_videos: videos are spans of their own for each pair of frames.
+        min_pixels, max_pixels: to which an image is resized.
+        min_video_pixels, max_video_pixels: to which all frames of a video are, together.
+        frame_tokens: embeddings of one frame at most; 0: only a video is bounded.
+        mean, std: of each channel, on a scale of 0 to 1.
+        image_token_id, video_token_id: their placeholders. start_token_id, end_token_id: what stands around them.
+    """
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    out_size: int
+    is_gated: bool = False
+    deepstack: tuple[int, ...] = ()
+    window: int = 0
+    full_blocks: tuple[int, ...] = ()
+    table_side: int = 0
+    theta: float
+    patch_size: int
+    merge: int
+    frames: int
+    sections: tuple[int, int, int]
+    is_interleaved: bool = True
+    takes_videos: bool = True
+    min_pixels: int
+    max_pixels: int
+    min_video_pixels: int = 0
+    max_video_pixels: int = 0
+    frame_tokens: int = 0
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    image_token_id: int
+    video_token_id: int
+    start_token_id: int
+    end_token_id: int
+
+    @property
+    def factor(self) -> int:
+        """Height and width of an image are multiples of it, in pixels."""
+        return self.patch_size * self.merge
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """Tokens that text must not spell."""
+        return self.image_token_id, self.video_token_id, self.start_token_id, self.end_token_id
+
+    def size_rule(self, num_frames: int = 0) -> SizeRule:
+        """How images are resized; with `num_frames`, the frames of a video of so many."""
+        if not num_frames:
+            return SizeRule(self.factor, self.min_pixels, self.max_pixels)
+        most = self.max_video_pixels
+        if self.frame_tokens:
+            own = min(self.frame_tokens * self.factor**2, most // num_frames)
+            most = num_frames * max(own, int(1.05 * self.min_video_pixels))
+        return SizeRule(self.factor, self.min_video_pixels, most, num_frames, self.frames)

@@ -1,0 +1,242 @@
+"""The vision towers of Qwen3-VL and Qwen2.5-VL: patches of one image in, embeddings for the text model out.
+
+    patches -> embed + resampled positions -> blocks -> merger -> [n, out_size]
+                                               | after the deepstack blocks: a merger each -> [n, out_size]
+
+Attention is full within the image; in most blocks of Qwen2.5-VL, within windows of it, by which the patches are ordered
+then. Described in the models' technical reports and in transformers' qwen3_vl and qwen2_5_vl.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.kernels.protocol import Kernels
+from tokenmill.model.sharding.shard import Part
+from tokenmill.model.vision.spec import VisionSpec
+from tokenmill.model.vision.tower_parts import PATCHES, POSITIONS, TorchParts, TowerParts
+from tokenmill.model.weights.checkpoint import open_checkpoint
+from tokenmill.model.weights.stored_part import read_part
+
+PREFIX = "visual."
+
+
+class Tower:
+    """A tower over its parts, which have the weights."""
+
+    def __init__(self, spec: VisionSpec, parts: TowerParts) -> None:
+        self.spec = spec
+        self._parts = parts
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights."""
+        return self._parts.num_bytes
+
+    def encode(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+        """The embeddings of an image, or of frames of a video that are encoded as one; and of each deepstack block.
+
+        Args:
+            pixels: [1 or `spec.frames`, height, width, 3], both sides multiples of `spec.factor`.
+
+        Returns:
+            [n, 1 + deepstack, out_size] in the dtype of the weights; n = height * width / factor**2.
+        """
+        with torch.inference_mode():
+            return self._encode(pixels)
+
+    def _encode(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+        spec, parts = self.spec, self._parts
+        rows, columns = pixels.shape[1] // spec.patch_size, pixels.shape[2] // spec.patch_size
+        row, column = _places(rows, columns, spec.merge, parts.device)
+        x, half = parts.linear("patch_embed.proj", self._patches(pixels)), self._angles(row, column)
+        if parts.positions is not None:
+            x = x + self._table(parts.positions, row, rows, column, columns)
+        whole = windowed = parts.angles(half, [len(x)])
+        order = None
+        if spec.window:
+            order, lengths = window_order(rows // spec.merge, columns // spec.merge, spec.window)
+            order = order.to(parts.device)
+            x, half = (self._side_by_side(one)[order].view(one.shape) for one in (x, half))
+            whole = parts.angles(half, [len(x)])
+            windowed = parts.angles(half, [spec.merge**2 * length for length in lengths])
+        outputs = []
+        delta: torch.Tensor | None = None
+        for block in range(spec.depth):
+            angles = windowed if spec.window and block not in spec.full_blocks else whole
+            delta = self._block(f"blocks.{block}", x, delta, angles)
+            if block in spec.deepstack:
+                x, delta = x.add_(delta), None
+                name = f"deepstack_merger_list.{spec.deepstack.index(block)}"
+                outputs.append(self._merged(name, parts.norm(f"{name}.norm", self._side_by_side(x))))
+        merged = self._side_by_side(parts.norm("merger.norm", x, delta))
+        encoded = torch.stack([self._merged("merger", merged), *outputs], dim=1)
+        return encoded if order is None else torch.empty_like(encoded).index_copy_(0, order, encoded)
+
+    def _block(self, name: str, x: torch.Tensor, delta: torch.Tensor | None, angles: object) -> torch.Tensor:
+        """Adds `delta` and the attention's output to x, in place; what the block's last part adds is returned."""
+        parts = self._parts
+        attended = parts.attend(parts.linear(f"{name}.attn.qkv", parts.norm(f"{name}.norm1", x, delta)), angles)
+        normed = parts.norm(f"{name}.norm2", x, parts.linear(f"{name}.attn.proj", attended))
+        return parts.linear(f"{name}.mlp.linear_fc2", parts.middle(f"{name}.mlp.linear_fc1", normed))
+
+    def _merged(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return self._parts.linear(f"{name}.linear_fc2", functional.gelu(self._parts.linear(f"{name}.linear_fc1", x)))
+
+    def _side_by_side(self, x: torch.Tensor) -> torch.Tensor:
+        """The patches of a group as one row."""
+        return x.view(-1, x.shape[1] * self.spec.merge**2)
+
+    def _patches(self, pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+        """[patches, 3 * frames * patch_size**2], normalized, in the order of merged groups."""
+        spec, size, merge, device = self.spec, self.spec.patch_size, self.spec.merge, self._parts.device
+        values = torch.from_numpy(pixels).to(device).float().div(255)
+        values = (values - torch.tensor(spec.mean, device=device)) / torch.tensor(spec.std, device=device)
+        frames, height, width, _ = values.shape
+        groups = values.view(frames, height // spec.factor, merge, size, width // spec.factor, merge, size, 3)
+        patches = groups.permute(1, 4, 2, 5, 7, 0, 3, 6).reshape(-1, 3, frames, size * size)
+        return patches.expand(-1, -1, spec.frames, -1).flatten(1).to(self._parts.dtype)
+
+    def _table(
+        self, table: torch.Tensor, row: torch.Tensor, rows: int, column: torch.Tensor, columns: int
+    ) -> torch.Tensor:
+        """The learned positions, resampled bilinearly from their square to a grid whose corners are the square's."""
+        side = self.spec.table_side
+        (top, bottom), v = _between(row, rows, side)
+        (left, right), h = _between(column, columns, side)
+        corners = torch.stack([top * side + left, top * side + right, bottom * side + left, bottom * side + right], 1)
+        shares = torch.stack([(1 - v) * (1 - h), (1 - v) * h, v * (1 - h), v * h], 1)
+        return (table[corners] * shares.to(table.dtype).unsqueeze(2)).sum(1)
+
+    def _angles(self, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        """[patches, head_dim / 2] float32: a quarter of a head turns by the row, the next by the column."""
+        head_dim = self.spec.hidden_size // self.spec.num_heads
+        quarter = torch.arange(0, head_dim // 2, 2, dtype=torch.float32, device=row.device)
+        frequencies = 1.0 / self.spec.theta ** (quarter / (2 * len(quarter)))
+        return torch.cat((torch.outer(row.float(), frequencies), torch.outer(column.float(), frequencies)), 1)
+
+
+def load_tower(folder: Path, spec: VisionSpec, kernels: Kernels) -> Tower:
+    """Read the tower of a checkpoint, for the kernels that the model runs on.
+
+    Raises:
+        InvalidCheckpoint: a tensor is missing, misshapen or surplus.
+    """
+    checkpoint, shapes = open_checkpoint(folder), tower_shapes(spec)
+    bare = {name.removeprefix("model."): one for name, one in checkpoint.tensors.items()}
+    stored = {name.removeprefix(PREFIX): one for name, one in bare.items() if name.startswith(PREFIX)}
+    parts = {name: _stored_names(name, spec) for name in shapes}
+    known = {one for names in parts.values() for one in names}
+    for name, one in stored.items():
+        if name not in known:
+            raise InvalidCheckpoint(f"{one.file}: tensor {one.name} has no place in the vision tower")
+    weights = {}
+    for name, shape in shapes.items():
+        rows = []
+        for part in parts[name]:
+            tensor = stored.get(part)
+            if tensor is None:
+                sentence = f"{checkpoint.source} has no tensor {PREFIX}{part}, which config.json calls for"
+                raise InvalidCheckpoint(sentence)
+            expected = (shape[0] // len(parts[name]), *shape[1:])
+            if tuple(tensor.shape) != expected:
+                raise InvalidCheckpoint(f"{tensor.file}: tensor {tensor.name} is {tuple(tensor.shape)}, not {expected}")
+            rows.append(read_part(tensor, None, Part.whole(expected[0])).to(kernels.vector(0)))
+        weights[name] = torch.cat(rows) if len(rows) > 1 else rows[0]
+    return Tower(spec, make_parts(spec, weights, kernels))
+
+
+def _stored_names(name: str, spec: VisionSpec) -> list[str]:
+    """What checkpoints call a tensor of `tower_shapes`, one behind the other where it is several of theirs."""
+    if not spec.is_gated:
+        return [name]
+    if ".mlp.linear_fc1." in name:
+        return [name.replace("linear_fc1", part) for part in ("gate_proj", "up_proj")]
+    for ours, theirs in _GATED_NAMES.items():
+        name = name.replace(ours, theirs)
+    return [name]
+
+
+_GATED_NAMES = {
+    ".mlp.linear_fc2.": ".mlp.down_proj.",
+    "merger.norm.": "merger.ln_q.",
+    "merger.linear_fc1.": "merger.mlp.0.",
+    "merger.linear_fc2.": "merger.mlp.2.",
+}
+
+
+def make_parts(spec: VisionSpec, weights: dict[str, torch.Tensor], kernels: Kernels) -> TowerParts:
+    """The parts of a tower on these kernels.
+
+    Args:
+        weights: by name, as `tower_shapes` has them, of the kernels' dtype and device.
+    """
+    weights[PATCHES] = weights[PATCHES].flatten(1)
+    if kernels.name == "native":
+        # Imported here: these modules need the extension.
+        from tokenmill.model.kernels.native_kernels import NativeKernels
+        from tokenmill.model.vision.native_parts import NativeParts
+
+        assert isinstance(kernels, NativeKernels)
+        return NativeParts(kernels.native, weights, spec.num_heads, spec.is_gated)
+    if kernels.name == "triton":
+        from tokenmill.model.vision.triton_parts import TritonParts
+
+        return TritonParts(weights, spec.num_heads, spec.is_gated)
+    return TorchParts(weights, spec.num_heads, spec.is_gated)
+
+
+def tower_shapes(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a tower, as Qwen3-VL names them; gate and up are one, `mlp.linear_fc1`."""
+    hidden, wide, middle = spec.hidden_size, spec.hidden_size * spec.merge**2, spec.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def add(name: str, *shape: int, has_bias: bool = True) -> None:
+        shapes[f"{name}.weight"] = shape
+        if has_bias:
+            shapes[f"{name}.bias"] = shape[:1]
+
+    patch = (hidden, 3, spec.frames, spec.patch_size, spec.patch_size)
+    add("patch_embed.proj", *patch, has_bias=not spec.is_gated)
+    if spec.table_side:
+        shapes[POSITIONS] = (spec.table_side**2, hidden)
+    for block in range(spec.depth):
+        add(f"blocks.{block}.norm1", hidden, has_bias=not spec.is_gated)
+        add(f"blocks.{block}.norm2", hidden, has_bias=not spec.is_gated)
+        add(f"blocks.{block}.attn.qkv", 3 * hidden, hidden)
+        add(f"blocks.{block}.attn.proj", hidden, hidden)
+        add(f"blocks.{block}.mlp.linear_fc1", middle * (2 if spec.is_gated else 1), hidden)
+        add(f"blocks.{block}.mlp.linear_fc2", hidden, middle)
+    for name in ("merger", *(f"deepstack_merger_list.{i}" for i in range(len(spec.deepstack)))):
+        add(f"{name}.norm", hidden if name == "merger" else wide, has_bias=not spec.is_gated)
+        add(f"{name}.linear_fc1", wide, wide)
+        add(f"{name}.linear_fc2", spec.out_size, wide)
+    return shapes
+
+
+def window_order(rows: int, columns: int, window: int) -> tuple[torch.Tensor, list[int]]:
+    """The places of a grid ordered by squares of `window`, [rows * columns] int64; and how many each square has."""
+    places = torch.arange(rows * columns).view(rows, columns)
+    squares = [part for band in places.split(window) for part in band.split(window, 1)]
+    return torch.cat([square.flatten() for square in squares]), [square.numel() for square in squares]
+
+
+def _places(rows: int, columns: int, merge: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and column of each patch, [rows * columns] int64 each, in the order of merged groups."""
+    axes = torch.arange(rows, device=device), torch.arange(columns, device=device)
+    grid = torch.stack(torch.meshgrid(*axes, indexing="ij"))
+    groups = grid.view(2, rows // merge, merge, columns // merge, merge).transpose(2, 3).flatten(1)
+    return groups[0], groups[1]
+
+
+def _between(place: torch.Tensor, size: int, side: int) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The two of `side` entries that places on an axis of `size` lie between, and the share of the second."""
+    exact = place.float() * (side - 1) / max(size - 1, 1)
+    lower = exact.floor()
+    return (lower.long(), (lower.long() + 1).clamp(max=side - 1)), exact - lower

@@ -1,0 +1,100 @@
+"""Models of the hub that lie in this machine's cache: what is there, and how it goes away again.
+
+The layout is huggingface-hub's: a folder `models--owner--name` with `blobs/`, which hold the bytes, and `snapshots/`, a
+folder of links for each revision. A download that is not finished is a blob that ends with `.incomplete`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.core.errors import InvalidConfig, TokenMillError
+from tokenmill.core.sizes import size_text
+
+_PREFIX = "models--"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """One model of the cache.
+
+    Attributes:
+        id: on the hub.
+        num_bytes: on the disk, the parts of unfinished downloads among them.
+        num_revisions: how many commits of it there are; they share the files that are the same.
+        last_used: seconds since the epoch.
+        is_unfinished: a download was interrupted; pulling it again goes on from there.
+    """
+
+    id: str
+    folder: Path
+    num_bytes: int
+    num_revisions: int
+    last_used: float
+    is_unfinished: bool
+
+
+def cache_folder(download_dir: str | None = None) -> Path:
+    """Where the models of the hub lie: huggingface-hub's own cache unless another one is named."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(download_dir or HF_HUB_CACHE).expanduser()
+
+
+def cached_models(cache: Path) -> list[CachedModel]:
+    """All of a cache by name; none where there is no such folder."""
+    found = [_describe(folder) for folder in cache.glob(f"{_PREFIX}*") if folder.is_dir() and not folder.is_symlink()]
+    return sorted(found, key=lambda model: model.id)
+
+
+def listing(cache: Path) -> str:
+    """A line for each model, and one for all."""
+    models = cached_models(cache)
+    width = max((len(model.id) for model in models), default=0)
+    lines = []
+    for model in models:
+        state = "unfinished, pull it again" if model.is_unfinished else f"{model.num_revisions} revision(s)"
+        used = time.strftime("%Y-%m-%d", time.localtime(model.last_used))
+        lines.append(f"{model.id:<{width}}  {size_text(model.num_bytes):>11}  used {used}  {state}")
+    return "\n".join([*lines, f"{size_text(sum(one.num_bytes for one in models))} in {len(models)} models of {cache}"])
+
+
+def remove(cache: Path, ids: Sequence[str]) -> int:
+    """Delete models, all revisions of each; nothing where one of them is unknown.
+
+    Returns:
+        The bytes that are free now.
+
+    Raises:
+        InvalidConfig: a model is not in the cache.
+        TokenMillError: a file cannot be deleted.
+    """
+    known = {model.id: model for model in cached_models(cache)}
+    if missing := [name for name in ids if name not in known]:
+        raise InvalidConfig(f"{missing[0]} is not in {cache}; `tokenmill list` shows what is")
+    chosen = [known[name] for name in dict.fromkeys(ids)]
+    for model in chosen:
+        try:
+            shutil.rmtree(model.folder)
+        except OSError as error:
+            raise TokenMillError(f"cannot delete {error.filename}: {error.strerror}") from error
+    return sum(model.num_bytes for model in chosen)
+
+
+def _describe(folder: Path) -> CachedModel:
+    files = [path for path in folder.glob("blobs/*") if path.is_file()]
+    # Where links are not possible, snapshots hold the files themselves.
+    files += [path for path in folder.glob("snapshots/**/*") if path.is_file() and not path.is_symlink()]
+    states = [path.stat() for path in files]
+    return CachedModel(
+        id=folder.name.removeprefix(_PREFIX).replace("--", "/"),
+        folder=folder,
+        num_bytes=sum(state.st_size for state in states),
+        num_revisions=sum(path.is_dir() for path in folder.glob("snapshots/*")),
+        last_used=max((state.st_atime for state in states), default=folder.stat().st_mtime),
+        is_unfinished=any(path.suffix == ".incomplete" for path in files),
+    )

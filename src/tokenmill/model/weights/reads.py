@@ -1,0 +1,172 @@
+"""Which stored tensors fill which target: decided, and checked, before any memory is taken."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.models.targets import Target
+from tokenmill.model.models.weight_names import WeightKey
+from tokenmill.model.quantization.layouts import FLOATS, Dense, Outputs, WeightLayout
+from tokenmill.model.quantization.packed import Rows
+from tokenmill.model.sharding.shard import Part
+from tokenmill.model.weights.checkpoint import Checkpoint
+from tokenmill.model.weights.safetensors_header import StoredTensor
+from tokenmill.model.weights.stacked_experts import StackedRead, read_stacked
+from tokenmill.model.weights.stored_part import part_bytes, read_part
+
+# Tables that old checkpoints store although they follow from the config.
+DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+DENSE = Dense()
+# Bytes of memory for each number while integers are unpacked: a word each, then bytes, twice over.
+UNPACKED_BYTES = 8
+# Of quantized weights: suffixes of tensors that hold floats; the others hold integers, or words of several.
+SCALES = ("scales", "weight_scale")
+INTEGERS = ("I8", "I32", "I64")
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One target's values: the tensors that hold them, by suffix, their layout, and which of its rows are wanted.
+
+    Attributes:
+        columns: which numbers of these, of floats; None: all.
+    """
+
+    key: WeightKey
+    layout: WeightLayout
+    stored: dict[str, StoredTensor]
+    part: Part
+    columns: Part | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the values."""
+        return self.layout.shape({suffix: tensor.shape for suffix, tensor in self.stored.items()})
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the files that are wanted."""
+        if self.columns is not None:
+            return self.stored["weight"].num_bytes * self.columns.count // self.columns.total
+        parts = self.stored.items()
+        return sum(part_bytes(tensor, self.layout.outputs(suffix), self.part) for suffix, tensor in parts)
+
+    @property
+    def spare_bytes(self) -> int:
+        """Memory that `rows` takes for a moment: floats are used where the file is mapped, integers are unpacked."""
+        if self.layout is DENSE:
+            return 0 if self.part.is_whole and self.columns is None else self.num_bytes
+        return UNPACKED_BYTES * math.prod(self.shape) * self.part.count // self.part.total
+
+    def rows(self) -> Rows:
+        """The values, floats or quantized. Of a part nothing else is read: no mapping, which reads ahead."""
+        if self.columns is not None:
+            return self.layout.read({"weight": read_part(self.stored["weight"], Outputs(axis=1), self.columns)})
+        if self.part.is_whole:
+            return self.layout.read({suffix: _tensor(stored) for suffix, stored in self.stored.items()})
+        parts = self.stored.items()
+        return self.layout.read({key: read_part(stored, self.layout.outputs(key), self.part) for key, stored in parts})
+
+    @property
+    def place(self) -> tuple[Path, int]:
+        """Where the first of the tensors lies; reading in this order runs through the files once."""
+        first = next(iter(self.stored.values()))
+        return first.file, first.begin
+
+
+def plan_reads(
+    checkpoint: Checkpoint, targets: Iterable[Target], architecture: Architecture
+) -> list[Read | StackedRead]:
+    """What to read for the targets, in the order of the files.
+
+    A stored copy of an output head that is the embedding is left alone.
+
+    Raises:
+        InvalidCheckpoint: anything missing, misshapen or surplus; one sentence with the file and the tensor.
+    """
+    reads = [_find(checkpoint, target, architecture) for target in targets]
+    known = {tensor.name for read in reads for tensor in read.stored.values()}
+    if architecture.tie_embeddings:
+        known.add(WeightKey("head").name(architecture.weight_names))
+    for name, stored in checkpoint.tensors.items():
+        # Left out in silence, a bias or an adapter would make a model that runs and is wrong.
+        if name.startswith(architecture.other_weights):
+            continue  # a vision tower's reader knows them all
+        if name not in known and not DERIVED.fullmatch(name):
+            raise InvalidCheckpoint(f"{stored.file}: tensor {name} has no place in the architecture of config.json")
+    return sorted((read for read in reads if read.part.count), key=lambda read: read.place)
+
+
+def _find(checkpoint: Checkpoint, target: Target, architecture: Architecture) -> Read | StackedRead:
+    if architecture.stacks_experts and target.key.expert is not None:
+        return read_stacked(checkpoint, target)
+    return _read(checkpoint, target)
+
+
+def _read(checkpoint: Checkpoint, target: Target) -> Read:
+    layout, tensors = checkpoint.scheme.layout, checkpoint.tensors
+    module = target.name.rpartition(".")[0]
+    if target.is_matrix and layout.suffixes != DENSE.suffixes and f"{module}.{layout.suffixes[-1]}" in tensors:
+        if target.columns is not None:
+            raise InvalidCheckpoint(f"{checkpoint.source}: {module} is quantized, which ranks on GPUs cannot share yet")
+        read = Read(target.key, layout, dict(_parts(checkpoint, module, layout)), target.part)
+        _check_shape(read, target)
+        for suffix, part in read.stored.items():
+            _check_dtype(part, FLOATS if suffix in SCALES else INTEGERS)
+        return read
+    stored = tensors.get(target.name)
+    if stored is None:
+        raise InvalidCheckpoint(f"{checkpoint.source} has no tensor {target.name}, which config.json calls for")
+    assert target.columns is None or target.part.is_whole, "ranks share rows or columns of a matrix"
+    read = Read(target.key, DENSE, {"weight": stored}, target.part, target.columns)
+    _check_shape(read, target)
+    _check_dtype(stored, FLOATS)
+    return read
+
+
+def _check_dtype(stored: StoredTensor, supported: Sequence[str]) -> None:
+    if stored.dtype not in supported:
+        raise InvalidCheckpoint(
+            f"{stored.file}: tensor {stored.name} has dtype {stored.dtype}; supported: {', '.join(supported)}"
+        )
+
+
+def _parts(checkpoint: Checkpoint, module: str, layout: WeightLayout) -> Iterator[tuple[str, StoredTensor]]:
+    for suffix in (*layout.suffixes, *layout.optional):
+        stored = checkpoint.tensors.get(f"{module}.{suffix}")
+        if stored is not None:
+            yield suffix, stored
+        elif suffix in layout.suffixes:
+            raise InvalidCheckpoint(
+                f"{checkpoint.source} has no tensor {module}.{suffix}, which its quantization calls for"
+            )
+
+
+def _tensor(stored: StoredTensor) -> torch.Tensor:
+    """The tensor, mapped from its file; what has been read of it leaves memory with it.
+
+    The file is opened for each tensor: a mapping that stayed would keep all its pages in memory.
+    """
+    try:
+        with safe_open(stored.file, framework="pt") as file:
+            return file.get_tensor(stored.name)
+    except (SafetensorError, OSError) as error:
+        raise InvalidCheckpoint(f"cannot read {stored.file}: {error}") from error
+
+
+def _check_shape(read: Read, target: Target) -> None:
+    shape = read.shape
+    if shape != target.shape:
+        stored = next(iter(read.stored.values()))
+        raise InvalidCheckpoint(
+            f"{stored.file}: tensor {stored.name} has shape {list(shape)}, config.json calls for {list(target.shape)}"
+        )

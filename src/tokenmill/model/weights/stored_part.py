@@ -1,0 +1,95 @@
+"""Reading a part of a stored tensor and no more: what a rank has of it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.quantization.layouts import Outputs
+from tokenmill.model.sharding.shard import Part
+from tokenmill.model.weights.safetensors_header import StoredTensor
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I16": torch.int16,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "F64": torch.float64,
+    "I64": torch.int64,
+}
+
+
+def part_bytes(stored: StoredTensor, outputs: Outputs | None, part: Part) -> int:
+    """Bytes that a part of a weight's outputs takes of one of its tensors; `outputs` None: all, for every part."""
+    return stored.num_bytes if outputs is None else stored.num_bytes * part.count // part.total
+
+
+def read_part(stored: StoredTensor, outputs: Outputs | None, part: Part) -> torch.Tensor:
+    """The part of a tensor that belongs to some of a weight's outputs, read into memory of its own.
+
+    Raises:
+        InvalidCheckpoint: the file cannot be read, or a number in it holds outputs of several ranks.
+    """
+    if stored.dtype not in DTYPES:
+        raise InvalidCheckpoint(f"{stored.file}: tensor {stored.name} has dtype {stored.dtype}, which cannot be split")
+    dtype, shape = DTYPES[stored.dtype], list(stored.shape)
+    start, stop, axis = 0, stored.shape[0] if stored.shape else 1, 0
+    if outputs is not None:
+        axis, start, stop = outputs.axis, *_numbers(stored, outputs, part)
+        shape[axis] = stop - start
+    tensor = torch.empty(shape, dtype=dtype)
+    if tensor.numel() == 0:
+        return tensor
+    row_bytes = stored.num_bytes // max(1, math.prod(stored.shape[: axis + 1]))
+    num_runs, run_bytes = math.prod(stored.shape[:axis]), (stop - start) * row_bytes
+    stride = stored.num_bytes // num_runs
+    begin = stored.data_start + stored.begin + start * row_bytes
+    memory = memoryview(tensor.view(torch.uint8).flatten().numpy())
+    try:
+        with stored.file.open("rb", buffering=0) as file:
+            for run in range(num_runs):
+                piece = memory[run * run_bytes : (run + 1) * run_bytes]
+                read_bytes(file.fileno(), piece, begin + run * stride, stored.file)
+    except OSError as error:
+        raise InvalidCheckpoint(f"cannot read {stored.file}: {error}") from error
+    return tensor
+
+
+def read_bytes(descriptor: int, memory: memoryview, offset: int, path: Path) -> None:
+    """Fill memory from a place of a file.
+
+    Raises:
+        InvalidCheckpoint: the file ends before.
+    """
+    for start, count in _reads(descriptor, memory, offset):
+        if count == 0:
+            raise InvalidCheckpoint(f"{path} ends at byte {offset + start}, and {len(memory) - start} more are wanted")
+
+
+def _reads(descriptor: int, memory: memoryview, offset: int) -> Iterator[tuple[int, int]]:
+    """Where each read began within the memory, and how many bytes it brought: 2 GiB at most."""
+    start = 0
+    while start < len(memory):
+        count = os.preadv(descriptor, [memory[start:]], offset + start)
+        yield start, count
+        start += count
+
+
+def _numbers(stored: StoredTensor, outputs: Outputs, part: Part) -> tuple[int, int]:
+    """Which numbers along its axis hold the outputs."""
+    size = outputs.per_number
+    if part.start % size or part.stop % size:
+        raise InvalidCheckpoint(
+            f"{stored.file}: tensor {stored.name} packs {size} outputs in a number, which ranks cannot share: a rank "
+            f"would have outputs {part.start} to {part.stop} of {part.total}; take another --tensor-parallel-size"
+        )
+    return part.start // size, part.stop // size

@@ -1,0 +1,1 @@
+"""Serving: HTTP, text and the processes behind a server."""

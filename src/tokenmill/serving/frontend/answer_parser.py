@@ -1,0 +1,112 @@
+"""One answer of a chat, taken apart as it comes: reasoning, text, calls of tools."""
+
+from __future__ import annotations
+
+from tokenmill.core.answer import AnswerPiece, PieceKind, joined
+from tokenmill.serving.frontend.reasoning import ReasoningSplitter
+from tokenmill.serving.frontend.stop_strings import StopStrings
+from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, ToolParser
+
+
+class AnswerParser:
+    """Reasoning is split off first; stop strings end what is left, which may hold calls.
+
+    Attributes:
+        num_reasoning_tokens: tokens of the reasoning so far. The marks around it count with it; so does a delta in
+            which it ends.
+        stop_string: the one that has come, after which there is no more answer.
+    """
+
+    def __init__(
+        self, splitter: ReasoningSplitter | None = None, tools: ToolParser | None = None, max_calls: int | None = None
+    ) -> None:
+        """`max_calls`: further calls are dropped."""
+        self.stop_string: str | None = None
+        self.num_reasoning_tokens = 0
+        self._splitter = splitter
+        self._tools = tools
+        self._max_calls = max_calls
+        self._num_unsure = 0
+        self._num_calls = 0
+        self._space: list[str] = []
+
+    def feed(self, text: str, num_tokens: int, stops: StopStrings | None = None) -> list[AnswerPiece]:
+        """Take in a delta, of how many tokens it is, and what ends the answer; None: nothing does yet."""
+        splitter = self._splitter
+        if splitter is None:
+            return self._read(self._until_stop(text, stops))
+        reasoning, text = self._split(splitter, text, num_tokens)
+        if splitter.is_done:
+            self._splitter = None
+        return [*_pieces(PieceKind.REASONING, reasoning), *self._read(self._until_stop(text, stops))]
+
+    def finish(self, stops: StopStrings | None = None) -> list[AnswerPiece]:
+        """The text has ended; what was held back comes out."""
+        reasoning, text = ("", "") if self._splitter is None else self._splitter.finish()
+        text = self._until_stop(text, stops)
+        if stops is not None and self.stop_string is None:
+            text += stops.finish()
+        pieces = [*_pieces(PieceKind.REASONING, reasoning), *self._read(text)]
+        if self._tools is not None:
+            pieces += self._answer(self._tools.finish())
+            if not self._num_calls:
+                pieces += _pieces(PieceKind.TEXT, "".join(self._space))
+        return joined(pieces)
+
+    def _until_stop(self, text: str, stops: StopStrings | None) -> str:
+        if self.stop_string is not None:
+            return ""
+        if stops is None:
+            return text
+        text, self.stop_string = stops.push(text)
+        return text
+
+    def _split(self, splitter: ReasoningSplitter, text: str, num_tokens: int) -> tuple[str, str]:
+        was_thinking, is_over = splitter.is_thinking, splitter.is_answering
+        parts = splitter.feed(text)
+        if not is_over:
+            self._num_unsure += num_tokens
+            # Until the first mark is whole or missed, it is not known what the tokens belong to.
+            if was_thinking or splitter.has_thought:
+                self.num_reasoning_tokens, self._num_unsure = self.num_reasoning_tokens + self._num_unsure, 0
+        return parts
+
+    def _read(self, text: str) -> list[AnswerPiece]:
+        if self._tools is None:
+            return _pieces(PieceKind.TEXT, text)
+        pieces = self._answer(self._tools.feed(text)) if text else []
+        return joined(pieces) if len(pieces) > 1 else pieces
+
+    def _answer(self, events: list[Event]) -> list[AnswerPiece]:
+        pieces: list[AnswerPiece] = []
+        for event in events:
+            match event:
+                case Content(text):
+                    pieces += _pieces(PieceKind.TEXT, self._without_space_at_calls(text))
+                case CallBegins(name):
+                    self._num_calls += 1
+                    self._space.clear()
+                    if self._is_wanted:
+                        pieces.append(AnswerPiece(PieceKind.CALL, "", name))
+                case CallArguments(text):
+                    if self._is_wanted:
+                        pieces += _pieces(PieceKind.CALL, text)
+        return pieces
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._max_calls is None or self._num_calls <= self._max_calls
+
+    def _without_space_at_calls(self, text: str) -> str:
+        """White space that a call may follow is held back: none of it is text of the answer."""
+        body = text.rstrip()
+        if not body:
+            self._space.append(text)
+            return ""
+        shown = "".join(self._space) + body
+        self._space = [text[len(body) :]]
+        return shown
+
+
+def _pieces(kind: PieceKind, text: str) -> list[AnswerPiece]:
+    return [AnswerPiece(kind, text)] if text else []

@@ -1,0 +1,166 @@
+"""From what a client asks of an answer to one grammar in llguidance's form.
+
+    answer      the JSON schema, regex, choices or Lark grammar
+    calls       of tools, in the model's own notation, before, instead of or without an answer
+    thinking    comes before all of it where the model thinks, and is free
+
+Knows the tokenizer, because markers such as `</think>` may be tokens of their own; does not compile anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.sampling_params import Grammar
+from tokenmill.core.structured_outputs import StructuredOutputs
+from tokenmill.serving.frontend.chat_messages import check_depth
+from tokenmill.serving.frontend.gbnf import is_gbnf, to_lark
+from tokenmill.serving.frontend.json_schema import closed, with_string_lengths
+
+# Between the parts of a JSON text: nothing, a space, or a new line with an indent. Unlimited space would be legal JSON,
+# and a model that has lost its way would fill its context with it.
+_WHITESPACE = r"( |\n {0,16})?"
+_GAP = r"/[ \n]{0,4}/"
+_SPECIAL = re.compile(r"(<\|\w+\|?>|<\w+\|>)")
+# Where only one text can follow, masks would have no tokens but those that the tokenizer spells it with, though the
+# grammar takes any others of the same text. What a grammar allows must not depend on how it is asked.
+_OPTIONS = '%llguidance {"no_forcing": true}'
+
+
+class Vocabulary(Protocol):
+    """What must be known of the tokenizer."""
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its spelling."""
+
+
+class Thinking(msgspec.Struct, frozen=True):
+    """How a model marks its thinking, whether the prompt has begun it, and what stands before an answer, not a call."""
+
+    begin: str
+    end: str
+    has_begun: bool
+    opening: str = ""
+
+
+class GrammarBuilder:
+    """Collects the grammars that an answer is made of, each under a name of its own."""
+
+    def __init__(self, vocabulary: Vocabulary, any_whitespace: bool = True, max_string_length: int = 0) -> None:
+        """`max_string_length`: characters of a string whose schema does not say how many; 0: any number."""
+        self._vocabulary = vocabulary
+        self._max_string_length = max_string_length
+        self._any_whitespace = any_whitespace
+        self._parts: list[dict[str, Any]] = []
+
+    def marker(self, text: str) -> str:
+        """The rule for a marker: its own token where the vocabulary has one, else characters and tokens among them."""
+        token_id = self._vocabulary.token_id(text)
+        if token_id is not None:
+            return f"<[{token_id}]>"
+        pieces = [piece for piece in _SPECIAL.split(text) if piece]
+        return literal(text) if len(pieces) == 1 else " ".join(map(self.marker, pieces))
+
+    def schema(self, text: str, param: str, is_lenient: bool = False) -> str:
+        """The rule for a JSON value of a schema.
+
+        Raises:
+            InvalidRequest: the text is not a JSON schema.
+        """
+        try:
+            schema = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest("the JSON schema is not JSON", param) from error
+        if isinstance(schema, bool):
+            schema = {} if schema else {"not": {}}
+        if not isinstance(schema, dict):
+            raise InvalidRequest("a JSON schema must be an object", param)
+        check_depth(schema, param)
+        return self._schema(schema, is_lenient)
+
+    def arguments(self, parameters: dict[str, Any], is_strict: bool = False) -> str:
+        """The rule for the arguments of a function: a closed object, unless its schema opens it and is not strict.
+
+        What the schema has that is not supported is left out.
+        """
+        return self.value(closed({"type": "object", **parameters}, is_strict))
+
+    def value(self, schema: dict[str, Any]) -> str:
+        """The rule for a JSON value; what the schema has that is not supported is left out."""
+        return self._schema(schema, is_lenient=True)
+
+    def text_before(self, end: str, least: int = 0, most: int = 0) -> str:
+        """The rule for free text up to where this first comes, and that; `most` 0: as long as any other string."""
+        most = most or self._max_string_length
+        upper = str(max(most, least)) if most else ""
+        return self.lark(f"start: text\ntext[suffix={literal(end)}]: /(?s:.{{{least},{upper}}})/")
+
+    def lark(self, text: str, notation: str = "part") -> str:
+        """The rule for a grammar with a rule `start`."""
+        return self._part({"lark_grammar": text}, notation)
+
+    def answer(self, outputs: StructuredOutputs) -> str:
+        """The rule for an answer.
+
+        Raises:
+            InvalidRequest: the JSON schema is none.
+        """
+        if outputs.regex is not None:
+            return self.lark(f"start: /{_escaped_regex(outputs.regex)}/", "regular_expression")
+        if outputs.choice is not None:
+            return self.lark("start: " + " | ".join(map(literal, outputs.choice)))
+        if outputs.grammar is not None and is_gbnf(outputs.grammar):
+            return self.lark(to_lark(outputs.grammar, outputs.param), "GBNF_grammar")
+        if outputs.grammar is not None:
+            return self.lark(outputs.grammar, "Lark_grammar")
+        return self.schema(outputs.schema_text(), outputs.param, outputs.is_lenient)
+
+    def thinking(self, thinking: Thinking) -> str:
+        """The rule for thinking, which may be left out unless the prompt has begun it."""
+        end = self.marker(thinking.end)
+        begin = "" if thinking.has_begun else self.marker(thinking.begin)
+        if not end.startswith("<["):
+            text = f"start: {begin} text {_GAP}\ntext[suffix={literal(thinking.end)}]: /(?s:.*)/"
+        else:
+            text = f"start: {begin} text {end} {_GAP}\ntext: /(?s:.*)/"
+        return self.lark(text) + ("" if thinking.has_begun else "?")
+
+    def grammar(self, rules: Sequence[str], param: str) -> Grammar:
+        """The whole: rules one after the other."""
+        start = {"lark_grammar": f"{_OPTIONS}\nstart: " + " ".join(rules)}
+        return Grammar(json.dumps({"grammars": [start, *self._parts]}, ensure_ascii=False), param)
+
+    def _schema(self, schema: dict[str, Any], is_lenient: bool) -> str:
+        spacing = {"whitespace_pattern": _WHITESPACE} if self._any_whitespace else {"whitespace_flexible": False}
+        if self._max_string_length:
+            schema = with_string_lengths(schema, self._max_string_length)
+        return self._part({"json_schema": {**schema, "x-guidance": {**spacing, "lenient": is_lenient}}}, "JSON_schema")
+
+    def _part(self, grammar: dict[str, Any], notation: str) -> str:
+        # The compiler tells by the name what a grammar was written in.
+        name = f"{notation}{len(self._parts)}"
+        self._parts.append({"name": name, **grammar})
+        return f"@{name}"
+
+
+def literal(text: str) -> str:
+    """A string of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped_regex(regex: str) -> str:
+    """A regular expression as it stands between slashes: slashes and line breaks escaped, escapes left as they are."""
+    characters = iter(regex)
+    escaped = []
+    for character in characters:
+        if character == "\\":
+            escaped.append(character + next(characters, ""))
+        else:
+            escaped.append({"/": "\\/", "\n": "\\n", "\r": "\\r"}.get(character, character))
+    return "".join(escaped)

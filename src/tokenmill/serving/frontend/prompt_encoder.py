@@ -1,0 +1,202 @@
+"""What a client sends as a prompt, brought to token ids and checked: nothing else reaches the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tokenmill.core.errors import InvalidRequest, PromptTooLong
+from tokenmill.core.media import MediaInput
+from tokenmill.core.messages import EncodeText, GenerateText
+from tokenmill.model.vision.prompts import MediaPrompts
+from tokenmill.serving.frontend.attempt import Attempt
+from tokenmill.serving.frontend.chat_template import ChatTemplate
+from tokenmill.serving.frontend.tokenizer import Tokenizer
+
+# Of a prompt that will be cut to fit, or is only to be counted, this many contexts are worth encoding.
+_MOST_TO_CUT = 8
+# A character has at most so many bytes in JSON as msgspec writes it, where most have one.
+_MOST_BYTES = 6
+
+
+class PromptEncoder:
+    """Renders, encodes and checks prompts against the limits of the engine.
+
+    Attributes:
+        max_model_len: prompt and output tokens at most; 0 until the engine has told.
+        vocab_size: the model's; ids must be below it.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, media: MediaPrompts | None = None
+    ) -> None:
+        """`media` is what makes prompts of chats with images; None: the model takes text only."""
+        self._tokenizer = tokenizer
+        self._media = media
+        self._chat_template = chat_template
+        self.max_model_len = 0
+        self.vocab_size = tokenizer.vocab_size
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its spelling, if the model has it: a tokenizer may have been given more than that."""
+        token_id = self._tokenizer.token_id(token)
+        return None if token_id is None or token_id >= self.vocab_size else token_id
+
+    def prompt(self, message: GenerateText, attempt: Attempt) -> tuple[list[int], list[MediaInput]]:
+        """The prompt of a request, and its images.
+
+        Raises:
+            InvalidRequest: it is empty, too long, outside the vocabulary, or the chat template refuses it.
+            TakesLong: see `Attempt`, for `tokens` too.
+        """
+        param = "prompt" if message.messages is None else "messages"
+        is_cut = message.truncate_prompt_tokens is not None
+        media: list[MediaInput] = []
+        if message.token_ids is not None:
+            token_ids = message.token_ids
+        elif message.messages is not None:
+            token_ids, media = self._chat(message, attempt, is_cut, message.add_special_tokens is True)
+        else:
+            adds_special_tokens = message.add_special_tokens is not False
+            token_ids = self._encode(
+                message.text or "", attempt, param, is_cut, adds_special_tokens=adds_special_tokens
+            )
+        if not token_ids:
+            raise InvalidRequest("the prompt is empty: at least one token is needed", param)
+        check_ids(token_ids, self.vocab_size, param)
+        if message.truncate_prompt_tokens is not None:
+            if media:
+                raise InvalidRequest("a prompt with images cannot be cut", "truncate_prompt_tokens")
+            num_output_tokens = 0 if message.needs_no_output else message.params.max_tokens or 1
+            token_ids = self._cut(token_ids, message.truncate_prompt_tokens, num_output_tokens)
+        if self.max_model_len and len(token_ids) >= self.max_model_len + message.needs_no_output:
+            raise self._too_long(f"{len(token_ids)} tokens", param, needs_output=not message.needs_no_output)
+        return token_ids, media
+
+    def is_thinking_off(self, message: GenerateText) -> bool:
+        """Whether the chat template was told that the model is not to think."""
+        if self._chat_template is None or message.messages is None:
+            return False
+        kwargs = self._chat_template.with_effort(message.template_kwargs)
+        return self._chat_template.switches_thinking_off(kwargs)
+
+    def tokens(self, message: EncodeText, attempt: Attempt) -> list[int]:
+        """The tokens of a text or a chat, of up to some contexts.
+
+        Raises:
+            InvalidRequest: it is longer, or the chat template refuses the messages.
+        """
+        param = "prompt" if message.messages is None else "messages"
+        if message.messages is not None and self._media is not None:
+            return self._chat(message, attempt, True, message.add_special_tokens)[0]
+        text = (message.text or "") if message.messages is None else self._render(message, attempt, is_cut=True)
+        return self._encode(text, attempt, param, is_cut=True, adds_special_tokens=message.add_special_tokens)
+
+    def check_to_decode(self, token_ids: Sequence[int]) -> None:
+        """Refuse ids outside the vocabulary, and more of them than anybody can have had from here.
+
+        Raises:
+            InvalidRequest: saying which.
+        """
+        if self.max_model_len and len(token_ids) > _MOST_TO_CUT * self.max_model_len:
+            sentence = f"tokens: {len(token_ids)} ids; at most {_MOST_TO_CUT * self.max_model_len} at once"
+            raise InvalidRequest(sentence, "tokens")
+        # A tokenizer may have more tokens than the model, and /tokenize says which.
+        check_ids(token_ids, max(self.vocab_size, self._tokenizer.vocab_size), "tokens")
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of bad words, as they begin a text and as they follow a space.
+
+        Raises:
+            InvalidRequest: one has tokens that the model does not.
+        """
+        spelled = (spelled for word in words for spelled in (word.lstrip(), " " + word.lstrip()))
+        encoded = (tuple(self._tokenizer.encode(one, add_special_tokens=False)) for one in spelled)
+        found = tuple(dict.fromkeys(token_ids for token_ids in encoded if token_ids))
+        for token_ids in found:
+            check_ids(token_ids, self.vocab_size, "bad_words")
+        return found
+
+    def _cut(self, token_ids: list[int], count: int, num_output_tokens: int) -> list[int]:
+        """The last `count` tokens; -1: as many as leave room for this much output."""
+        if count < 0:
+            count = max(1, self.max_model_len - num_output_tokens)
+        return token_ids[-count:]
+
+    def _encode(
+        self, text: str, attempt: Attempt, param: str, is_cut: bool = False, *, adds_special_tokens: bool = True
+    ) -> list[int]:
+        # A text that cannot fit even if it were all of the longest tokens is not worth encoding. The first comparison
+        # spares almost every request the second, which looks through the vocabulary once.
+        if self._cannot_fit(len(text), is_cut):
+            raise self._too_long(f"{len(text)} characters", param, is_cut)
+        attempt.begin_encoding(len(text))
+        token_ids = self._tokenizer.encode(text, add_special_tokens=adds_special_tokens)
+        # A text that spells the first token itself has it once, not twice.
+        begins_twice = adds_special_tokens and token_ids[:2] == [self._tokenizer.added_first] * 2
+        return token_ids[1:] if begins_twice else token_ids
+
+    def _cannot_fit(self, num_characters: int, is_cut: bool) -> bool:
+        room = self.max_model_len * (_MOST_TO_CUT if is_cut else 1)
+        return 0 < 8 * room < num_characters and num_characters > self._tokenizer.longest_token * room
+
+    def _chat(
+        self, message: GenerateText | EncodeText, attempt: Attempt, is_cut: bool, adds_special_tokens: bool
+    ) -> tuple[list[int], list[MediaInput]]:
+        """The tokens of a chat, and what it shows. Templates spell out every special token; rarely more are wanted."""
+        if self._media is None:
+            text = self._render(message, attempt, is_cut)
+            return self._encode(text, attempt, "messages", is_cut, adds_special_tokens=adds_special_tokens), []
+        assert message.messages is not None, "only chats have images"
+        bare, items = self._media.take(message.messages)
+        (bare, tools), mark = self._media.hide([bare, message.tools])
+        text = self._render(msgspec.structs.replace(message, messages=bare, tools=tools), attempt, is_cut)
+        attempt.begin_encoding(len(text))
+        token_ids, first = self._media.encode(text, mark, items), self._tokenizer.added_first
+        if adds_special_tokens and first is not None and token_ids[:1] != [first]:
+            token_ids.insert(0, first)
+        return self._media.place(token_ids, items)
+
+    def _render(self, message: GenerateText | EncodeText, attempt: Attempt, is_cut: bool) -> str:
+        if self._chat_template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions or serve with --chat-template")
+        assert message.messages is not None, "only chats are rendered"
+        if self._media is None and any(isinstance(one.get("content"), list) for one in message.messages):
+            raise InvalidRequest("this model takes no images and no videos", "messages")
+        # A template takes longer than this look at what it will be given, and long chats are as quickly sent as texts.
+        num_bytes = len(msgspec.json.encode((message.messages, message.tools)))
+        if self._cannot_fit(num_bytes // _MOST_BYTES, is_cut):
+            raise self._too_long(f"{num_bytes} bytes", "messages", is_cut)
+        kwargs = self._chat_template.with_effort(message.template_kwargs)
+        continues = bool(kwargs.get("continue_final_message", False))
+        return self._chat_template.render(
+            message.messages,
+            tools=message.tools,
+            add_generation_prompt=bool(kwargs.get("add_generation_prompt", not continues)),
+            continue_final_message=continues,
+            template_kwargs=kwargs,
+            budget=attempt.begin_rendering(num_bytes),
+        )
+
+    def _too_long(self, size: str, param: str, is_cut: bool = False, needs_output: bool = True) -> PromptTooLong:
+        if is_cut:
+            most = f"{_MOST_TO_CUT} times this model's context of {self.max_model_len} tokens"
+            return PromptTooLong(f"Your {param} of {size} cannot be encoded: at most {most} are.", param)
+        effect = ", which leaves no room for output" if needs_output else ""
+        return PromptTooLong(
+            f"This model's maximum context length is {self.max_model_len} tokens. However, your {param} resulted in "
+            f"{size}{effect}. Please reduce the length of the {param}.",
+            param,
+        )
+
+
+def check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Refuse ids that no row of a vocabulary stands for.
+
+    Raises:
+        InvalidRequest: naming `param` and the id.
+    """
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"{param}: token id {token_id} is outside the vocabulary of {vocab_size}", param)

@@ -1,0 +1,182 @@
+"""From what a client asks to what the engine takes: templates, encoding, grammars. It takes long where the text is.
+
+It knows nothing of open requests, so it may be done in a thread while others are served, see `PrepareThread`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.engine_messages import EngineReady
+from tokenmill.core.errors import InvalidRequest, PromptTooCostly, Unavailable
+from tokenmill.core.media import MediaInput
+from tokenmill.core.messages import CallRules, Decoded, DecodeTokens, Encoded, EncodeText, GenerateText, RequestRejected
+from tokenmill.core.sampling_params import Grammar, SamplingParams
+from tokenmill.core.structured_outputs import StructuredOutputs
+from tokenmill.model.vision.prompts import MediaPrompts
+from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
+from tokenmill.serving.frontend.chat_template import ChatTemplate
+from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, Thinking
+from tokenmill.serving.frontend.prompt_encoder import PromptEncoder
+from tokenmill.serving.frontend.template_budget import TakesLong
+from tokenmill.serving.frontend.tokenizer import Tokenizer
+from tokenmill.serving.frontend.tool_parsers.protocol import read_tool
+from tokenmill.serving.frontend.tool_parsers.select import NOTATIONS, STYLES
+
+_logger = logging.getLogger(__name__)
+
+# Tokens at the end of a prompt in which it is looked for the mark that begins thinking.
+_PROMPT_END = 16
+
+Question = GenerateText | EncodeText | DecodeTokens
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """All that a `GenerateText` comes to.
+
+    Attributes:
+        token_ids: with a placeholder for each embedding of an image. media: these.
+        params: with the grammar and the bad words in the form that the engine takes.
+    """
+
+    token_ids: list[int]
+    params: SamplingParams
+    thinking: Thinking | None
+    media: list[MediaInput]
+
+
+Prepared = PreparedPrompt | Encoded | Decoded | RequestRejected
+
+
+class PromptProcessor:
+    """Brings what clients ask to the form that the engine takes, for one model."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        any_whitespace: bool,
+        max_string_length: int,
+        media: MediaPrompts | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._prompts = PromptEncoder(tokenizer, chat_template, media)
+        self._any_whitespace = any_whitespace
+        self._max_string_length = max_string_length
+
+    def engine_ready(self, ready: EngineReady) -> None:
+        """Take in the limits of the engine."""
+        self._prompts.max_model_len = ready.max_model_len
+        self._prompts.vocab_size = ready.vocab_size
+
+    def prepare(self, message: Question, attempt: Attempt = ANY_TIME) -> Prepared:
+        """What a message comes to, or why it is refused; never raises for what a client sent.
+
+        Raises:
+            TakesLong: it is not done in a hurry.
+        """
+        try:
+            match message:
+                case GenerateText():
+                    return self._prompt(message, attempt)
+                case EncodeText():
+                    ids = self._prompts.tokens(message, attempt)
+                    return Encoded(message.id, ids, [self._tokenizer.token(token_id) or "" for token_id in ids])
+                case DecodeTokens():
+                    self._prompts.check_to_decode(message.token_ids)
+                    return Decoded(message.id, self._tokenizer.decode(message.token_ids))
+        except TakesLong:
+            raise
+        except Exception as error:
+            return rejection(message, error)
+
+    def _prompt(self, message: GenerateText, attempt: Attempt) -> PreparedPrompt:
+        prompt, media = self._prompts.prompt(message, attempt)
+        attempt.note("prepared")
+        message.params.check_vocabulary(self._prompts.vocab_size)
+        thinking = self._thinking(message, prompt)
+        params = self._constrained(message, thinking)
+        if not params.spaces_between_special_tokens and self._tokenizer.joins_with_spaces:
+            sentence = "this model's tokenizer joins all tokens with spaces"
+            raise InvalidRequest(sentence, "spaces_between_special_tokens")
+        if params.bad_words:
+            bad_word_ids = self._prompts.bad_word_ids(params.bad_words)
+            params = msgspec.structs.replace(params, bad_words=(), bad_word_ids=bad_word_ids)
+        return PreparedPrompt(prompt, params, thinking, media)
+
+    def _constrained(self, message: GenerateText, thinking: Thinking | None) -> SamplingParams:
+        """The parameters with what the answer must look like in the form that the engine takes."""
+        params, calls = message.params, message.calls
+        if message.reasoning and STYLES[message.reasoning].needs_special_tokens:
+            params = msgspec.structs.replace(params, skip_special_tokens=False)
+        if params.structured_outputs is None and calls is None:
+            return params
+        if calls is not None and NOTATIONS[calls.parser].needs_special_tokens:
+            params = msgspec.structs.replace(params, skip_special_tokens=False)
+        builder = GrammarBuilder(self._prompts, self._any_whitespace, self._max_string_length)
+        grammar = answer_grammar(builder, params.structured_outputs, calls, message.tools, thinking)
+        return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
+
+    def _thinking(self, message: GenerateText, prompt: list[int]) -> Thinking | None:
+        """How the model thinks before this answer; None: it does not."""
+        if not message.reasoning:
+            return None
+        style = STYLES[message.reasoning]
+        prompt_end = self._tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False)
+        has_begun = style.has_begun(prompt_end, self._prompts.is_thinking_off(message))
+        if message.messages and message.template_kwargs.get("continue_final_message") and not style.opening:
+            last = message.messages[-1].get("content")
+            has_begun = True if isinstance(last, str) and style.is_open_in(last) else None
+        return None if has_begun is None else Thinking(style.begin, style.end, has_begun, style.opening)
+
+
+def answer_grammar(
+    builder: GrammarBuilder,
+    outputs: StructuredOutputs | None,
+    calls: CallRules | None,
+    tools: list[dict[str, Any]] | None,
+    thinking: Thinking | None,
+) -> Grammar | None:
+    """What an answer must match; None where it is free.
+
+    Raises:
+        InvalidRequest: a JSON schema is none.
+    """
+    alternatives = []
+    param = "tools"
+    if outputs is not None and not (calls is not None and calls.is_required):
+        opening = "" if thinking is None else builder.marker(thinking.opening)
+        alternatives.append(f"{opening} {builder.answer(outputs)}")
+        param = outputs.param
+    if calls is not None and (calls.is_required or alternatives):
+        named = [read_tool(tool) for tool in tools or ()]
+        wanted = [tool for tool in named if tool.name in calls.names]
+        alternatives.append(NOTATIONS[calls.parser].rule(builder, wanted, calls.is_parallel))
+    if not alternatives:
+        return None
+    rules = [] if thinking is None else [builder.thinking(thinking)]
+    return builder.grammar([*rules, f"({' | '.join(alternatives)})"], param)
+
+
+def ids_of(message: Question) -> list[str]:
+    """The requests, or the one call, that a message is for."""
+    return message.ids if isinstance(message, GenerateText) else [message.id]
+
+
+def rejection(message: Question, error: Exception) -> RequestRejected:
+    """Tell of an error: all of one that the client can mend or that may pass, of any other that there was one."""
+    ids = ids_of(message)
+    if isinstance(error, PromptTooCostly):
+        _logger.warning("request %s: %s", ids[0], error)
+    if isinstance(error, InvalidRequest):
+        return RequestRejected(ids=ids, status=error.status, error=str(error), param=error.param, code=error.code)
+    if isinstance(error, Unavailable):
+        _logger.error("request %s could not be served: %s", ids, error)
+        return RequestRejected(ids=ids, status=error.status, error=str(error))
+    _logger.error("request %s could not be handled", ids, exc_info=error)
+    return RequestRejected(ids=ids, status=500, error="the request could not be handled")

@@ -1,0 +1,383 @@
+"""The whole logic of a text worker, without sockets: prompts to token ids, and token ids to text.
+
+    GenerateText -> `prepare`, `start` -> AddRequest               (or RequestRejected)
+    StepOutputs  -> detokenize, match stop strings, parse -> TextOutputs  (and AbortRequests after a stop string)
+
+Each accepted request gets exactly one terminal `TextOutput`: once a stop string matched or the client aborted, what
+the engine still sends for that id is dropped. A request that cannot be handled, for whatever reason, ends alone.
+Does not know HTTP, the scheduler or the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.config.model_files import eos_token_ids
+from tokenmill.core.answer import AnswerPiece
+from tokenmill.core.engine_messages import EngineReady
+from tokenmill.core.errors import TokenMillError
+from tokenmill.core.media import with_surrogates
+from tokenmill.core.messages import (
+    AbortRequests,
+    AddRequest,
+    DecodeTokens,
+    EncodeText,
+    GenerateText,
+    PromptReport,
+    RequestRejected,
+    StepOutputs,
+    TextMessage,
+    TextOutput,
+    TextOutputs,
+    ToApi,
+    ToEngine,
+    TokenOutput,
+)
+from tokenmill.core.part_messages import EngineBack, EngineDraining, EngineLost
+from tokenmill.core.request import FinishReason
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.demo import demo_model_path
+from tokenmill.model.vision.prompts import MediaPrompts
+from tokenmill.model.vision.spec_reader import read_vision
+from tokenmill.serving.frontend.answer_parser import AnswerParser
+from tokenmill.serving.frontend.attempt import ANY_TIME, Attempt
+from tokenmill.serving.frontend.chat_template import ChatTemplate, load_chat_template
+from tokenmill.serving.frontend.detokenizer import IncrementalDetokenizer
+from tokenmill.serving.frontend.grammar_builder import Thinking
+from tokenmill.serving.frontend.prompt_processor import Prepared, PreparedPrompt, PromptProcessor, Question, rejection
+from tokenmill.serving.frontend.prompt_reporter import PromptReporter, spellings
+from tokenmill.serving.frontend.reasoning import ReasoningSplitter
+from tokenmill.serving.frontend.stop_strings import StopStrings
+from tokenmill.serving.frontend.tokenizer import Tokenizer
+from tokenmill.serving.frontend.tool_parsers import harmony
+from tokenmill.serving.frontend.tool_parsers.protocol import read_tool
+from tokenmill.serving.frontend.tool_parsers.select import NOTATIONS, STYLES
+
+# The demo model is too small to end every text that it begins.
+DEMO_STRING_LENGTH = 80
+
+
+@dataclass(slots=True)
+class Routed:
+    """The messages that one message led to, by destination, each list in order."""
+
+    to_engine: list[ToEngine] = field(default_factory=list)
+    to_api: list[ToApi] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    """What is known of a request between its `AddRequest` and its terminal output."""
+
+    params: SamplingParams
+    num_prompt_tokens: int
+    detokenizer: IncrementalDetokenizer
+    stop_strings: StopStrings
+    num_output_tokens: int = 0
+    reporter: PromptReporter | None = None
+    parser: AnswerParser | harmony.HarmonyParser | None = None
+
+
+class _NewText(NamedTuple):
+    """What tokens came to: text, or pieces of an answer that is taken apart, and the stop string that ended it."""
+
+    text: str
+    answer: list[AnswerPiece] | None
+    stop_string: str | None
+
+
+class TextProcessor:
+    """Turns messages of the API and the engine into messages for the other one."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        worker: str = "",
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        any_whitespace: bool = True,
+        max_string_length: int = 0,
+        media: MediaPrompts | None = None,
+    ) -> None:
+        """`eos_token_ids` are the model's own: ending on one of them is a plain stop, with no `stop_reason`.
+
+        `worker`: the inbox that outputs should come to.
+
+        `any_whitespace`, `max_string_length`: see `GrammarBuilder`. `media`: see `PromptEncoder`.
+        """
+        self.tokenizer = tokenizer
+        self._prompts = PromptProcessor(tokenizer, chat_template, any_whitespace, max_string_length, media)
+        self._worker = worker
+        self._eos_token_ids = eos_token_ids
+        self._open: dict[str, _OpenRequest] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Requests that still wait for their terminal output."""
+        return len(self._open)
+
+    def process(self, message: TextMessage) -> Routed:
+        """Handle one message; never raises for what a client sent."""
+        match message:
+            case StepOutputs():
+                return self._step_outputs(message)
+            case AbortRequests():
+                for request_id in message.ids:
+                    self._open.pop(request_id, None)
+                return Routed(to_engine=[message])
+            case EngineReady():
+                self._prompts.engine_ready(message)
+                return Routed()
+            case EngineLost() | EngineBack() | EngineDraining():
+                return Routed()
+            case GenerateText() | EncodeText() | DecodeTokens():
+                return self.start(message, self.prepare(message))
+
+    def expect(self, request_id: str, params: SamplingParams, num_prompt_tokens: int) -> None:
+        """Turn the outputs of a request into text although its prompt did not come through here."""
+        self._open[request_id] = _OpenRequest(
+            params=params,
+            num_prompt_tokens=num_prompt_tokens,
+            detokenizer=IncrementalDetokenizer(self.tokenizer, params.skip_special_tokens),
+            stop_strings=StopStrings(params.stop, params.include_stop_str_in_output),
+        )
+
+    # --- prompts in -------------------------------------------------------------------------------------------------
+
+    def prepare(self, message: Question, attempt: Attempt = ANY_TIME) -> Prepared:
+        """The part of `process` that takes long and may be done in a thread; `start` is the rest of it.
+
+        Raises:
+            TakesLong: it is not done in a hurry.
+        """
+        return self._prompts.prepare(message, attempt)
+
+    def start(self, message: Question, prepared: Prepared) -> Routed:
+        """Start what is prepared, or answer."""
+        if not isinstance(prepared, PreparedPrompt):
+            return Routed(to_api=[prepared])
+        assert isinstance(message, GenerateText), "nothing else is a prompt"
+        try:
+            return Routed(to_engine=self._requests(message, prepared))
+        except Exception as error:
+            for request_id in message.ids:
+                self._open.pop(request_id, None)
+            return Routed(to_api=[rejection(message, error)])
+
+    def _requests(self, message: GenerateText, prepared: PreparedPrompt) -> list[ToEngine]:
+        prompt, thinking = prepared.token_ids, prepared.thinking
+        requests: list[ToEngine] = []
+        for i, request_id in enumerate(message.ids):
+            deltas = _deltas_sent(message, request_id)
+            if deltas is None:
+                continue
+            params = _params_of_continuation(prepared.params, i)
+            self.expect(request_id, params, len(prompt))
+            self._open[request_id].parser = _answer_parser(message, thinking)
+            if deltas:
+                self._replay(request_id, deltas)
+                params = msgspec.structs.replace(params, prompt_logprobs=None)
+            elif message.wants_prompt:
+                text = message.text if message.text is not None else self.tokenizer.decode(prompt)
+                has_logprobs = params.prompt_logprobs is not None
+                self._open[request_id].reporter = PromptReporter(text, prompt, has_logprobs)
+            requests.append(
+                AddRequest(
+                    id=request_id,
+                    prompt_token_ids=with_surrogates(prompt, prepared.media),
+                    params=params,
+                    output_token_ids=[token_id for delta in deltas for token_id in delta],
+                    priority=message.priority,
+                    cache_salt=message.cache_salt,
+                    tenant=message.tenant,
+                    worker=self._worker,
+                    needs_no_output=message.needs_no_output,
+                    pooling=message.pooling,
+                    engine=message.engine,
+                    session=message.session,
+                    is_background=message.is_background,
+                    kv_transfer_params=message.kv_transfer_params,
+                    adapter=message.adapter,
+                    media=prepared.media,
+                )
+            )
+        return requests
+
+    def _replay(self, request_id: str, deltas: list[list[int]]) -> None:
+        """Come to where another text worker was when it died: the client has what these deltas brought."""
+        for token_ids in deltas:
+            self._text_output(self._open[request_id], TokenOutput(request_id, token_ids), None)
+
+    def resubmitted(self, requests: Iterable[AddRequest]) -> None:
+        """These begin again on another engine; log probabilities of their prompts come once more."""
+        for request in requests:
+            reporter = self._open[request.id].reporter
+            if reporter is not None:
+                reporter.begin_again()
+
+    # --- tokens out -------------------------------------------------------------------------------------------------
+
+    def _step_outputs(self, message: StepOutputs) -> Routed:
+        # First tokens go first: whoever waits for one has nothing yet, and every delta before it costs time.
+        first_outputs: list[TextOutput] = []
+        later_outputs: list[TextOutput] = []
+        stopped: list[str] = []
+        refused: list[ToApi] = []
+        for output in message.outputs:
+            request = self._open.get(output.id)
+            if request is None:
+                continue
+            if output.error is not None and output.error_status != TokenMillError.status:
+                refused.append(_refusal(self._open.pop(output.id), output))
+                continue
+            prompt = None if request.reporter is None else request.reporter.take(output)
+            if not (output.token_ids or output.finish_reason):
+                continue
+            outputs = later_outputs if request.num_output_tokens else first_outputs
+            text_output = self._text_output(request, output, prompt)
+            outputs.append(text_output)
+            if text_output.finish_reason is not None:
+                del self._open[output.id]
+                if output.finish_reason is None:
+                    stopped.append(output.id)
+        outputs = first_outputs + later_outputs
+        return Routed(
+            to_engine=[AbortRequests(stopped)] if stopped else [],
+            to_api=[TextOutputs(outputs, self._worker), *refused] if outputs else refused,
+        )
+
+    def _text_output(self, request: _OpenRequest, output: TokenOutput, prompt: PromptReport | None) -> TextOutput:
+        request.num_output_tokens += len(output.token_ids)
+        text, answer, stop_string = self._new_text(request, output)
+        finish_reason, stop_reason = output.finish_reason, output.stop_reason
+        if stop_string is not None:
+            finish_reason, stop_reason = FinishReason.STOP, stop_string
+        elif stop_reason in self._eos_token_ids and stop_reason not in request.params.stop_token_ids:
+            stop_reason = None
+        return TextOutput(
+            id=output.id,
+            text=text,
+            token_ids=output.token_ids,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=output.num_cached_tokens,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            logprobs=output.logprobs,
+            error=output.error,
+            token_bytes=spellings(self.tokenizer, output.logprobs or (), prompt),
+            prompt=prompt,
+            embedding=output.embedding,
+            scheduled_at=output.scheduled_at,
+            answer=answer,
+            num_reasoning_tokens=0 if request.parser is None else request.parser.num_reasoning_tokens,
+            kv_transfer_params=output.kv_transfer_params,
+        )
+
+    def _new_text(self, request: _OpenRequest, output: TokenOutput) -> _NewText:
+        """What is to be shown of an output, and the stop string that ended it."""
+        token_ids = output.token_ids
+        ended_by_token = output.finish_reason is FinishReason.STOP and isinstance(output.stop_reason, int)
+        if ended_by_token and not request.params.include_stop_str_in_output:
+            token_ids = token_ids[:-1]
+        text = request.detokenizer.push(token_ids)
+        is_last = output.finish_reason is not None
+        if is_last:
+            text += request.detokenizer.finish()
+        stops = request.stop_strings if request.num_output_tokens > request.params.min_tokens else None
+        if (parser := request.parser) is not None:
+            # Only the answer is looked through: a model that thinks may come upon any words.
+            answer = parser.feed(text, len(output.token_ids), stops)
+            if is_last or parser.stop_string is not None:
+                answer += parser.finish(stops)
+            return _NewText("", answer, parser.stop_string)
+        if stops is None:
+            return _NewText(text, None, None)
+        text, stop_string = stops.push(text)
+        if is_last and stop_string is None:
+            text += stops.finish()
+        return _NewText(text, None, stop_string)
+
+
+def load_text_processor(
+    folder: Path,
+    config: EngineConfig,
+    chat_template_file: str | None = None,
+    worker: str = "",
+) -> TextProcessor:
+    """Load all that a text worker needs from a checkpoint's folder (and another tokenizer's, where given).
+
+    Raises:
+        InvalidCheckpoint, InvalidConfig: a file is missing or broken; the message names it.
+    """
+    source = Path(config.tokenizer) if config.tokenizer else folder
+    tokenizer = Tokenizer.load(source)
+    chat_template = load_chat_template(source, tokenizer.special_tokens, chat_template_file)
+    return TextProcessor(
+        tokenizer,
+        chat_template,
+        worker,
+        eos_token_ids=eos_token_ids(folder),
+        any_whitespace=not config.structured_outputs().disable_any_whitespace,
+        max_string_length=_max_string_length(folder, config),
+        media=_media_prompts(folder, config, tokenizer),
+    )
+
+
+def _media_prompts(folder: Path, config: EngineConfig, tokenizer: Tokenizer) -> MediaPrompts | None:
+    """What makes prompts of images, for a model that takes them."""
+    spec = read_vision(folder)
+    if spec is None:
+        return None
+    special = {token_id: tokenizer.token(token_id) for token_id in spec.special_ids}
+    names = {token_id: token for token_id, token in special.items() if token is not None}
+    return MediaPrompts(
+        spec, config.media_limits(), lambda text: tokenizer.encode(text, add_special_tokens=False), names
+    )
+
+
+def _max_string_length(folder: Path, config: EngineConfig) -> int:
+    """As told; where nothing is, the demo model needs a bound and others do not."""
+    if config.max_string_length is not None:
+        return config.max_string_length
+    return DEMO_STRING_LENGTH if folder == demo_model_path() else 0
+
+
+def _deltas_sent(message: GenerateText, request_id: str) -> list[list[int]] | None:
+    """The tokens of the deltas that the client has been sent of a request; None: it has ended."""
+    return [] if message.resumed is None else message.resumed.get(request_id)
+
+
+def _params_of_continuation(params: SamplingParams, index: int) -> SamplingParams:
+    """Continuation `index` of n draws with seed + index, wrapped to 64 bits, so that n=2 gives two texts."""
+    if params.seed is None or index == 0:
+        return params
+    seed = (params.seed + index + 2**63) % 2**64 - 2**63
+    return msgspec.structs.replace(params, seed=seed)
+
+
+def _answer_parser(message: GenerateText, thinking: Thinking | None) -> AnswerParser | harmony.HarmonyParser | None:
+    """What takes the answer to a message apart; None: it is text."""
+    rules = message.calls
+    if thinking is None and rules is None:
+        return None
+    most = None if rules is None or rules.is_parallel else 1
+    if message.reasoning == harmony.STYLE_NAME:
+        return harmony.HarmonyParser(rules is not None, most)
+    splitter = None if thinking is None else ReasoningSplitter(STYLES[message.reasoning], thinking.has_begun)
+    if rules is None:
+        return AnswerParser(splitter)
+    tools = [read_tool(tool) for tool in message.tools or ()]
+    return AnswerParser(splitter, NOTATIONS[rules.parser].parser(tools), most)
+
+
+def _refusal(request: _OpenRequest, output: TokenOutput) -> RequestRejected:
+    """The engine could not begin with the request: it is itself at fault, or something does not work now."""
+    param = request.params.grammar.param if request.params.grammar is not None else None
+    return RequestRejected(ids=[output.id], status=output.error_status, error=output.error or "", param=param)

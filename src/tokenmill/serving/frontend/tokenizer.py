@@ -1,0 +1,199 @@
+"""Text to token ids and back, with the `tokenizers` library: one loaded tokenizer.json.
+
+Does not know chat templates, requests or the model's own vocabulary size (which may be larger).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+
+from tokenmill.config.model_files import read_json
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.core.json_text import whole_characters
+from tokenmill.serving.frontend.decoders import ByteLevel, Stage, build_stages, byte_level_bytes
+
+_LONG_TEXT = 4096
+
+
+class _TokenizerFile(msgspec.Struct):
+    """The one entry of tokenizer.json that we read ourselves; msgspec skips the rest fast."""
+
+    decoder: dict[str, Any] | None = None
+
+
+class Tokenizer:
+    """One tokenizer; `load` reads it from a checkpoint's folder.
+
+    Attributes:
+        vocab_size: number of ids it knows, added tokens included.
+        bos_token, eos_token: the strings named by tokenizer_config.json, or None.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        decoder: dict[str, Any] | None = None,
+        config: dict[str, Any] | None = None,
+        source: str = "tokenizer.json",
+    ) -> None:
+        self._backend = backend
+        self._decoder = decoder
+        self._source = source
+        self._config = config or {}
+        self._special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        self._is_byte_level = any(isinstance(stage, ByteLevel) for stage in self.stages())
+        self.bos_token = _token_text(self._config.get("bos_token"))
+        self.eos_token = _token_text(self._config.get("eos_token"))
+        self._bos_change = self._find_bos_change()
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Read tokenizer.json and tokenizer_config.json.
+
+        Raises:
+            InvalidCheckpoint: tokenizer.json is missing or broken, or its decoder cannot run incrementally.
+        """
+        path = folder / "tokenizer.json"
+        try:
+            raw = path.read_bytes()
+            decoder = msgspec.json.decode(raw, type=_TokenizerFile).decoder
+            backend = tokenizers.Tokenizer.from_buffer(raw)
+        except FileNotFoundError as error:
+            raise InvalidCheckpoint(f"{folder} has no tokenizer.json") from error
+        except OSError as error:
+            raise InvalidCheckpoint(f"cannot read {path}: {error.strerror}") from error
+        except Exception as error:  # the library raises a bare Exception for what it cannot parse
+            raise InvalidCheckpoint(f"{path} is not a tokenizer: {error}") from error
+        config = read_json(folder, "tokenizer_config.json")
+        backend.no_truncation()
+        backend.no_padding()
+        _add_missing_tokens(backend, config)
+        return cls(backend, decoder=decoder, config=config, source=str(path))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens included."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters in the longest token: n tokens cannot stand for more than n times as many."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Named special tokens (`bos_token`, `eos_token`, `pad_token` ...), as chat templates use them."""
+        named = {key: _token_text(value) for key, value in self._config.items() if key.endswith("_token")}
+        return {key: text for key, text in named.items() if text is not None}
+
+    @functools.cached_property
+    def added_first(self) -> int | None:
+        """The token that is added before every text, BOS mostly; None: none is."""
+        bare, whole = self.encode("a", add_special_tokens=False), self.encode("a")
+        return whole[0] if whole[:1] != bare[:1] else None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Encode a text; `add_special_tokens` adds what the model expects around a plain text (a BOS token).
+
+        Halves of characters, which no text file can hold either, are encoded as U+FFFD.
+        """
+        if not text.isascii():
+            text = whole_characters(text)
+        if len(text) > _LONG_TEXT:
+            return self.encode_batch([text], add_special_tokens)[0]  # which lets other threads run meanwhile
+        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._with_bos_change(ids) if add_special_tokens else ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Encode several texts at once, on several cores."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        if add_special_tokens:
+            return [self._with_bos_change(encoding.ids) for encoding in encodings]
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Decode a whole sequence; ids the tokenizer does not know give no text."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token(self, token_id: int) -> str | None:
+        """The string of a token as the vocabulary spells it, or None for an unknown id."""
+        return self._backend.id_to_token(token_id)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its spelling in the vocabulary."""
+        return self._backend.token_to_id(token)
+
+    def visible_tokens(self, token_ids: Sequence[int], skip_special_tokens: bool) -> list[str]:
+        """The strings that `decode` would hand to the decoder."""
+        tokens = [self._backend.id_to_token(token_id) for token_id in token_ids]
+        if skip_special_tokens:
+            return [token for token in tokens if token is not None and token not in self._special]
+        return [token for token in tokens if token is not None]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token in a text, also where they are only a part of a character."""
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token in self._special:
+            return str(token).encode()
+        if self._is_byte_level:
+            return byte_level_bytes(token)
+        if len(token) == 6 and token.startswith("<0x"):
+            return bytes([int(token[3:5], 16)])
+        return str(token).replace("▁", " ").encode()
+
+    @property
+    def joins_with_spaces(self) -> bool:
+        """True if decoding puts spaces between tokens that do not bring them, special ones too."""
+        return self._decoder is None
+
+    def stages(self) -> list[Stage]:
+        """New decoder stages for one sequence."""
+        return build_stages(self._decoder, self._source)
+
+    def _find_bos_change(self) -> int | None:
+        """`add_bos_token` of tokenizer_config.json may disagree with tokenizer.json: +id to add it, -1 to drop it."""
+        wanted = self._config.get("add_bos_token")
+        bos_id = self._backend.token_to_id(self.bos_token) if self.bos_token else None
+        if wanted is None or bos_id is None:
+            return None
+        has_bos = self._backend.encode("", add_special_tokens=True).ids[:1] == [bos_id]
+        if wanted == has_bos:
+            return None
+        return int(bos_id) if wanted else -1
+
+    def _with_bos_change(self, ids: list[int]) -> list[int]:
+        if self._bos_change is None:
+            return ids
+        return ids[1:] if self._bos_change == -1 else [self._bos_change, *ids]
+
+
+def _token_text(entry: object) -> str | None:
+    """A special token of tokenizer_config.json is a string or an object with a `content`."""
+    if isinstance(entry, dict):
+        entry = entry.get("content")
+    return entry if isinstance(entry, str) else None
+
+
+def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+    """Add the tokens that only tokenizer_config.json lists, where they keep the id it gives them."""
+    entries = config.get("added_tokens_decoder")
+    if not isinstance(entries, dict):
+        return
+    for key, entry in sorted(entries.items(), key=lambda item: int(item[0])):
+        content = _token_text(entry)
+        if content is None or backend.token_to_id(content) is not None:
+            continue
+        if backend.get_vocab_size(with_added_tokens=True) == int(key):
+            flags = {name: bool(entry.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+            token = tokenizers.AddedToken(content, special=bool(entry.get("special")), **flags)
+            add = backend.add_special_tokens if token.special else backend.add_tokens
+            add([token])

@@ -1,0 +1,185 @@
+"""harmony, the format of gpt-oss: an answer is messages, whose headers have a channel and perhaps a recipient.
+
+    <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
+    <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}<|call|>
+
+What is in the channel `analysis` is thinking, what goes to `functions` a call, and all the rest is text of the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from tokenmill.core.answer import AnswerPiece, PieceKind, joined
+from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
+from tokenmill.serving.frontend.reasoning import ReasoningStyle
+from tokenmill.serving.frontend.stop_strings import StopStrings
+from tokenmill.serving.frontend.tool_parsers.protocol import Tool, ToolParser
+from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, MarkerFinder
+
+STYLE_NAME, NOTATION_NAME = "openai_gptoss", "openai"
+_START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+_ENDS = (_END, "<|call|>", "<|return|>", _START)
+# What the header of a message may begin with; anything else is an answer without one.
+_HEADS = (_CHANNEL, _START, "<|constrain|>", "assistant", "to=")
+_RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
+_ANALYSIS = re.compile(r"<\|channel\|>\s*analysis\b")
+
+STYLE = ReasoningStyle(
+    f"{_CHANNEL}analysis{_MESSAGE}",
+    f"{_END}{_START}assistant",
+    opening=f"{_CHANNEL}final{_MESSAGE}",
+    needs_special_tokens=True,
+)
+
+
+class HarmonyNotation:
+    """See `Notation`; answers are read by `HarmonyParser`."""
+
+    needs_special_tokens = True
+
+    def parser(self, tools: Sequence[Tool] = ()) -> ToolParser:
+        """See `Notation`."""
+        raise AssertionError("an answer in harmony is read as a whole")
+
+    def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
+        """See `Notation`; the end of a call is the end of the answer, so there is one."""
+        calls = " | ".join(
+            f"{literal(tool.name)} {json_head} {builder.arguments(tool.parameters, tool.is_strict)}"
+            for tool in tools
+            for json_head in [builder.marker(" <|constrain|>json<|message|>")]
+        )
+        return f"({builder.marker(f'{_CHANNEL}commentary to=functions.')} ({calls}))"
+
+
+class _State(Enum):
+    HEADER = auto()
+    BODY = auto()
+    BETWEEN = auto()
+
+
+class HarmonyParser:
+    """One answer of a chat, taken apart as it comes; as `AnswerParser`, whose attributes are the same.
+
+    Args:
+        shows_calls: calls are told as such; otherwise as text.
+        max_calls: further calls are dropped.
+    """
+
+    def __init__(self, shows_calls: bool, max_calls: int | None = None) -> None:
+        self.num_reasoning_tokens = 0
+        self.stop_string: str | None = None
+        self._stops: StopStrings | None = None
+        self._shows_calls = shows_calls
+        self._max_calls = max_calls
+        self._num_calls = 0
+        self._state = _State.HEADER  # the prompt ends with the start of a message
+        self._finder = MarkerFinder(_MESSAGE)
+        self._head = ""
+        self._kind: PieceKind | None = PieceKind.TEXT
+        self._has_begun = False
+        self._shown: set[PieceKind] = set()
+        self._num_unsure = 0
+
+    def feed(self, text: str, num_tokens: int, stops: StopStrings | None = None) -> list[AnswerPiece]:
+        """Take in a delta, of how many tokens it is, and what ends a message of the answer."""
+        self._stops = stops
+        was_thinking = self._is_thinking
+        pieces: list[AnswerPiece] = []
+        while text and self.stop_string is None:
+            text = self._read(text, pieces)
+        is_thinking = was_thinking or self._is_thinking or any(one.kind is PieceKind.REASONING for one in pieces)
+        self._num_unsure += num_tokens
+        if is_thinking:
+            self.num_reasoning_tokens += self._num_unsure
+        if is_thinking or self._state is not _State.HEADER:
+            self._num_unsure = 0
+        return joined(pieces)
+
+    def finish(self, stops: StopStrings | None = None) -> list[AnswerPiece]:
+        """The text has ended; what was held back comes out, but for a header that did not end."""
+        self._stops = stops
+        if self.stop_string is not None:
+            return []
+        held, pieces = self._finder.finish(), list[AnswerPiece]()
+        if self._state is _State.BODY:
+            self._show(held, pieces)
+            self._end_body(pieces)
+        elif self._state is _State.HEADER and _CHANNEL not in self._head:
+            self._show(self._head + held, pieces)
+        if stops is not None and self.stop_string is None:
+            self._put(stops.finish(), pieces)
+        return joined(pieces)
+
+    @property
+    def _is_thinking(self) -> bool:
+        return self._state is _State.BODY and self._kind is PieceKind.REASONING
+
+    def _read(self, text: str, pieces: list[AnswerPiece]) -> str:
+        """Read up to the next mark; returns the text after it."""
+        before, marker, rest = self._finder.push(text)
+        if self._state is _State.HEADER:
+            self._head += before
+            if marker:
+                self._begin_body(pieces)
+            elif self._is_no_header():
+                rest, self._head = self._head + self._finder.finish(), ""
+                self._enter(_State.BODY)
+            return rest
+        if self._state is _State.BODY:
+            self._show(before, pieces)
+        if marker:
+            if self._state is _State.BODY:
+                self._end_body(pieces)
+            self._enter(_State.HEADER if marker == _START else _State.BETWEEN)
+        return rest
+
+    def _enter(self, state: _State) -> None:
+        self._state, self._head = state, ""
+        marks = {_State.HEADER: (_MESSAGE,), _State.BODY: _ENDS, _State.BETWEEN: (_START,)}
+        self._finder = MarkerFinder(*marks[state])
+
+    def _is_no_header(self) -> bool:
+        head = self._head.lstrip()
+        if not head:
+            return len(self._head) > MAX_GAP
+        return not any(head.startswith(one) or one.startswith(head) for one in _HEADS)
+
+    def _begin_body(self, pieces: list[AnswerPiece]) -> None:
+        recipient, head = _RECIPIENT.search(self._head), self._head
+        self._enter(_State.BODY)
+        self._has_begun = False
+        if recipient is not None and self._shows_calls:
+            self._num_calls += 1
+            is_wanted = self._max_calls is None or self._num_calls <= self._max_calls
+            self._kind = PieceKind.CALL if is_wanted else None
+            if is_wanted:
+                pieces.append(AnswerPiece(PieceKind.CALL, "", recipient[1]))
+            return
+        self._kind = PieceKind.REASONING if _ANALYSIS.search(head) else PieceKind.TEXT
+
+    def _show(self, text: str, pieces: list[AnswerPiece]) -> None:
+        """A part of a message, as far as no stop string ends it: of thinking none does."""
+        if self._stops is not None and self._kind is not PieceKind.REASONING:
+            text, self.stop_string = self._stops.push(text)
+        self._put(text, pieces)
+
+    def _put(self, text: str, pieces: list[AnswerPiece]) -> None:
+        """Messages of one kind stand on lines of their own."""
+        if not self._has_begun:
+            text = text.lstrip()
+        if not text or self._kind is None:
+            return
+        if not self._has_begun and self._kind in self._shown and self._kind is not PieceKind.CALL:
+            text = "\n" + text
+        self._has_begun = True
+        self._shown.add(self._kind)
+        pieces.append(AnswerPiece(self._kind, text))
+
+    def _end_body(self, pieces: list[AnswerPiece]) -> None:
+        if self._stops is not None and self.stop_string is None:
+            self._put(self._stops.finish(), pieces)
+        if self._kind is PieceKind.CALL and not self._has_begun:
+            pieces.append(AnswerPiece(PieceKind.CALL, "{}"))

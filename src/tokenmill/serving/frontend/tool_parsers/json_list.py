@@ -1,0 +1,128 @@
+"""Notations that are a marker and a JSON list: `<|tool_call|>[{"name": ..., "arguments": {...}}]`, text around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
+from tokenmill.serving.frontend.tool_parsers.hermes import call_events, json_call
+from tokenmill.serving.frontend.tool_parsers.protocol import Content, Event, Tool
+from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, CallScanner, MarkerFinder
+
+_BETWEEN = " \t\r\n,"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonListNotation:
+    """See `Notation`.
+
+    Attributes:
+        markers: what may stand before a list; a grammar has the model write the first.
+        end: what may stand after a list; "": nothing.
+    """
+
+    markers: tuple[str, ...]
+    end: str = ""
+    needs_special_tokens = True
+
+    def parser(self, tools: Sequence[Tool] = ()) -> JsonListParser:
+        """See `Notation`."""
+        return JsonListParser(self)
+
+    def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
+        """See `Notation`."""
+        call = "(" + " | ".join(json_call(builder, tool, "arguments") for tool in tools) + ")"
+        calls = f'{call} (", " {call})*' if is_parallel else call
+        end = builder.marker(self.end) if self.end else ""
+        return f'({builder.marker(self.markers[0])} "[" {calls} "]" {end})'
+
+
+class JsonListParser:
+    """See `ToolParser`. What stands before the first call of a list is held back until that is a call."""
+
+    def __init__(self, notation: JsonListNotation) -> None:
+        self._end = notation.end
+        ends = (notation.end,) if notation.end else ()
+        self._outside = MarkerFinder(*notation.markers, *ends)
+        self._read = self._read_content
+        self._call = CallScanner()
+        self._has_begun = False
+        self._may_end = False
+        self._held = ""
+
+    def feed(self, text: str) -> list[Event]:
+        """See `ToolParser`."""
+        events: list[Event] = []
+        while text:
+            text = self._read(text, events)
+        return events
+
+    def finish(self) -> list[Event]:
+        """See `ToolParser`."""
+        held = self._held + self._outside.finish()
+        if self._read == self._read_object and not self._call.is_accepted:
+            held += "".join(self._call.raw)
+        return [Content(held)] if held else []
+
+    def _read_content(self, text: str, events: list[Event]) -> str:
+        before, marker, rest = self._outside.push(text)
+        if before:
+            events.append(Content(before))
+            self._may_end = self._may_end and not before.strip()
+        if marker == self._end and marker:
+            if not self._may_end:
+                events.append(Content(marker))
+            self._may_end = False
+        elif marker:
+            self._read, self._held = self._read_head, marker
+        return rest
+
+    def _read_head(self, text: str, events: list[Event]) -> str:
+        """After the marker: white space, and `[`."""
+        rest = text.lstrip()
+        self._held += text[: len(text) - len(rest)]
+        if rest.startswith("[") and len(self._held) <= MAX_GAP:
+            self._read = self._read_list
+            self._held += "["
+            return rest[1:]
+        if rest or len(self._held) > MAX_GAP:
+            self._end_list(events)
+        return rest
+
+    def _read_list(self, text: str, events: list[Event]) -> str:
+        rest = text.lstrip(_BETWEEN)
+        if self._held:
+            self._held += text[: len(text) - len(rest)]
+        if len(self._held) > MAX_GAP:
+            self._end_list(events)
+        elif rest.startswith("{"):
+            self._call, self._has_begun = CallScanner(), False
+            self._read = self._read_object
+        elif rest.startswith("]") and not self._held:
+            self._may_end = True
+            self._end_list(events)
+            return rest[1:]
+        elif rest:
+            self._end_list(events)
+        return rest
+
+    def _read_object(self, text: str, events: list[Event]) -> str:
+        end = self._call.push(text)
+        if self._call.is_accepted:
+            self._held = ""
+            events.extend(call_events(self._call, self._has_begun))
+            self._has_begun = True
+        if self._call.is_broken:
+            if not self._call.is_accepted:
+                self._held += "".join(self._call.raw)
+            self._end_list(events)
+        elif self._call.is_done:
+            self._read = self._read_list
+        return text[end:]
+
+    def _end_list(self, events: list[Event]) -> None:
+        """What is held is no call after all; content follows."""
+        if self._held:
+            events.append(Content(self._held))
+        self._read, self._held = self._read_content, ""

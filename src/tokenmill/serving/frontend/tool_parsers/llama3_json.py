@@ -1,0 +1,90 @@
+"""The notation of Llama 3: the answer is `{"name": ..., "parameters": {...}}`, or several of them after semicolons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenmill.serving.frontend.grammar_builder import GrammarBuilder
+from tokenmill.serving.frontend.tool_parsers.hermes import call_events, json_call
+from tokenmill.serving.frontend.tool_parsers.protocol import Content, Event, Tool
+from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, CallScanner
+
+TAG = "<|python_tag|>"
+_BETWEEN = " \t\r\n;,"
+
+
+class Llama3JsonNotation:
+    """See `Notation`."""
+
+    needs_special_tokens = False
+
+    def parser(self, tools: Sequence[Tool] = ()) -> Llama3JsonParser:
+        """See `Notation`."""
+        return Llama3JsonParser()
+
+    def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
+        """See `Notation`."""
+        call = "(" + " | ".join(json_call(builder, tool, "parameters") for tool in tools) + ")"
+        return f'{call} ("; " {call})*' if is_parallel else call
+
+
+class Llama3JsonParser:
+    """See `ToolParser`. Once something is no call, all the rest is content."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_content = False
+        self._call: CallScanner | None = None
+        self._has_begun = False
+        self._num_calls = 0
+
+    def feed(self, text: str) -> list[Event]:
+        """See `ToolParser`."""
+        events: list[Event] = []
+        while text:
+            if self._is_content:
+                events.append(Content(text))
+                break
+            text = self._between(text) if self._call is None else self._in_call(self._call, text, events)
+        return events
+
+    def finish(self) -> list[Event]:
+        """See `ToolParser`."""
+        held = self._held
+        if self._call is not None:
+            held = "" if self._call.is_accepted else held + "".join(self._call.raw)
+        return [Content(held)] if held else []
+
+    def _between(self, text: str) -> str:
+        """Find the next object, or find that there is none; holds back what may still stand before one."""
+        text = self._held + text
+        self._held = ""
+        rest = text.lstrip(_BETWEEN if self._num_calls else None)
+        if rest.startswith(TAG):
+            rest = rest[len(TAG) :].lstrip()
+        gap = len(text) - len(rest)
+        if gap <= MAX_GAP and TAG.startswith(rest):
+            self._held = text
+            return ""
+        if gap <= MAX_GAP and rest[0] == "{":
+            self._call, self._has_begun = CallScanner(), False
+            self._held = text[:gap]
+        else:
+            self._is_content = True
+            rest = text
+        return rest
+
+    def _in_call(self, call: CallScanner, text: str, events: list[Event]) -> str:
+        end = call.push(text)
+        if call.is_accepted:
+            self._held = ""
+            events.extend(call_events(call, self._has_begun))
+            self._has_begun = True
+        if call.is_done or call.is_broken:
+            self._call = None
+            self._num_calls += call.is_accepted
+            if not call.is_accepted:
+                events.append(Content(self._held + "".join(call.raw)))
+                self._held = ""
+            self._is_content = call.is_broken
+        return text[end:]

@@ -1,0 +1,198 @@
+"""The pythonic notation: the answer is a list of calls, `[get(city="Ulm", days=2), stop()]`, arguments by name.
+
+A call is given as a whole when it is closed: its literals become JSON. Nothing is evaluated; `ast` only reads.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from tokenmill.core.json_text import whole_characters
+from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
+from tokenmill.serving.frontend.json_schema import closed
+from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
+
+# What may still become the beginning of a list of calls: `[`, a dotted name, `(`.
+_BEGINNING = re.compile(r"\s{0,256}(\[\s{0,16}([A-Za-z_][\w.]{0,127}\s{0,16}(\()?)?)?")
+_DEFINITIONS = ("$defs", "definitions")
+_SEPARATORS = " \t\r\n,"
+_MAX_DEPTH = 32
+_MAX_CALL = 1 << 16
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+
+
+class PythonicNotation:
+    """See `Notation`."""
+
+    needs_special_tokens = False
+
+    def parser(self, tools: Sequence[Tool] = ()) -> PythonicParser:
+        """See `Notation`."""
+        return PythonicParser()
+
+    def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
+        """See `Notation`. Values are JSON, which is read as well."""
+        call = "(" + " | ".join(_call_rule(builder, tool) for tool in tools) + ")"
+        return f'"[" {call} (", " {call})* "]"' if is_parallel else f'"[" {call} "]"'
+
+
+def _call_rule(builder: GrammarBuilder, tool: Tool) -> str:
+    """Required arguments first, then the others, each in the order of the schema, any of them left out."""
+    parameters = closed(tool.parameters, tool.is_strict)
+    properties: dict[str, Any] = parameters.get("properties") or {}
+    demanded = parameters.get("required")
+    required = [name for name in properties if isinstance(demanded, list) and name in demanded]
+    optional = [name for name in properties if name not in required]
+    definitions: dict[str, Any] = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
+    rules = {
+        name: f"{literal(name + '=')} {builder.value({**definitions, **(schema if isinstance(schema, dict) else {})})}"
+        for name, schema in properties.items()
+        if name.isidentifier()
+    }
+    parts = [rules[name] for name in required if name in rules]
+    inner = ' ", " '.join(parts)
+    rest = [rules[name] for name in optional if name in rules]
+    if parts:
+        inner += "".join(f' (", " {rule})?' for rule in rest)
+    else:
+        # Without a required one, each of the others may be the first.
+        tails = [f"{rule}" + "".join(f' (", " {after})?' for after in rest[at + 1 :]) for at, rule in enumerate(rest)]
+        inner = f"({' | '.join(tails)})?" if tails else ""
+    return f'({literal(tool.name + "(")} {inner} ")")'
+
+
+class PythonicParser:
+    """See `ToolParser`. Once something is no call, all the rest is content."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._state = "beginning"
+        self._call: list[str] = []
+        self._depth = 0
+        self._quote = ""
+        self._escapes = False
+
+    def feed(self, text: str) -> list[Event]:
+        """See `ToolParser`."""
+        events: list[Event] = []
+        while text:
+            if self._state == "content":
+                events.append(Content(text))
+                break
+            if self._state == "beginning":
+                text = self._begin(text)
+            elif self._state == "between":
+                text = self._between(text)
+            else:
+                text = self._in_call(text, events)
+        return events
+
+    def finish(self) -> list[Event]:
+        """See `ToolParser`."""
+        held = self._held + "".join(self._call)
+        return [Content(held)] if held else []
+
+    def _begin(self, text: str) -> str:
+        """Wait for `[name(`."""
+        text = self._held + text
+        match = _BEGINNING.match(text)
+        assert match is not None, "the expression matches nothing at least"
+        self._held = ""
+        if match[3]:
+            self._state = "between"
+            start = text.index("[") + 1
+            self._held = text[:start]
+            return text[start:]
+        if match.end() == len(text):
+            self._held = text
+            return ""
+        self._state = "content"
+        return text
+
+    def _between(self, text: str) -> str:
+        rest = text.lstrip(_SEPARATORS)
+        self._held += text[: len(text) - len(rest)] if self._held else ""
+        if rest.startswith("]"):
+            self._state, self._held = "content", ""
+            return rest[1:]
+        if rest:
+            self._state = "call"
+        return rest
+
+    def _in_call(self, text: str, events: list[Event]) -> str:
+        for at, character in enumerate(text):
+            if self._quote:
+                self._read_string(character)
+            elif character in "\"'":
+                self._quote = character
+            elif character in "([{":
+                self._depth += 1
+            elif character in ")]}":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self._call.append(text[: at + 1])
+                    self._end_call(events)
+                    return text[at + 1 :]
+        self._call.append(text)
+        return ""
+
+    def _read_string(self, character: str) -> None:
+        if self._escapes:
+            self._escapes = False
+        elif character == "\\":
+            self._escapes = True
+        elif character == self._quote:
+            self._quote = ""
+
+    def _end_call(self, events: list[Event]) -> None:
+        source = "".join(self._call)
+        self._call.clear()
+        self._depth = 0
+        try:
+            name, arguments = _read_call(source.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            events.append(Content(self._held + source))
+            self._held, self._state = "", "content"
+            return
+        self._held, self._state = "", "between"
+        events.extend((CallBegins(name), CallArguments(arguments)))
+
+
+def _read_call(source: str) -> tuple[str, str]:
+    """The function's name and its arguments as JSON. Raises one of many errors for what is no call of literals."""
+    if len(source) > _MAX_CALL:
+        raise ValueError("too long a call")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes that Python does not know
+        call = ast.parse(source, mode="eval").body
+    if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+        raise ValueError("no call with arguments by name")
+    arguments = {str(keyword.arg): _literal(keyword.value, _MAX_DEPTH) for keyword in call.keywords}
+    return ast.unparse(call.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+
+
+def _literal(node: ast.expr, depth: int) -> Any:
+    if depth == 0:
+        raise ValueError("nested too deep")
+    match node:
+        case ast.Constant(value=str() as text):
+            return whole_characters(text)
+        case ast.Constant(value=int() | float() | bool() | None as value):
+            return value
+        case ast.Name(id=name) if name in _JSON_NAMES:
+            return _JSON_NAMES[name]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return [_literal(element, depth - 1) for element in elements]
+        case ast.Dict(keys=keys, values=values):
+            names = [_literal(key, depth - 1) if key is not None else None for key in keys]
+            if not all(isinstance(name, str) for name in names):
+                raise ValueError("a key that is no string")
+            return {name: _literal(value, depth - 1) for name, value in zip(names, values, strict=True)}
+    raise ValueError("no literal")

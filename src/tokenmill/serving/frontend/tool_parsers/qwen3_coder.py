@@ -1,0 +1,249 @@
+"""The notation of Qwen3-Coder and Qwen3.5: a call is tags, its arguments are text between them.
+
+    <tool_call>
+    <function=get_weather>
+    <parameter=city>
+    Ulm
+    </parameter>
+    </function>
+    </tool_call>
+
+What is text and what JSON is told by the schema of the function. Text streams; what is JSON comes when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tokenmill.core.json_text import whole_characters
+from tokenmill.serving.frontend.grammar_builder import GrammarBuilder, literal
+from tokenmill.serving.frontend.tool_parsers.protocol import CallArguments, CallBegins, Content, Event, Tool
+from tokenmill.serving.frontend.tool_parsers.scanners import MAX_GAP, MarkerFinder
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+_MAX_LENGTH = 1024
+_DEFINITIONS = ("$defs", "definitions")
+# As Python writes them: the template of Qwen3.5 does so too.
+_PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
+
+
+class Qwen3CoderNotation:
+    """See `Notation`."""
+
+    needs_special_tokens = False
+
+    def parser(self, tools: Sequence[Tool] = ()) -> Qwen3CoderParser:
+        """See `Notation`."""
+        return Qwen3CoderParser(tools)
+
+    def rule(self, builder: GrammarBuilder, tools: Sequence[Tool], is_parallel: bool) -> str:
+        """See `Notation`. Of a text's schema `enum`, `const` and lengths are enforced."""
+        calls = " | ".join(_call_rule(builder, tool) for tool in tools)
+        call = f'{builder.marker(BEGIN)} "\\n" ({calls}) {literal(_FUNCTION_END)} "\\n" {builder.marker(END)}'
+        return f'({call}) ("\\n" {call})*' if is_parallel else f"({call})"
+
+
+def _call_rule(builder: GrammarBuilder, tool: Tool) -> str:
+    """Parameters in the order of the schema; those that are not required may be left out."""
+    properties: dict[str, Any] = tool.parameters.get("properties") or {}
+    required = tool.parameters.get("required")
+    definitions = {key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}
+    rules = [literal(f"{_FUNCTION}{tool.name}>\n")]
+    for name, schema in properties.items():
+        if ">" in name or "\n" in name:
+            continue
+        head, value = literal(f"{_PARAMETER}{name}>\n"), _value_rule(builder, schema, definitions)
+        is_required = isinstance(required, list) and name in required
+        rules.append(f'({head} {value} "\\n")' + ("" if is_required else "?"))
+    return f"({' '.join(rules)})"
+
+
+def _value_rule(builder: GrammarBuilder, schema: Any, definitions: dict[str, Any]) -> str:
+    own = schema if isinstance(schema, dict) else {}
+    end = "\n" + _PARAMETER_END
+    if "string" not in _kinds(own):
+        return f"{builder.value({**definitions, **own})} {literal(end)}"
+    choices = own.get("enum") or ([own["const"]] if "const" in own else [])
+    if choices and all(isinstance(choice, str) for choice in choices):
+        return f"({' | '.join(map(literal, choices))}) {literal(end)}"
+    least, most = (_length(own.get(name)) for name in ("minLength", "maxLength"))
+    return builder.text_before(end, least, most)
+
+
+def _length(value: Any) -> int:
+    """A length that is enforced; a huge one would make a grammar that is too large."""
+    return value if isinstance(value, int) and 0 < value <= _MAX_LENGTH else 0
+
+
+def _kinds(schema: Any) -> frozenset[str]:
+    """The types that a schema names; empty where it names none."""
+    if not isinstance(schema, dict):
+        return frozenset()
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset([named])
+    if isinstance(named, list):
+        return frozenset(one for one in named if isinstance(one, str))
+    choices = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
+        return frozenset(["string"])
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            return frozenset(kind for one in schema[key] if isinstance(one, dict) for kind in _shallow_kinds(one))
+    return frozenset()
+
+
+def _shallow_kinds(schema: dict[str, Any]) -> frozenset[str]:
+    return _kinds({key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")})
+
+
+class Qwen3CoderParser:
+    """See `ToolParser`."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._properties = {tool.name: tool.parameters.get("properties") or {} for tool in tools}
+        self._read = self._read_content
+        self._finder = MarkerFinder(BEGIN)
+        self._held = ""
+        self._parts: list[str] = []
+        self._known: dict[str, Any] = {}
+        self._kinds: frozenset[str] = frozenset()
+        self._is_first = True
+        self._is_at_start = False
+        self._holds_line_end = False
+
+    def feed(self, text: str) -> list[Event]:
+        """See `ToolParser`."""
+        events: list[Event] = []
+        while text:
+            text = self._read(text, events)
+        return events
+
+    def finish(self) -> list[Event]:
+        """See `ToolParser`."""
+        held = self._held
+        if self._read == self._read_content:
+            held = self._finder.finish()
+        return [Content(held)] if held else []
+
+    def _read_content(self, text: str, events: list[Event]) -> str:
+        before, marker, rest = self._finder.push(text)
+        if before:
+            events.append(Content(before))
+        if marker:
+            self._read, self._held = self._read_head, BEGIN
+        return rest
+
+    def _read_head(self, text: str, events: list[Event]) -> str:
+        """After the marker: white space, and the tag with the function's name."""
+        for at, character in enumerate(text):
+            head = (self._held + character)[len(BEGIN) :].lstrip()
+            name = head[len(_FUNCTION) : -1] if head.endswith(">") else head[len(_FUNCTION) :]
+            is_near = len(self._held) < MAX_GAP
+            may_be = _FUNCTION.startswith(head) or (head.startswith(_FUNCTION) and _NAME.fullmatch(name))
+            if not is_near or not may_be:
+                events.append(Content(self._held))
+                self._held = ""
+                self._enter(self._read_content, BEGIN)
+                return text[at:]
+            self._held += character
+            if head.endswith(">"):
+                self._held = ""
+                self._begin_call(name, events)
+                return text[at + 1 :]
+        return ""
+
+    def _begin_call(self, name: str, events: list[Event]) -> None:
+        events += [CallBegins(name), CallArguments("{")]
+        self._known, self._is_first = self._properties.get(name, {}), True
+        self._enter(self._read_between, _PARAMETER, _FUNCTION_END, END)
+
+    def _enter(self, read: Any, *markers: str) -> None:
+        self._read, self._finder = read, MarkerFinder(*markers)
+
+    def _read_between(self, text: str, events: list[Event]) -> str:
+        """Between parameters; what is none is dropped."""
+        _, marker, rest = self._finder.push(text)
+        if marker == _PARAMETER:
+            self._enter(self._read_key, ">")
+        elif marker:
+            events.append(CallArguments("}"))
+            markers = (BEGIN,) if marker == END else (END, BEGIN)
+            self._enter(self._read_content if marker == END else self._read_end, *markers)
+        return rest
+
+    def _read_end(self, text: str, events: list[Event]) -> str:
+        """After the function: what stands before the end of the call is dropped."""
+        _, marker, rest = self._finder.push(text)
+        if marker:
+            self._enter(self._read_content, BEGIN)
+        if marker == BEGIN:
+            self._read, self._held = self._read_head, BEGIN
+        return rest
+
+    def _read_key(self, text: str, events: list[Event]) -> str:
+        before, marker, rest = self._finder.push(text)
+        self._parts.append(before)
+        if marker:
+            key = "".join(self._parts)
+            self._parts.clear()
+            self._kinds = _kinds(self._known[key]) if key in self._known else frozenset(["string"])
+            comma = "" if self._is_first else ", "
+            opening = '"' if self._is_text else ""
+            events.append(CallArguments(f"{comma}{json.dumps(key, ensure_ascii=False)}: {opening}"))
+            self._is_first, self._is_at_start, self._holds_line_end = False, True, False
+            self._enter(self._read_value, _PARAMETER_END)
+        return rest
+
+    @property
+    def _is_text(self) -> bool:
+        return self._kinds == {"string"}
+
+    def _read_value(self, text: str, events: list[Event]) -> str:
+        before, marker, rest = self._finder.push(text)
+        shown = self._without_outer_lines(before)
+        if self._is_text:
+            if shown:
+                events.append(CallArguments(json.dumps(shown, ensure_ascii=False)[1:-1]))
+        else:
+            self._parts.append(shown)
+        if marker:
+            events.append(CallArguments('"' if self._is_text else _json_value("".join(self._parts), self._kinds)))
+            self._parts.clear()
+            self._enter(self._read_between, _PARAMETER, _FUNCTION_END, END)
+        return rest
+
+    def _without_outer_lines(self, text: str) -> str:
+        """A value without the line breaks next to its tags: one that may be the last character is held back."""
+        if not text:
+            return ""
+        if self._is_at_start:
+            self._is_at_start = False
+            text = text.removeprefix("\n")
+            if not text:
+                return ""
+        text = "\n" + text if self._holds_line_end else text
+        self._holds_line_end = text.endswith("\n")
+        return text.removesuffix("\n")
+
+
+def _json_value(text: str, kinds: frozenset[str]) -> str:
+    """A value that is not only text, as JSON; what is no JSON is text after all."""
+    value = text.strip()
+    value = _PYTHON_NAMES.get(value, value)
+    if "string" not in kinds or (value == "null" and "null" in kinds):
+        try:
+            return whole_characters(json.dumps(json.loads(value, parse_constant=_no_number), ensure_ascii=False))
+        except (ValueError, RecursionError):
+            pass
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,119 @@
+"""The engines' own numbers as Prometheus metrics, made from the latest `EngineStats` when somebody scrapes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from tokenmill.core.engine_messages import EngineStats
+from tokenmill.core.histogram import Histogram
+from tokenmill.serving.replicas.engine_handle import EngineHandle
+
+_Family = GaugeMetricFamily | CounterMetricFamily
+
+
+def engine_metrics(engines: Iterable[EngineHandle], prefix: str) -> Iterator[Metric]:
+    """All of them, each with the label `engine`; none that is not known yet."""
+    info = InfoMetricFamily(f"{prefix}:cache_config", "Size of the KV cache", labels=["engine"])
+    families: dict[str, _Family] = {}
+    waiting = GaugeMetricFamily(
+        f"{prefix}:num_requests_waiting_by_reason", "Requests that wait, by what for", labels=["engine", "reason"]
+    )
+    accepted = CounterMetricFamily(
+        f"{prefix}:spec_decode_num_accepted_tokens_per_pos",
+        "Draft tokens that were kept, by their position in the draft",
+        labels=["engine", "position"],
+    )
+    tokens = HistogramMetricFamily(f"{prefix}:iteration_tokens_total", "Tokens of a step", labels=["engine"])
+    seconds = HistogramMetricFamily(
+        f"{prefix}:step_seconds", "Seconds of a step by part of the loop", labels=["engine", "part"]
+    )
+    loras = GaugeMetricFamily(
+        f"{prefix}:lora_requests_info",
+        "Adapters that requests run with and wait with; the value is the time",
+        labels=["engine", "max_lora", "waiting_lora_adapters", "running_lora_adapters"],
+    )
+    for engine in engines:
+        label, ready, stats = str(engine.index), engine.ready, engine.stats
+        if ready is not None:
+            # vLLM's names for the same two numbers stand beside ours, for its dashboards.
+            own = {"page_size": str(ready.page_size), "num_pages": str(ready.num_pages)}
+            info.add_metric([label], own | {"block_size": own["page_size"], "num_gpu_blocks": own["num_pages"]})
+        if stats is None:
+            continue
+        for kind, numbers in ((GaugeMetricFamily, _gauges(stats)), (CounterMetricFamily, _counters(stats))):
+            for name, help, value in numbers:
+                family = families.setdefault(name, kind(f"{prefix}:{name}", help, labels=["engine"]))
+                family.add_metric([label], value)
+        if ready is not None and ready.max_loras:
+            adapters = [",".join(stats.waiting_adapters), ",".join(stats.running_adapters)]
+            loras.add_metric([label, str(ready.max_loras), *adapters], time.time())
+        for reason, count in stats.waiting_by_reason.items():
+            waiting.add_metric([label, reason], count)
+        for position, count in enumerate(stats.num_accepted_per_position):
+            accepted.add_metric([label, str(position)], count)
+        if stats.step_tokens is not None:
+            _add(tokens, [label], stats.step_tokens)
+        for part, values in stats.step_seconds.items():
+            _add(seconds, [label, part], values)
+    yield from (
+        family for family in (info, *families.values(), waiting, accepted, loras, tokens, seconds) if family.samples
+    )
+
+
+def histogram(name: str, help: str, values: Histogram) -> Metric:
+    """A histogram as Prometheus shows it."""
+    family = HistogramMetricFamily(name, help)
+    _add(family, [], values)
+    return family
+
+
+def _gauges(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
+    used = stats.num_pages_pinned / stats.num_pages if stats.num_pages else 0.0
+    yield "num_requests_running", "Requests that run", stats.num_running
+    yield "num_requests_waiting", "Requests that wait", stats.num_waiting
+    yield "num_rows_used", "Rows of the page table that are taken", stats.num_rows_used
+    yield "num_pages", "KV pages", stats.num_pages
+    yield "num_pages_pinned", "KV pages that running requests use", stats.num_pages_pinned
+    yield "num_pages_evictable", "KV pages that only the prefix cache keeps", stats.num_pages_evictable
+    if stats.num_window_pages:
+        pinned, evictable = stats.num_window_pages_pinned, stats.num_window_pages_evictable
+        yield "num_window_pages", "KV pages of layers with a sliding window", stats.num_window_pages
+        yield "num_window_pages_pinned", "Those of them that running requests use", pinned
+        yield "num_window_pages_evictable", "Those of them that only the prefix cache keeps", evictable
+    yield "kv_cache_usage_perc", "Share of KV pages in use by requests, 0 to 1", used
+
+
+def _counters(stats: EngineStats) -> Iterator[tuple[str, str, float]]:
+    yield "engine_steps", "Steps of the engine", stats.step
+    yield "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", stats.prefix_queries
+    yield "prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_hits
+    yield "num_preemptions", "Requests preempted", stats.num_preemptions
+    yield "external_prefix_cache_hits", "Prompt tokens whose KV came from elsewhere", stats.num_loaded_tokens
+    yield "kv_stored_tokens", "Tokens whose KV was stored elsewhere", stats.num_stored_tokens
+    yield "corrupted_requests", "Requests ended by NaN or infinite logits", stats.num_corrupted
+    yield "prompt_tokens", "Prompt tokens processed", stats.prompt_tokens
+    yield "generation_tokens", "Tokens generated", stats.generation_tokens
+    yield "mm_encoder_tokens", "Image tokens encoded", stats.encoder_tokens
+    yield "mm_cache_queries", "Images that steps needed", stats.encoder_queries
+    yield "mm_cache_hits", "Images whose encoder output was there", stats.encoder_hits
+    yield "state_saves", "Recurrent states kept of prefixes", stats.num_states_kept
+    yield "state_hits", "Requests that began with one of them", stats.num_state_hits
+    yield "state_evictions", "Those of them that were given up", stats.num_states_given_up
+    yield "spec_decode_num_drafts", "Drafts that speculation made", stats.num_drafts
+    yield "spec_decode_num_draft_tokens", "Tokens of these drafts", stats.num_draft_tokens
+    yield "spec_decode_num_accepted_tokens", "Those of them that were kept", stats.num_accepted_tokens
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], values: Histogram) -> None:
+    bounds = [*map(str, values.bounds), "+Inf"]
+    family.add_metric(labels, list(zip(bounds, accumulate(values.counts), strict=True)), values.total)

@@ -1,0 +1,310 @@
+"""The proxy: a request's prompt goes to one server, and the request, with what that has answered, to another.
+
+    client ─ body ─> proxy ─ prompt, one token, "hold its pages" ─> prefill server
+                     proxy <─ kv_transfer_params ─
+                     proxy ─ body, kv_transfer_params ─> decode server ─ pages ─> fetched from the prefill server
+    client <──────── the decode server's reply, event by event ────────
+
+A prefill server that is dead, slow or busy costs a request nothing but time: another one is asked, or the decode server
+computes alone. A decode server that fails before the first byte of its answer is replaced by another one. What
+`kv_transfer_params` a client sends is dropped. All other paths are the decode server's.
+
+In front of it all stand the limits and guards of every server here (`server.http`): the servers behind see no browser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tokenmill.config.configs import ServerConfig
+from tokenmill.core.errors import InvalidRequest, TooLarge
+from tokenmill.serving.proxy.bodies import decode_body, may_split, prefill_body
+from tokenmill.serving.proxy.errors import NoServer, ServerFailed
+from tokenmill.serving.proxy.relay import EVENTS, Head, Relay, disconnected, whole_events
+from tokenmill.serving.proxy.servers import Server, Servers
+from tokenmill.serving.server.http.body import MAX_BODY_BYTES, read_body
+from tokenmill.serving.server.http.body_budget import BodyBudget
+from tokenmill.serving.server.http.browser_guard import UPLOAD_ROUTE
+from tokenmill.serving.server.http.errors import ServerStopping
+from tokenmill.serving.server.http.page import page_routes
+from tokenmill.serving.server.http.stack import guard
+
+logger = logging.getLogger(__name__)
+
+SPLIT = ("/v1/completions", "/v1/chat/completions")
+CONNECT_SECONDS = 5.0
+# A request that ends one server after the other is not given to all of them.
+MOST_FAILURES = 2
+_METHODS = ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"]
+# What may be asked twice: it changes nothing.
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
+# Of one hop only, made anew by whoever sends the body on, or of a browser: its page is the proxy's own, which the
+# servers cannot know.
+_OWN_HEADERS = frozenset(
+    {"accept-encoding", "connection", "content-length", "date", "host", "keep-alive", "origin", "proxy-authenticate"}
+    | {"proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade", "x-request-id"}
+)
+
+
+Outcome = TypeVar("Outcome")
+
+
+class _PrefillReply(msgspec.Struct):
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class Proxy:
+    """Answers for servers that compute prompts and servers that go on.
+
+    Args:
+        prefill_seconds: after which a prompt is left to the decode server.
+        config: the limits and guards; those of `tokenmill serve`.
+        transport: of the client; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        prefill: Servers,
+        decode: Servers,
+        prefill_seconds: float = 120.0,
+        config: ServerConfig | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._config = config or ServerConfig()
+        self._bodies = BodyBudget(self._config.max_body_bytes_in_flight)
+        # An answer may take as long as it takes; only connecting and a prompt are timed.
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        # Replies are passed on as they come, so they come in a form that any client takes.
+        headers = {"accept-encoding": "identity"}
+        self._http = httpx.AsyncClient(timeout=timeout, limits=limits, transport=transport, headers=headers)
+        self._prefill_seconds = prefill_seconds
+        self._open: set[asyncio.Timeout] = set()  # of all that is being answered
+
+    def app(self, on_loopback: bool = False) -> Starlette:
+        """The ASGI application, for a socket that only this machine reaches, or any other."""
+        routes = [Route(path, self.generate, methods=["POST"]) for path in SPLIT]
+        routes.append(Route("/{path:path}", self.forward, methods=_METHODS))
+        app = Starlette(routes=routes)
+        guard(app, self._config, on_loopback, frozenset(page_routes()))
+        return app
+
+    def end_streams(self) -> None:
+        """Break off what is still being answered, with an error where one can be told."""
+        now = asyncio.get_running_loop().time()
+        for patience in self._open:
+            patience.reschedule(now)
+
+    async def close(self) -> None:
+        """Close all connections to servers."""
+        await self._http.aclose()
+
+    async def generate(self, request: Request) -> Response:
+        """Have one server compute a prompt and another go on with it."""
+        body = await read_body(request, dict[str, Any], self._bodies)
+        alone = _encoded(decode_body(body, None))
+
+        async def work() -> Response:
+            params = await self._prompt(request, body) if may_split(body) else None
+            first = alone if params is None else _encoded(decode_body(body, params))
+            return await self._answer(request, first, alone)
+
+        return await self._unless_over(request, work())
+
+    async def forward(self, request: Request) -> Response:
+        """Leave anything else to a decode server; its body goes there as it comes."""
+        if _has_body(request):
+            return await self._answer(request, _limited(request), None)
+        return await self._unless_over(request, self._answer(request, None, None))
+
+    async def _prompt(self, request: Request, body: dict[str, Any]) -> dict[str, Any] | None:
+        """Let a server compute the prompt; where its pages are, or None: nobody has them."""
+        data, headers = _encoded(prefill_body(body)), _asked(request)
+        for server in self._prefill.fit():
+            try:
+                with self._prefill.serving(server):
+                    async with asyncio.timeout(self._prefill_seconds):
+                        reply = await self._http.post(server.url + request.url.path, content=data, headers=headers)
+            except (httpx.HTTPError, TimeoutError) as error:
+                logger.warning("%s does not compute a prompt: %s", server.url, str(error) or type(error).__name__)
+                self._prefill.failed(server)
+                continue
+            if reply.status_code == httpx.codes.OK:
+                return _params(reply)
+            logger.info("%s does not compute a prompt: status %d", server.url, reply.status_code)
+            if reply.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+                return None  # the next one would say the same of it
+        return None
+
+    async def _answer(
+        self, request: Request, first: bytes | AsyncIterator[bytes] | None, again: bytes | None
+    ) -> Response:
+        """Have a decode server answer; another one where it fails, or is busy, before the first byte of its answer.
+
+        Args:
+            first, again: the body for the first server that it reaches, and for those that are asked once that has had
+                it: pages may be fetched once. None: it is not known what a second time would do.
+
+        Raises:
+            NoServer: none can be reached.
+            ServerFailed: they have failed with the request.
+        """
+        is_repeatable = again is not None or request.method in _REPEATABLE
+        num_failures = 0
+        busy: Response | None = None
+        for server in self._decode.in_turn():
+            try:
+                reply = await self._ask(request, server, again if num_failures or busy else first)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                logger.warning("%s cannot be reached: %s", server.url, error)
+                self._decode.failed(server)
+            except httpx.HTTPError as error:
+                logger.warning("%s has failed with a request: %s", server.url, type(error).__name__)
+                self._decode.failed(server)
+                num_failures += 1
+                if num_failures == MOST_FAILURES or not is_repeatable:
+                    break
+            else:
+                if reply.status_code != httpx.codes.SERVICE_UNAVAILABLE or again is None:
+                    return reply
+                busy = reply
+        if busy is not None:
+            return busy
+        if num_failures:
+            raise ServerFailed("the servers that should have answered have failed; try again")
+        raise NoServer("no decode server can be reached; try again later")
+
+    async def _ask(self, request: Request, server: Server, content: bytes | AsyncIterator[bytes] | None) -> Response:
+        """The reply of a server, of which something is there: all, but for a stream or what is passed on as it is.
+
+        Raises:
+            HTTPError: the server has failed before.
+        """
+        path: str = request.scope.get("raw_path", request.url.path.encode()).decode("latin-1")
+        url = httpx.URL(server.url + path, query=request.scope["query_string"] or None)
+        headers = _asked(request)
+        if isinstance(content, AsyncIterator) and "content-length" in request.headers:
+            headers["content-length"] = request.headers["content-length"]
+        asked = self._http.build_request(request.method, url, content=content, headers=headers)
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._decode.serving(server))
+            upstream = await self._http.send(asked, stream=True)
+            stack.push_async_callback(upstream.aclose)
+            parts = upstream.aiter_raw()
+            is_events = upstream.headers.get("content-type", "").startswith(EVENTS)
+            if isinstance(content, bytes) and not is_events:
+                whole = b"".join([part async for part in parts])
+                return Response(whole, upstream.status_code, _headers(upstream.headers))
+            first = await anext(parts, b"")
+            patience = asyncio.timeout(None)
+            self._open.add(patience)
+            stack.callback(self._open.discard, patience)
+            reply = _begun(first, parts)
+            return Relay(
+                whole_events(reply) if is_events else reply,
+                Head(upstream.status_code, _headers(upstream.headers), is_events),
+                patience,
+                stack.pop_all(),
+            )
+
+    async def _unless_over(self, request: Request, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """The outcome of `work`.
+
+        Raises:
+            ClientDisconnect: the client has left before; the work is cancelled.
+            ServerStopping: the proxy ends.
+        """
+        patience = asyncio.timeout(None)
+        self._open.add(patience)
+        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request.receive))
+        try:
+            async with patience:
+                await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientDisconnect
+            return task.result()
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            raise ServerStopping("the server is stopping") from None
+        finally:
+            self._open.discard(patience)
+            for one in (task, gone):
+                one.cancel()
+            await asyncio.wait((task, gone))
+
+
+async def _begun(first: bytes, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for part in parts:
+        yield part
+
+
+def _limited(request: Request) -> AsyncIterator[bytes]:
+    """The body as it comes. Only files may be large: they are not held in memory anywhere.
+
+    Raises:
+        TooLarge: it says that it is larger than the servers take; from the iterator where it shows later.
+    """
+    if request.url.path.endswith(UPLOAD_ROUTE):
+        return request.stream()
+    too_large = TooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+        raise too_large
+
+    async def parts() -> AsyncIterator[bytes]:
+        num_bytes = 0
+        async for part in request.stream():
+            num_bytes += len(part)
+            if num_bytes > MAX_BODY_BYTES:
+                raise too_large
+            yield part
+
+    return parts()
+
+
+def _has_body(request: Request) -> bool:
+    return "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    """A body for a server.
+
+    Raises:
+        InvalidRequest: it is nested as deep as can just be read.
+    """
+    try:
+        return msgspec.json.encode(body)
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deep") from error
+
+
+def _params(reply: httpx.Response) -> dict[str, Any] | None:
+    """What a prefill server says of where the pages are; None: nothing."""
+    try:
+        return msgspec.json.decode(reply.content, type=_PrefillReply).kv_transfer_params
+    except msgspec.DecodeError:
+        return None
+
+
+def _asked(request: Request) -> dict[str, str]:
+    """The headers of what a server is asked."""
+    return _headers(request.headers) | {"x-request-id": request.state.request_id}
+
+
+def _headers(given: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in given.items() if name.lower() not in _OWN_HEADERS}

@@ -1,0 +1,106 @@
+"""A decode server's reply on its way to the client, as it comes, and its end where it breaks off.
+
+Of a stream of events only whole ones are passed on, so an error can follow where the next one would begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import httpx
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokenmill.core.errors import TokenMillError
+from tokenmill.serving.proxy.errors import ServerFailed
+from tokenmill.serving.server.http.errors import ANTHROPIC_PATH, ServerStopping, anthropic_body, error_body
+
+_RESPONSES_PATH = "/v1/responses"
+EVENTS = "text/event-stream"
+
+
+class Head(NamedTuple):
+    """How a reply begins. `is_events`: it is a stream of events."""
+
+    status: int
+    headers: dict[str, str]
+    is_events: bool
+
+
+async def whole_events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The parts of a stream, cut between events. Where they break off within one, that is left out."""
+    rest = bytearray()
+    async for part in parts:
+        begun = max(len(rest) - 1, 0)
+        rest += part
+        end = rest.rfind(b"\n\n", begun) + 2
+        if end >= 2:
+            yield bytes(rest[:end])
+            del rest[:end]
+    if rest:
+        yield bytes(rest)
+
+
+class Relay(Response):
+    """Sends a reply until it ends, the client leaves, or its patience does."""
+
+    def __init__(
+        self, parts: AsyncIterator[bytes], head: Head, patience: asyncio.Timeout, serving: AsyncExitStack
+    ) -> None:
+        """`patience` has not begun; `serving` is left when all is over."""
+        super().__init__(None, head.status)
+        self.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.headers.items()]
+        self._parts = parts
+        self._is_events = head.is_events
+        self._patience = patience
+        self._serving = serving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all of it."""
+        async with self._serving:
+            work = asyncio.ensure_future(self._send(scope["path"], send))
+            gone = asyncio.ensure_future(disconnected(receive))
+            try:
+                await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (work, gone):
+                    task.cancel()
+                await asyncio.wait((work, gone))
+            if not work.cancelled():
+                work.result()
+
+    async def _send(self, path: str, send: Send) -> None:
+        error: TokenMillError | None = None
+        try:
+            async with self._patience:
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async for part in self._parts:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+        except httpx.HTTPError:
+            error = ServerFailed("the server that answered this has failed; what came before is all there is")
+        except TimeoutError:
+            error = ServerStopping("the server is stopping")
+        # What is no stream stays without its end, and the connection is closed: the client sees that it is not whole.
+        if error is None or self._is_events:
+            await send({"type": "http.response.body", "body": b"" if error is None else error_event(error, path)})
+
+
+async def disconnected(receive: Receive) -> None:
+    """Until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def error_event(error: TokenMillError, path: str) -> bytes:
+    """The end of a stream that has begun, in the form of the API that the path is of."""
+    if path.startswith(ANTHROPIC_PATH):
+        return b"event: error\ndata: " + msgspec.json.encode(anthropic_body(error)) + b"\n\n"
+    body = error_body(error)
+    if path.startswith(_RESPONSES_PATH):
+        told = {"type": "error", "code": body.error.type, "message": body.error.message, "param": None}
+        return b"event: error\ndata: " + msgspec.json.encode(told) + b"\n\n"
+    return b"data: " + msgspec.json.encode(body) + b"\n\ndata: [DONE]\n\n"

@@ -1,0 +1,192 @@
+"""One engine as the API process knows it: what it said of itself, how it is doing, and what can be asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.engine_messages import (
+    AdapterSeen,
+    Done,
+    EngineReady,
+    EngineReply,
+    EngineStats,
+    RequestState,
+    RequestStates,
+)
+from tokenmill.core.errors import EngineDead
+from tokenmill.core.live import LiveReport, ShowTurns
+from tokenmill.core.messages import EngineControl, ExplainRequests, LookAtAdapter, ResetPrefixCache, SetPaused
+from tokenmill.serving.replicas.health import PartHealth, trouble_of
+
+# Counts of things.
+COUNTS = tuple(
+    field.name for field in msgspec.structs.fields(EngineStats) if field.type is int and field.name != "engine"
+)
+# The engine answers between two steps; a step of a large prompt on a slow machine takes this long at most.
+ANSWER_SECONDS = 60.0
+
+
+class EngineHandle:
+    """An engine's index, readiness, stats and health, and the calls that go straight to it.
+
+    A call has one answer or an error: nothing waits for ever.
+
+    Attributes:
+        health: of its ranks.
+        ready: what it said when it became ready; None: it still starts.
+        stats: its latest numbers; None: it still starts.
+        is_paused: it should launch no step; it is told so again when it has been started again.
+        is_new: it was added to a running server, and has not been ready yet.
+        is_draining: it gets no new requests.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        send: Callable[[EngineControl], None],
+        health: Sequence[PartHealth],
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        self.index = index
+        self.health = health
+        self.ready: EngineReady | None = None
+        self.stats: EngineStats | None = None
+        self._send = send
+        self._answer_seconds = answer_seconds
+        self.is_paused = self.is_new = self.is_draining = False
+        self._busy_workers: set[str] = set()
+        self._is_idle = asyncio.Event()
+        self._is_ready = asyncio.Event()
+        self._failure = ""
+        self._open: dict[str, asyncio.Future[EngineReply]] = {}
+
+    @property
+    def name(self) -> str:
+        """As sentences call it."""
+        return self.health[0].name
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with it; None: nothing."""
+        return trouble_of(self.health)
+
+    async def wait_until_ready(self) -> EngineReady:
+        """What it says of itself, once it does.
+
+        Raises:
+            EngineDead: it cannot be added.
+        """
+        await self._is_ready.wait()
+        if self._failure:
+            raise EngineDead(self._failure)
+        assert self.ready is not None, "set before the event"
+        return self.ready
+
+    def fail(self, why: str) -> None:
+        """It cannot be added: the first reason counts."""
+        self._failure = self._failure or why
+        self._is_ready.set()
+
+    def drain(self, workers: Iterable[str]) -> None:
+        """It gets no new requests. Each of these text workers says when it has none there any more."""
+        self.is_draining = True
+        self._busy_workers.update(workers)
+
+    def note_idle(self, worker: str) -> None:
+        """A text worker has no request there any more, or is gone."""
+        self._busy_workers.discard(worker)
+        if self.is_draining and not self._busy_workers:
+            self._is_idle.set()
+
+    async def wait_until_idle(self) -> None:
+        """Until it has no requests, once it is draining."""
+        await self._is_idle.wait()
+
+    def take(self, message: EngineReady | EngineStats | EngineReply) -> None:
+        """Take in what the engine says; an answer goes to whoever waits for it, if somebody still does."""
+        match message:
+            case EngineReady():
+                self.ready = message
+                self.is_new = False
+                # Until it tells more, nothing has happened.
+                nothing: dict[str, Any] = dict.fromkeys(COUNTS, 0) | {"num_pages": message.num_pages}
+                self.stats = self.stats or EngineStats(**nothing)
+                self._is_ready.set()
+            case EngineStats():
+                self.stats = message
+                self.health[0].note_stuck(message.is_stuck)
+            case _:
+                future = self._open.get(message.id)
+                if future is not None and not future.done():
+                    future.set_result(message)
+
+    def lose(self) -> None:
+        """It has died: what it was asked stays without an answer."""
+        self._end_calls("has died; it is being started again")
+
+    def leave(self) -> None:
+        """It was removed: nobody answers what it was asked, nor what it will be."""
+        self._end_calls("has been removed")
+
+    def _end_calls(self, why: str) -> None:
+        self.ready = None
+        self._is_ready.clear()
+        for future in self._open.values():
+            if not future.done():
+                future.set_exception(EngineDead(f"{self.name} {why}"))
+
+    async def set_paused(self, is_paused: bool) -> None:
+        """Let the engine launch no step, or go on; returns when no step runs any more.
+
+        Raises:
+            EngineDead: it gave no answer; so do all calls of this class.
+        """
+        self.is_paused = is_paused
+        await self._call(SetPaused(_new_id(), is_paused))
+
+    async def reset_prefix_cache(self, preempt_running: bool, reset_external: bool = False) -> bool:
+        """Forget cached prefixes; False where running requests hold pages and may not be preempted."""
+        reply = await self._call(ResetPrefixCache(_new_id(), preempt_running, reset_external))
+        assert isinstance(reply, Done)
+        return reply.is_done
+
+    async def look_at_adapter(self, name: str, path: str) -> AdapterSeen:
+        """What the engine makes of the adapter in a folder."""
+        reply = await self._call(LookAtAdapter(_new_id(), name, path))
+        assert isinstance(reply, AdapterSeen)
+        return reply
+
+    async def explain(self, request_ids: list[str]) -> list[RequestState]:
+        """How those of the requests that the engine has are doing."""
+        reply = await self._call(ExplainRequests(_new_id(), request_ids))
+        assert isinstance(reply, RequestStates)
+        return [msgspec.structs.replace(state, engine=self.index) for state in reply.states]
+
+    async def show_turns(self, since: int, shows_requests: bool, shows_tree: bool) -> LiveReport:
+        """What it has done since a turn; see `ShowTurns`."""
+        reply = await self._call(ShowTurns(_new_id(), since, shows_requests, shows_tree))
+        assert isinstance(reply, LiveReport)
+        return reply
+
+    async def _call(self, message: EngineControl) -> EngineReply:
+        if self.ready is None:
+            raise EngineDead(f"{self.name} is being started")
+        future: asyncio.Future[EngineReply] = asyncio.get_running_loop().create_future()
+        self._open[message.id] = future
+        try:
+            self._send(message)
+            async with asyncio.timeout(self._answer_seconds):
+                return await future
+        except TimeoutError as error:
+            raise EngineDead(f"{self.name} has not answered for {self._answer_seconds:g} seconds") from error
+        finally:
+            del self._open[message.id]
+
+
+def _new_id() -> str:
+    return secrets.token_hex(12)

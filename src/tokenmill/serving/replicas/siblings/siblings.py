@@ -1,0 +1,235 @@
+"""The other API processes of a server, as the first one knows them: it tells them how the parts are, watches over them,
+and asks them for the requests that they have.
+
+    sibling                         first
+      SiblingStarted ─────────────>   when all parts are ready:
+      <─ EngineReady of each engine, how they are, ServeNow
+      Observed, every second ─────>   a sibling that says nothing for too long is killed; the keeper starts it again
+      <─ EngineReady, EngineStats, news, WorkerBack, WorkerTrouble, ServerState
+
+A sibling that comes back finds text workers that know of no request: those of the dead one are ended with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import zmq
+
+from tokenmill.core.api_messages import (
+    AbortCalls,
+    FindCalls,
+    FinishedRequest,
+    FoundCalls,
+    FromSibling,
+    Observed,
+    ServeNow,
+    ServerEnds,
+    ServerState,
+    SiblingEnded,
+    SiblingStarted,
+    WorkerBack,
+    WorkerTrouble,
+)
+from tokenmill.core.engine_messages import EngineReady, EngineStats
+from tokenmill.core.histogram import Histogram
+from tokenmill.core.part_messages import Beat, EngineNews, Verdict
+from tokenmill.ipc.channels import LINGER_MILLISECONDS, Outbox, api_name
+from tokenmill.serving.replicas.health import PartHealth, trouble_of
+from tokenmill.serving.replicas.supervisor import Supervisor
+
+# A sibling answers between two other messages.
+ANSWER_SECONDS = 5.0
+
+
+class ClientObserver(Protocol):
+    """Told what the clients of siblings experience; see `RequestObserver`."""
+
+    def first_token(self, seconds: float) -> None:
+        """See `RequestObserver`."""
+
+    def between_tokens(self, seconds: Histogram) -> None:
+        """So many tokens came so long after the ones before."""
+
+    def finished(self, request: FinishedRequest) -> None:
+        """See `RequestObserver`."""
+
+
+class _Sibling:
+    """One of them. `busy` are those of its text workers that are being started again; `told` it is what they do."""
+
+    def __init__(self, outbox: Outbox, name: str, timeout: float) -> None:
+        self.outbox = outbox
+        self.health = PartHealth(name, timeout)
+        self.pid = 0
+        self.serves = False
+        self.num_open = 0
+        self.busy: set[int] = set()
+        self.told: dict[int, WorkerTrouble] = {}
+        self.ended = asyncio.Event()
+
+
+class Siblings:
+    """Talks to all of them."""
+
+    def __init__(self, folder: Path, parts: Supervisor, timeout: float, observer: ClientObserver) -> None:
+        """`timeout`: seconds within which each must be heard."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._parts = parts
+        self._observer = observer
+        self._all = {
+            index: _Sibling(Outbox(self._context, folder, api_name(index)), f"API process {index}", timeout)
+            for index in parts.topology.siblings
+        }
+        self._open: dict[str, asyncio.Future[FoundCalls]] = {}
+        self._is_started = False
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with one of them; None: nothing."""
+        return trouble_of(one.health for one in self._all.values())
+
+    @property
+    def num_open(self) -> int:
+        """Requests that they have, as far as they have said."""
+        return sum(one.num_open for one in self._all.values())
+
+    # --- what they are told -----------------------------------------------------------------------------------------
+
+    def started(self) -> None:
+        """All parts are ready."""
+        self._is_started = True
+        for index in self._all:
+            self._let_serve(index)
+
+    def told(self, message: EngineReady | EngineStats | EngineNews) -> None:
+        """An engine has told something, or it has been told of one."""
+        for one in self._all.values():
+            if one.serves:
+                one.outbox.send(message)
+        if isinstance(message, EngineReady):  # a sibling that came while no engine was ready waits for this
+            for index in self._all:
+                self._let_serve(index)
+
+    def worker_back(self, worker: int, retired: str, news: Sequence[EngineNews], verdict: Verdict) -> None:
+        """A text worker of one of them has been started again."""
+        index = self._parts.topology.api_of(worker)
+        one = self._all[index]
+        one.busy.discard(worker)
+        if one.serves:
+            one.outbox.send(WorkerBack(worker, self._parts.inbox_of_worker(worker), retired, list(news), verdict))
+        self._let_serve(index)
+
+    def worker_ticked(self, worker: int, is_deaf: bool, is_lost: bool) -> None:
+        """How a text worker of one of them does."""
+        one = self._all[self._parts.topology.api_of(worker)]
+        trouble = WorkerTrouble(worker, is_deaf, is_lost)
+        if one.serves and one.told.get(worker) != trouble:
+            one.told[worker] = trouble
+            one.outbox.send(trouble)
+
+    def pass_time(self, seconds: float, is_recovering: bool) -> None:
+        """So much time has passed. Whoever has not been heard for too long is killed."""
+        for one in self._all.values():
+            one.outbox.send(ServerState(is_recovering))
+            one.health.pass_time(seconds)
+            if one.serves and one.health.is_overdue:
+                one.serves = False  # until its successor has begun: the number may be another process's soon
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGKILL)
+
+    def end(self, exit_code: int, error: str) -> None:
+        """Something has ended the server."""
+        for one in self._all.values():
+            one.outbox.send(ServerEnds(exit_code, error))
+
+    # --- what they say ----------------------------------------------------------------------------------------------
+
+    def take(self, message: FromSibling) -> None:
+        """Take in what one of them says."""
+        match message:
+            case SiblingStarted():
+                self._begin(message)
+            case Observed():
+                self._observe(message)
+            case FoundCalls():
+                future = self._open.get(message.id)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case SiblingEnded():
+                self._all[message.index].ended.set()
+
+    async def find(self, names: Sequence[str], owner: str = "") -> list[tuple[str, list[str]]]:
+        """What all of them answer to `FindCalls`; who does not answer in time has no requests."""
+        loop = asyncio.get_running_loop()
+        asked = {secrets.token_hex(12): one for one in self._all.values() if one.serves}
+        self._open |= {call: loop.create_future() for call in asked}
+        futures = [self._open[call] for call in asked]
+        try:
+            for call, one in asked.items():
+                one.outbox.send(FindCalls(call, list(names), owner))
+            if futures:
+                await asyncio.wait(futures, timeout=ANSWER_SECONDS)
+            return [found for future in futures if future.done() for found in future.result().calls]
+        finally:
+            for call in asked:
+                del self._open[call]
+
+    def abort(self, ids: Sequence[str]) -> None:
+        """End those of these requests that they have."""
+        for one in self._all.values():
+            one.outbox.send(AbortCalls(list(ids)))
+
+    async def wait_until_ended(self) -> None:
+        """Until none has a request any more, once they have been told to stop."""
+        await asyncio.gather(*(one.ended.wait() for one in self._all.values()))
+
+    def close(self) -> None:
+        """Deliver what is on its way, a moment long, and let go."""
+        self._context.destroy(linger=LINGER_MILLISECONDS)
+
+    def _begin(self, message: SiblingStarted) -> None:
+        """One has started; where another has been before it, with text workers that know no request any more."""
+        one = self._all[message.index]
+        if one.pid:
+            restarts, label = self._parts.counts.restarts, f"api-{message.index}"
+            restarts[label] = restarts.get(label, 0) + 1
+            one.busy.update(self._parts.topology.workers_of(message.index))
+            for worker in one.busy:
+                self._parts.restart_worker(worker)
+        one.pid, one.serves, one.num_open = message.pid, False, 0
+        one.health.begin()
+        self._let_serve(message.index)
+
+    def _let_serve(self, index: int) -> None:
+        one = self._all[index]
+        if not self._is_started or not one.pid or one.busy or one.serves or self._parts.engines.ready is None:
+            return
+        for engine in self._parts.engines:
+            if engine.ready is not None:
+                one.outbox.send(engine.ready)
+        for news in self._parts.news():
+            one.outbox.send(news)
+        own = self._parts.topology.workers_of(index)
+        one.outbox.send(ServeNow({worker: self._parts.inbox_of_worker(worker) for worker in own}))
+        one.serves = True
+        one.health.started()
+
+    def _observe(self, message: Observed) -> None:
+        one = self._all[message.index]
+        one.health.beats(Beat(part=api_name(message.index)))
+        one.num_open = message.num_open
+        self._parts.counts.lost_lines[api_name(message.index)] = message.num_lost_lines
+        for seconds in message.first_tokens:
+            self._observer.first_token(seconds)
+        if message.between_tokens is not None:
+            self._observer.between_tokens(message.between_tokens)
+        for request in message.finished:
+            self._observer.finished(request)

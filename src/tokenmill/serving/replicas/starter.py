@@ -1,0 +1,66 @@
+"""`Starter`: how the processes of a server's parts begin. Imports little, so that they can begin before anything else.
+
+Loading torch is most of a start: an engine that has begun before this process loads what it needs loads beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+from tokenmill.ipc.channels import engine_name, worker_name
+from tokenmill.ipc.python_child import start_python
+from tokenmill.ipc.topology import Topology
+
+ENGINE_MODULE = "tokenmill.startup.assembly.engine_process"
+WORKER_MODULE = "tokenmill.serving.frontend.worker"
+
+
+class Starter:
+    """Starts processes, and keeps those that it has begun early until they are asked for.
+
+    Attributes:
+        engine_module: the module that runs as the process of an engine. worker_module: of a text worker.
+    """
+
+    def __init__(self, engine_module: str = ENGINE_MODULE, worker_module: str = WORKER_MODULE) -> None:
+        self.engine_module = engine_module
+        self.worker_module = worker_module
+        self._early: dict[str, subprocess.Popen[bytes]] = {}
+
+    @contextlib.contextmanager
+    def begun(self, folder: Path, topology: Topology) -> Iterator[Self]:
+        """Start all parts that are processes; the launch file must be there. Those that nobody asks for are killed."""
+        for spec in topology.engines:
+            for rank in range(spec.num_ranks):
+                arguments = (str(spec.index), str(rank))
+                self._early[engine_name(spec.index, rank)] = self._start(self.engine_module, folder, arguments, 0)
+        for index in topology.workers if topology.tokenizer_workers else ():
+            self._early[worker_name(index)] = self._start(self.worker_module, folder, (str(index),), 0)
+        try:
+            yield self
+        finally:
+            for process in self._early.values():
+                process.kill()
+                process.wait()
+
+    def start(
+        self, name: str, module: str, folder: Path, arguments: Sequence[str], life: int
+    ) -> subprocess.Popen[bytes]:
+        """The process of a part, by the name of its first inbox, in this life: a new one, or the one begun early."""
+        early = None if life else self._early.pop(name, None)
+        return early or self._start(module, folder, arguments, life)
+
+    def _start(self, module: str, folder: Path, arguments: Sequence[str], life: int) -> subprocess.Popen[bytes]:
+        return start_python(
+            ["-m", module, str(folder), *arguments, str(life)],
+            # The engine shares the cores with the other processes. Threads that spin while they wait for the next
+            # matrix product take those away: on 2 busy cores a step was 27 times slower.
+            {"OMP_WAIT_POLICY": "PASSIVE"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )

@@ -1,0 +1,215 @@
+"""Anthropic's form of a chat, and the call that it asks for."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.structured_outputs import StructuredOutputs
+from tokenmill.serving.frontend.chat_messages import check_depth
+from tokenmill.serving.server.generation.call import GenerationCall, template_kwargs
+from tokenmill.serving.server.generation.fields import Int32, PositiveInt, StopStrings, Tools, given_params
+from tokenmill.serving.server.generation.tools import NamedTool
+
+# Blocks of thinking are the model's own and are not shown to it again.
+_SKIPPED = ("thinking", "redacted_thinking")
+
+
+class Thinking(msgspec.Struct):
+    """`thinking`; how much the model thinks is up to it."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Int32 | None = None
+    display: str | None = None
+
+
+class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """`tool_choice`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """`output_config.format`."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """`output_config`; how much effort the model makes is up to it."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+    task_budget: dict[str, Any] | None = None
+
+
+class PromptBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields that make the prompt: the body of /v1/messages/count_tokens."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    system: str | list[dict[str, Any]] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    # Without effect: nothing is cut out of a conversation here.
+    context_management: dict[str, Any] | None = None
+    # Refused unless they ask for nothing.
+    container: Any = None
+    mcp_servers: Any = None
+
+
+class MessagesBody(PromptBody, forbid_unknown_fields=True, kw_only=True):
+    """The body of /v1/messages."""
+
+    max_tokens: PositiveInt
+    stop_sequences: StopStrings | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int32 | None = None
+    # Without effect: prefixes are cached in any case, and the rest is Anthropic's own bookkeeping.
+    cache_control: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+
+def message_call(body: PromptBody) -> GenerationCall:
+    """The call that a body asks for.
+
+    Raises:
+        InvalidRequest: naming the message or the block at fault.
+    """
+    for name in ("container", "mcp_servers"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} is not supported by this server", name)
+    for name in ("messages", "system", "tools"):
+        check_depth(getattr(body, name), name)
+    messages = [message for i, one in enumerate(body.messages) for message in _messages(one, f"messages[{i}]")]
+    if body.system is not None:
+        system = _text(body.system, "system", "system")
+        messages.insert(0, {"role": "system", "content": system})
+    # Anthropic's way to begin the answer for the model: it goes on from there.
+    last = messages[-1] if messages else {}
+    continues = last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
+    choice = body.tool_choice
+    params = given_params(body)
+    if isinstance(body, MessagesBody) and body.stop_sequences is not None:
+        params["stop"] = body.stop_sequences
+    if body.output_config is not None and body.output_config.format is not None:
+        params["structured_outputs"] = StructuredOutputs(json=body.output_config.format.schema, param="output_config")
+    return GenerationCall(
+        model=body.model,
+        params=params,
+        messages=messages,
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)] if body.tools else None,
+        tool_choice=None if choice is None else _tool_choice(choice),
+        parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
+        template_kwargs=template_kwargs(
+            None,
+            enable_thinking=None if body.thinking is None else body.thinking.type != "disabled",
+            continue_final_message=continues or None,
+        ),
+        stream=body.stream if isinstance(body, MessagesBody) else None,
+    )
+
+
+def _messages(message: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """A message of Anthropic's as one or several: the results of tools are messages of their own."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant"):
+        raise InvalidRequest(f"{where}.role must be user or assistant", "messages")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where}.content must be a string or a list of blocks", "messages")
+    shown: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for i, part in enumerate(content):
+        place = f"{where}.content[{i}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text":
+            shown.append({"type": "text", "text": _field(part, "text", str, place)})
+        elif kind == "image" and role == "user":
+            shown.append(_image(_field(part, "source", dict, place), f"{place}.source"))
+        elif kind == "tool_use" and role == "assistant":
+            calls.append(_call(part, place))
+        elif kind == "tool_result" and role == "user":
+            text = _text(part.get("content") or "", f"{place}.content", "messages")
+            call_id = _field(part, "tool_use_id", str, place)
+            results.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        elif kind not in _SKIPPED:
+            name = kind if isinstance(kind, str) else "unknown"
+            raise InvalidRequest(
+                f"{place}: a block of type {name[:40]} is not supported in a {role} message", "messages"
+            )
+    has_images = any(part["type"] != "text" for part in shown)
+    own: dict[str, Any] = {"role": role, "content": shown if has_images else "\n".join(part["text"] for part in shown)}
+    if calls:
+        own["tool_calls"] = calls
+    return [*results, own] if shown or calls or not results else results
+
+
+def _image(source: dict[str, Any], where: str) -> dict[str, Any]:
+    """An image block's source as a part of OpenAI's form."""
+    if source.get("type") == "url":
+        url = _field(source, "url", str, where)
+    elif source.get("type") == "base64":
+        url = f"data:{_field(source, 'media_type', str, where)};base64,{_field(source, 'data', str, where)}"
+    else:
+        raise InvalidRequest(f"{where}.type must be base64 or url", "messages")
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _call(part: dict[str, Any], where: str) -> dict[str, Any]:
+    given = part.get("input")
+    # A text is what could not be read as JSON: the answer was cut within it.
+    arguments = given if isinstance(given, str) else msgspec.json.encode(_field(part, "input", dict, where)).decode()
+    function = {"name": _field(part, "name", str, where), "arguments": arguments}
+    return {"id": _field(part, "id", str, where), "type": "function", "function": function}
+
+
+def _text(content: str | list[dict[str, Any]], where: str, param: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where} must be a string or a list of text blocks", param)
+    for i, part in enumerate(content):
+        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+            raise InvalidRequest(f"{where}[{i}]: only text blocks are supported here", param)
+    return "\n".join(part["text"] for part in content)
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise InvalidRequest(f"{where}: tools that the server runs are not supported", "tools")
+    schema = _field(tool, "input_schema", dict, where, "tools")
+    function = {"name": _field(tool, "name", str, where, "tools"), "parameters": schema}
+    if tool.get("strict") is True:
+        function["strict"] = True
+    if isinstance(tool.get("description"), str):
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: ToolChoice) -> str | NamedTool:
+    if choice.type != "tool":
+        return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
+    if not choice.name:
+        raise InvalidRequest("tool_choice of type tool needs a name", "tool_choice")
+    return NamedTool(choice.name)
+
+
+def _field(part: dict[str, Any], name: str, kind: type, where: str, param: str = "messages") -> Any:
+    value = part.get(name)
+    if not isinstance(value, kind):
+        expected = {"str": "a string", "dict": "an object"}[kind.__name__]
+        raise InvalidRequest(f"{where}.{name} must be {expected}", param)
+    return value

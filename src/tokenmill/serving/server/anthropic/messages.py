@@ -1,0 +1,50 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.core.messages import EncodeText, GenerateText
+from tokenmill.serving.server.anthropic.body import MessagesBody, PromptBody, message_call
+from tokenmill.serving.server.anthropic.events import MessageWriter
+from tokenmill.serving.server.context import ServerContext
+from tokenmill.serving.server.generation.call import GenerationCall, messages_of
+from tokenmill.serving.server.generation.reply import GenerationReply
+from tokenmill.serving.server.http.body import read_as
+from tokenmill.serving.server.http.json_response import json_response
+
+
+class MessagesRoutes:
+    """Answers both."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def post(self, request: Request) -> Response:
+        """Answer a conversation."""
+        context = self._context
+        model, call, prompts = await read_as(request, MessagesBody, context.bodies, self._read)
+        label = f"msg_{request.state.request_id}"
+        writer = MessageWriter(label, context.reply_name(model))
+        return GenerationReply(context, call, prompts, writer, label)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens the prompt of a conversation has."""
+        _, _, (prompt,) = await read_as(request, PromptBody, self._context.bodies, self._read)
+        encoded = await self._context.client.encode(
+            EncodeText(
+                id="",
+                messages=prompt.messages,
+                tools=prompt.tools,
+                template_kwargs=prompt.template_kwargs,
+                add_special_tokens=False,
+            )
+        )
+        return json_response({"input_tokens": len(encoded.token_ids)})
+
+    def _read(self, body: PromptBody) -> tuple[str, GenerationCall, list[GenerateText]]:
+        self._context.check_count(body.messages)
+        self._context.check_model(body.model)
+        call = message_call(body)
+        return body.model, call, messages_of(call, self._context)

@@ -1,0 +1,141 @@
+"""The FastAPI application: which route is whose, and what surrounds them all.
+
+Bodies are read and checked by msgspec inside the routes; FastAPI routes, and describes them in /openapi.json.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+import tokenmill
+from tokenmill.config.configs import ServerConfig
+from tokenmill.serving.server.anthropic.body import MessagesBody, PromptBody
+from tokenmill.serving.server.anthropic.messages import MessagesRoutes
+from tokenmill.serving.server.context import ServerContext
+from tokenmill.serving.server.generation.tokens import DetokenizeBody, TokenizeBody, TokenRoutes
+from tokenmill.serving.server.http.browser_guard import JSON, MULTIPART
+from tokenmill.serving.server.http.middleware import METRICS_ROUTE, NO_ROUTES
+from tokenmill.serving.server.http.openapi import body_of, describe, query_of
+from tokenmill.serving.server.http.page import page_routes
+from tokenmill.serving.server.http.stack import guard
+from tokenmill.serving.server.openai.batches import BatchBody, BatchesQuery, BatchesRoutes
+from tokenmill.serving.server.openai.chat import ChatBody, ChatRoute
+from tokenmill.serving.server.openai.completions import TextBody, TextRoute
+from tokenmill.serving.server.openai.embeddings import EmbeddingBody, EmbeddingRoute
+from tokenmill.serving.server.openai.fields import UNSUPPORTED
+from tokenmill.serving.server.openai.files import FilesQuery, FilesRoutes
+from tokenmill.serving.server.openai.responses import ResponsesRoutes
+from tokenmill.serving.server.openai.responses_body import ResponsesBody
+from tokenmill.serving.server.openai.upload import UploadForm
+from tokenmill.serving.server.operators.adapters import AdapterRoutes, LoadAdapterBody, UnloadAdapterBody
+from tokenmill.serving.server.operators.admin import AbortBody, AdminRoutes, PauseQuery, ResetQuery
+from tokenmill.serving.server.operators.engines import EngineRoutes, RemoveQuery, WeightsBody
+from tokenmill.serving.server.operators.info import InfoRoutes
+from tokenmill.serving.server.operators.live import LiveRoutes
+from tokenmill.serving.server.sglang.generate import NativeBody, NativeRoute
+from tokenmill.serving.server.sglang.info import SglangRoutes
+
+_BODIES = (
+    ChatBody,
+    TextBody,
+    EmbeddingBody,
+    MessagesBody,
+    PromptBody,
+    ResponsesBody,
+    NativeBody,
+    TokenizeBody,
+    DetokenizeBody,
+    AbortBody,
+    WeightsBody,
+    LoadAdapterBody,
+    UnloadAdapterBody,
+    BatchBody,
+    UploadForm,
+)
+
+
+def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = False) -> FastAPI:
+    """Build the application around a running engine, for a socket that only this machine reaches, or any other."""
+    # A redirect to a path without its last slash would be built from the Host header, which is the client's choice.
+    app = FastAPI(
+        title="TokenMill", version=tokenmill.__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    app.root_path = config.root_path  # an argument of this name is deprecated; the attribute works in all versions
+    _add_routes(app, context)
+    page = page_routes()
+    for path, answer in page.items():
+        app.add_api_route(path, answer, methods=["GET"], response_model=None, include_in_schema=False)
+    describe(app, _BODIES, UNSUPPORTED)
+    guard(app, config, on_loopback, frozenset(page) | ({METRICS_ROUTE} if config.metrics_open else NO_ROUTES))
+    return app
+
+
+def _add_routes(app: FastAPI, context: ServerContext) -> None:
+    chat, text, tokens, info = ChatRoute(context), TextRoute(context), TokenRoutes(context), InfoRoutes(context)
+    messages, responses = MessagesRoutes(context), ResponsesRoutes(context)
+    sglang, files, batches = SglangRoutes(context), FilesRoutes(context), BatchesRoutes(context)
+    engines, adapters = EngineRoutes(context), AdapterRoutes(context)
+    native, admin, embeddings = NativeRoute(context), AdminRoutes(context), EmbeddingRoute(context)
+    for path, post, body in (
+        ("/v1/chat/completions", chat.post, ChatBody),
+        ("/v1/completions", text.post, TextBody),
+        ("/v1/embeddings", embeddings.post, EmbeddingBody),
+        ("/v1/responses", responses.create, ResponsesBody),
+        ("/v1/messages", messages.post, MessagesBody),
+        ("/v1/messages/count_tokens", messages.count_tokens, PromptBody),
+        ("/generate", native.post, NativeBody),
+        ("/tokenize", tokens.tokenize, TokenizeBody),
+        ("/detokenize", tokens.detokenize, DetokenizeBody),
+        ("/abort_requests", admin.abort_requests, AbortBody),
+        ("/update_weights_from_disk", engines.update_weights, WeightsBody),
+        ("/v1/load_lora_adapter", adapters.load, LoadAdapterBody),
+        ("/v1/unload_lora_adapter", adapters.unload, UnloadAdapterBody),
+        ("/v1/batches", batches.create, BatchBody),
+        ("/v1/files", files.create, UploadForm),
+    ):
+        described = body_of(body, MULTIPART if body is UploadForm else JSON)
+        app.add_api_route(path, post, methods=["POST"], response_model=None, openapi_extra=described)
+    for path, act, query in (
+        ("/pause", admin.pause, PauseQuery),
+        ("/resume", admin.resume, None),
+        ("/reset_prefix_cache", admin.reset_prefix_cache, ResetQuery),
+        ("/engines/add", engines.add, None),
+        ("/engines/{index}/drain", engines.drain, None),
+        ("/engines/{index}/remove", engines.remove, RemoveQuery),
+        ("/flush_cache", sglang.flush_cache, None),
+        ("/v1/responses/{response_id}/cancel", responses.cancel, None),
+        ("/v1/batches/{batch_id}/cancel", batches.cancel, None),
+    ):
+        asked = None if query is None else query_of(query)
+        app.add_api_route(path, act, methods=["POST"], response_model=None, openapi_extra=asked)
+    for path, get in (
+        ("/v1/models", info.models),
+        ("/v1/models/{model:path}", info.model),
+        ("/v1/requests/{id}", admin.request),
+        ("/v1/responses/{response_id}", responses.get),
+        ("/v1/files/{file_id}", files.get),
+        ("/v1/files/{file_id}/content", files.content),
+        ("/v1/batches/{batch_id}", batches.get),
+        ("/health", info.health),
+        ("/health_generate", admin.health_generate),
+        ("/ping", info.ping),
+        ("/version", info.version),
+        ("/engines", engines.list),
+        ("/live", LiveRoutes(context).live),
+        ("/load", admin.load),
+        ("/server_info", admin.server_info),
+        ("/get_server_info", admin.server_info),
+        ("/model_info", sglang.model_info),
+        ("/get_model_info", sglang.model_info),
+        ("/tokenizer_info", tokens.info),
+        ("/metrics", info.metrics),
+    ):
+        app.add_api_route(path, get, methods=["GET"], response_model=None)
+    for path, get, which in (("/v1/files", files.list, FilesQuery), ("/v1/batches", batches.list, BatchesQuery)):
+        app.add_api_route(path, get, methods=["GET"], response_model=None, openapi_extra=query_of(which))
+    # Load balancers ask with HEAD, and one platform pings with POST.
+    for path, look in (("/health", info.health), ("/ping", info.ping), ("/version", info.version)):
+        app.add_api_route(path, look, methods=["HEAD"], response_model=None, include_in_schema=False)
+    app.add_api_route("/ping", info.ping, methods=["POST"], response_model=None)
+    app.add_api_route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"], response_model=None)
+    app.add_api_route("/v1/files/{file_id}", files.delete, methods=["DELETE"], response_model=None)

@@ -1,0 +1,178 @@
+"""What a call asks for, whichever API it came by: each API turns its bodies into calls, and calls become messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import GenerateText
+from tokenmill.serving.frontend.admission_control import estimated_tokens
+from tokenmill.serving.frontend.chat_messages import check_depth, check_template_kwargs, normalize_messages
+from tokenmill.serving.server.context import ServerContext
+from tokenmill.serving.server.generation.fields import sampling_params
+from tokenmill.serving.server.generation.tools import NamedTool, call_rules
+
+MAX_PROMPTS = 256
+MAX_CHOICES = 1024
+MAX_TRANSFER_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationCall:
+    """One call of any API. What its body does not say is None.
+
+    Attributes:
+        params: sampling parameters that the client gave, by the names that `SamplingParams` has for them.
+        prompts: texts or token ids to continue.
+        messages: a chat to answer, in OpenAI's form, instead of prompts.
+        template_kwargs: what the chat template gets besides the messages.
+        tools: functions in OpenAI's form.
+        default_max_tokens: where neither the client nor the model says how many.
+        logprobs_field: what the client calls `params["logprobs"]`.
+        add_special_tokens: those of the tokenizer around the prompt; None: around texts, not around chats.
+        wants_prompt: the reply tells of the prompt's tokens.
+        is_score: only the prompt is told of: a token is sampled, and left out of the reply.
+        pooling: "mean" or "last": wanted is a vector for each prompt.
+        timeout: seconds until the call is given up.
+        kv_transfer_params: what the client says to the sources of KV.
+        model: what it names as its model, which may be an adapter.
+    """
+
+    params: dict[str, Any]
+    prompts: Sequence[str | list[int]] = ()
+    messages: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    default_max_tokens: int | None = None
+    logprobs_field: str = "logprobs"
+    priority: int | None = None
+    cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    wants_prompt: bool = False
+    is_score: bool = False
+    pooling: str = ""
+    stream: bool | None = None
+    include_usage: bool = False
+    continuous_usage: bool = False
+    timeout: float | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    model: str | None = None
+
+
+def messages_of(call: GenerationCall, context: ServerContext) -> list[GenerateText]:
+    """What a text worker is asked, one message for each prompt.
+
+    Raises:
+        InvalidRequest: naming the field at fault.
+    """
+    context.check_count(call.messages)
+    for name, logprobs_field in (("logprobs", call.logprobs_field), ("prompt_logprobs", "prompt_logprobs")):
+        _check_logprobs(call.params.get(name), logprobs_field, context.max_logprobs)
+    rules = call_rules(call.tools, call.tool_choice, call.parallel_tool_calls is not False, context.parsers)
+    defaults = {} if call.pooling else context.default_sampling
+    if call.default_max_tokens is not None:
+        defaults = {"max_tokens": call.default_max_tokens} | defaults
+    message = GenerateText(
+        ids=[],
+        params=sampling_params(call.params, defaults),
+        priority=context.check_priority(call.priority),
+        cache_salt=call.cache_salt or "",
+        truncate_prompt_tokens=_checked_truncation(call.truncate_prompt_tokens),
+        wants_prompt=call.wants_prompt,
+        needs_no_output=call.is_score or bool(call.pooling),
+        pooling=call.pooling,
+        add_special_tokens=call.add_special_tokens,
+        kv_transfer_params=_checked_transfer(call, context),
+        adapter=context.adapters.find(call.model),
+    )
+    if call.messages is None:
+        whole = [msgspec.structs.replace(message, **_prompt_field(one)) for one in _checked(call.prompts, message)]
+    else:
+        chat = msgspec.structs.replace(
+            message,
+            messages=normalize_messages(call.messages),
+            tools=None if rules is None else call.tools,
+            calls=rules,
+            reasoning=context.parsers.reasoning,
+            template_kwargs=call.template_kwargs,
+        )
+        whole = [chat]
+    return [msgspec.structs.replace(one, num_estimated=estimated_tokens(one)) for one in whole]
+
+
+def split_prompts(
+    prompt: str | Sequence[str | int | list[int]], param: str, most: int = MAX_PROMPTS
+) -> list[str | list[int]]:
+    """A prompt is a string, token ids, or a list of either.
+
+    Raises:
+        InvalidRequest: naming `param`.
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    token_ids = [item for item in prompt if isinstance(item, int)]
+    if token_ids and len(token_ids) == len(prompt):
+        return [token_ids]
+    if token_ids or not prompt:
+        raise InvalidRequest(f"{param} must be a string, a list of token ids, or a list of those, not empty", param)
+    if len(prompt) > most:
+        raise InvalidRequest(f"{len(prompt)} prompts in one request; at most {most}", param)
+    return [item for item in prompt if not isinstance(item, int)]
+
+
+def template_kwargs(given: dict[str, Any] | None, **fields: Any) -> dict[str, Any]:
+    """What a chat template gets besides the messages: variables of the client's, and fields that are not None.
+
+    Raises:
+        InvalidRequest: more variables than any template has use for.
+    """
+    check_template_kwargs(given or {})
+    return (given or {}) | {name: value for name, value in fields.items() if value is not None}
+
+
+def _prompt_field(prompt: str | list[int]) -> dict[str, Any]:
+    return {"text": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
+
+
+def _checked(prompts: Sequence[str | list[int]], message: GenerateText) -> Sequence[str | list[int]]:
+    n = message.params.n
+    if n > 1 and len(prompts) * n > MAX_CHOICES:
+        raise InvalidRequest(f"{len(prompts)} prompts with n={n} exceed {MAX_CHOICES} choices", "n")
+    return prompts
+
+
+def _check_logprobs(num_logprobs: int | None, name: str, most: int) -> None:
+    if num_logprobs is not None and not 0 <= num_logprobs <= most:
+        raise InvalidRequest(f"{name} must be between 0 and {most}, got {num_logprobs}", name)
+
+
+def _checked_truncation(count: int | None) -> int | None:
+    if count == 0:
+        raise InvalidRequest("truncate_prompt_tokens must be -1, or 1 or more", "truncate_prompt_tokens")
+    return count
+
+
+def _checked_transfer(call: GenerationCall, context: ServerContext) -> dict[str, Any] | None:
+    """What is said to the sources of KV, within bounds; whether it makes sense they say themselves."""
+    name, params = "kv_transfer_params", call.kv_transfer_params
+    if params is None:
+        return None
+    if not context.ready.takes_transfer_params:
+        raise InvalidRequest(f"{name} needs a server started with --kv-transfer-config", name)
+    if len(call.prompts) > 1:
+        raise InvalidRequest(f"{name} are of one prompt; there are {len(call.prompts)}", name)
+    check_depth(params, name)
+    try:
+        size = len(msgspec.msgpack.encode(params))
+    except OverflowError:
+        raise InvalidRequest(f"{name}: a number exceeds 64 bits", name) from None
+    if size > MAX_TRANSFER_BYTES:
+        raise InvalidRequest(f"{name} take {size} bytes; at most {MAX_TRANSFER_BYTES}", name)
+    return params

@@ -1,0 +1,55 @@
+"""Where the requests of a call should go, as headers say: to one engine, or to where their session is.
+
+`x-data-parallel-rank` is vLLM's name, an engine's index; `x-session-id` is any label of the client's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import GenerateText
+from tokenmill.serving.server.context import ServerContext
+from tokenmill.serving.server.http.middleware import tenant_of
+from tokenmill.serving.server.http.request_id import MEANING, is_request_id
+
+RANK, SESSION = "x-data-parallel-rank", "x-session-id"
+
+
+def placed(prompts: Sequence[GenerateText], context: ServerContext, scope: Scope) -> Sequence[GenerateText]:
+    """The prompts of a call, for the engine and with the session that its headers name.
+
+    Raises:
+        InvalidRequest: there is no such engine, or what is given for a session is no label.
+    """
+    headers = Headers(scope=scope)
+    rank, session = headers.get(RANK), headers.get(SESSION, "")
+    if rank is None and not session:
+        return prompts
+    return [
+        msgspec.structs.replace(prompt, engine=_engine(rank, context), session=_session(session, scope))
+        for prompt in prompts
+    ]
+
+
+def _engine(rank: str | None, context: ServerContext) -> int | None:
+    if rank is None:
+        return None
+    indices = {str(engine.index): engine.index for engine in context.engines}
+    if rank not in indices:
+        raise InvalidRequest(f"{RANK} must be the index of an engine, one of {', '.join(indices)}", RANK)
+    return indices[rank]
+
+
+def _session(label: str, scope: Scope) -> str:
+    """A name that two tenants never share, and no longer than a hash."""
+    if not label:
+        return ""
+    if not is_request_id(label):
+        raise InvalidRequest(f"{SESSION} must be {MEANING}", SESSION)
+    return blake2b(f"{tenant_of(scope)}/{label}".encode(), digest_size=12).hexdigest()

@@ -1,0 +1,184 @@
+"""The reply to a generating call: streamed or whole, and over as soon as the client is gone.
+
+Exactly one outcome reaches the client: a complete reply, or an error body, or (once a stream has begun) an error
+event. Leaving early, for whatever reason, aborts the call's requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokenmill.core.errors import TokenMillError
+from tokenmill.core.messages import GenerateText, TextOutput
+from tokenmill.core.request import FinishReason
+from tokenmill.serving.frontend.generation import Generation, merge
+from tokenmill.serving.frontend.open_request import Caller
+from tokenmill.serving.server.context import ServerContext
+from tokenmill.serving.server.generation.call import GenerationCall
+from tokenmill.serving.server.generation.placement import placed
+from tokenmill.serving.server.generation.writer import ReplyWriter, UsageCounter
+from tokenmill.serving.server.http.errors import RequestTimedOut, error_response
+from tokenmill.serving.server.http.middleware import SEND_BODY, is_background, owner_of, tenant_of
+
+_logger = logging.getLogger(__name__)
+
+# A comment, which clients skip: whatever stands between them and us sees that the stream lives.
+_REMARK = b": recovering\n\n"
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class GenerationFailed(TokenMillError):
+    """The engine gave up on a request."""
+
+
+class GenerationReply(Response):
+    """An ASGI response that generates while it is sent."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        call: GenerationCall,
+        prompts: Sequence[GenerateText],
+        writer: ReplyWriter,
+        label: str,
+    ) -> None:
+        """`label` is the reply's id, by which operators find its requests."""
+        super().__init__()
+        self._context = context
+        self._client = context.client
+        self._log = context.log
+        self._prompts = prompts
+        self._writer = writer
+        self._label = label
+        self._call = call
+        self._started = False
+        self._outcome = ""
+        self._usage = UsageCounter(prompts[0].params.n)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Generate and send until done or until the client disconnects, whichever is first."""
+        began = time.monotonic()
+        work = asyncio.ensure_future(self._answer(scope, receive, send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+            if self._log is not None:
+                usage, seconds = self._usage.usage(), time.monotonic() - began
+                outcome = "client gone" if work.cancelled() else self._outcome
+                self._log.note(
+                    "request",
+                    f"{self._label}: {outcome}, {usage.prompt_tokens} prompt tokens, "
+                    f"{usage.completion_tokens} output tokens, {seconds:.2f} s",
+                    id=self._label,
+                    outcome=outcome,
+                    prompt_tokens=usage.prompt_tokens,
+                    completion_tokens=usage.completion_tokens,
+                    seconds=round(seconds, 4),
+                )
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with (
+                asyncio.timeout(self._call.timeout),
+                self._client.generate(
+                    placed(await self._context.media.fetched(self._prompts), self._context, scope),
+                    caller_of(scope, self._label),
+                ) as generation,
+            ):
+                if self._call.stream:
+                    await self._stream(generation, send, scope.get("state", {}).get(SEND_BODY, send))
+                else:
+                    await self._whole(generation, send)
+            self._outcome = "done"
+        except TimeoutError:
+            error = RequestTimedOut(f"the request's timeout of {self._call.timeout:g} seconds has passed")
+            await self._fail(error, scope, receive, send)
+        except TokenMillError as error:
+            await self._fail(error, scope, receive, send)
+        except Exception as error:
+            _logger.exception("a reply failed")
+            await self._fail(error, scope, receive, send)
+
+    async def _whole(self, generation: Generation, send: Send) -> None:
+        outputs: dict[int, list[TextOutput]] = {}
+        async for index, output in generation:
+            outputs.setdefault(index, []).append(self._take(index, output))
+        body = self._writer.document({index: merge(parts) for index, parts in outputs.items()}, self._usage)
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await self._start(send, headers)
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _stream(self, generation: Generation, send: Send, send_body: Send) -> None:
+        # The headers leave with the first delta: until then a refusal can still have its proper status.
+        generation.takes_remarks = True
+        async for index, output in generation:
+            if not output.token_ids and output.finish_reason is None:
+                if self._started:
+                    await send_body({"type": "http.response.body", "body": _REMARK, "more_body": True})
+                continue
+            events = self._writer.events(index, self._take(index, output), self._usage)
+            if events:
+                if not self._started:
+                    await self._start(send, _STREAM_HEADERS)
+                await send_body({"type": "http.response.body", "body": events, "more_body": True})
+        await _end_stream(send, self._writer.end(self._usage))
+
+    def _take(self, index: int, output: TextOutput) -> TextOutput:
+        """Check and count an output; returns it as the client gets it: after a prompt that is scored comes nothing."""
+        check_output(output)
+        if self._call.is_score:
+            reason = FinishReason.LENGTH if output.finish_reason is FinishReason.STOP else output.finish_reason
+            shown: dict[str, Any] = {"text": "", "token_ids": [], "finish_reason": reason, "stop_reason": None}
+            output = msgspec.structs.replace(output, **shown, logprobs=None if output.logprobs is None else [])
+        self._usage.add(index, output)
+        return output
+
+    async def _start(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _fail(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        self._outcome = f"failed: {error}"
+        if not self._started:
+            await error_response(error, scope["path"])(scope, receive, send)
+            return
+        await _end_stream(send, self._writer.failure(error))
+
+
+def caller_of(scope: Scope, label: str) -> Caller:
+    """Who makes a call that its client knows by this label. `trace` is the W3C `traceparent` header."""
+    trace = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"), "")
+    return Caller(label, trace, tenant_of(scope), owner_of(scope), is_background(scope))
+
+
+def check_output(output: TextOutput) -> None:
+    """Raise `GenerationFailed` where the engine gave up."""
+    if output.finish_reason is FinishReason.ERROR:
+        raise GenerationFailed(output.error or "the engine could not complete this request")
+
+
+async def _end_stream(send: Send, events: bytes) -> None:
+    await send({"type": "http.response.body", "body": events, "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has gone. The body was read before, so nothing else can come."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

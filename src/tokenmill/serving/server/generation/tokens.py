@@ -1,0 +1,125 @@
+"""POST /tokenize and POST /detokenize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.config.model_files import read_json
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import EncodeText
+from tokenmill.serving.frontend.chat_messages import check_depth, normalize_messages
+from tokenmill.serving.frontend.chat_template import load_chat_template
+from tokenmill.serving.server.context import ServerContext
+from tokenmill.serving.server.generation.call import template_kwargs
+from tokenmill.serving.server.generation.fields import TokenId, Tools
+from tokenmill.serving.server.http.body import read_as, read_body
+from tokenmill.serving.server.http.json_response import json_response
+
+
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A text, or a conversation that the chat template turns into one."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class Tokens(msgspec.Struct, omit_defaults=True):
+    """The reply of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Token ids to turn into text."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+class Text(msgspec.Struct):
+    """The reply of /detokenize."""
+
+    prompt: str
+
+
+class TokenRoutes:
+    """Answers both."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def tokenize(self, request: Request) -> Response:
+        """Text to token ids."""
+        message, wants_strings = await read_as(request, TokenizeBody, self._context.bodies, self._read)
+        encoded = await self._context.client.encode(message)
+        strings = encoded.tokens if wants_strings else None
+        max_model_len = self._context.ready.max_model_len
+        return json_response(Tokens(len(encoded.token_ids), max_model_len, encoded.token_ids, strings))
+
+    def _read(self, body: TokenizeBody) -> tuple[EncodeText, bool]:
+        self._context.check_model(body.model)
+        self._context.check_count(body.messages)
+        return _encode_message(body), bool(body.return_token_strs)
+
+    async def info(self, _request: Request) -> Response:
+        """What tokenizer_config.json says, with the chat template in use."""
+        return json_response(self._context.tokenizer_info())
+
+    async def detokenize(self, request: Request) -> Response:
+        """Token ids to text."""
+        body = await read_body(request, DetokenizeBody, self._context.bodies)
+        self._context.check_model(body.model)
+        return json_response(Text(await self._context.client.decode(body.tokens)))
+
+
+def tokenizer_info(folder: Path, template_file: str | None) -> dict[str, Any]:
+    """What clients that render chats themselves need: special tokens as texts, the chat template; no paths.
+
+    Raises:
+        InvalidCheckpoint: a file of the folder cannot be read.
+    """
+    config = {name: _text_of(value) for name, value in read_json(folder, "tokenizer_config.json").items()}
+    template = load_chat_template(folder, {}, template_file)
+    shown = {name: value for name, value in config.items() if not name.endswith(("_file", "_path"))}
+    own = {"tokenizer_class": "PreTrainedTokenizerFast", **shown}
+    return own if template is None else own | {"chat_template": template.source}
+
+
+def _text_of(value: Any) -> Any:
+    """A special token is a text, or an object that has it as its content."""
+    return value["content"] if isinstance(value, dict) and "content" in value else value
+
+
+def _encode_message(body: TokenizeBody) -> EncodeText:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("give either prompt or messages", "prompt")
+    kwargs = template_kwargs(
+        body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
+    check_depth(body.tools, "tools")
+    is_chat = body.messages is not None
+    return EncodeText(
+        id="",
+        text=body.prompt,
+        messages=normalize_messages(body.messages) if is_chat else None,
+        tools=body.tools,
+        template_kwargs=kwargs,
+        add_special_tokens=not is_chat if body.add_special_tokens is None else body.add_special_tokens,
+    )

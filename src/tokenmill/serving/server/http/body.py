@@ -1,0 +1,116 @@
+"""Reading and checking a request's JSON body, once, at the edge."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from tokenmill.core.errors import InvalidRequest, TooLarge
+from tokenmill.core.json_text import decode_json
+from tokenmill.serving.server.http import request_id
+from tokenmill.serving.server.http.body_budget import BodyBudget
+from tokenmill.serving.server.http.body_structure import check_structure
+from tokenmill.serving.server.http.body_threads import INLINE_BYTES
+
+MAX_BODY_BYTES = 16 * 2**20
+
+_AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>.*)`$")
+_UNKNOWN = re.compile(r"unknown field `(?P<name>.*?)`")
+_MISSING = re.compile(r"missing required field `(?P<name>.*?)`")
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def read_as(request: Request, kind: type[T], budget: BodyBudget, make: Callable[[T], R]) -> R:
+    """Read a body and make something of it, off the event loop where the body is long; raises as `read_body`, and as
+    `make` does.
+    """
+    body, num_bytes = await read_sized(request, kind, budget)
+    return await budget.threads.run(num_bytes, lambda: make(body))
+
+
+async def read_body(request: Request, kind: type[T], budget: BodyBudget) -> T:
+    """Read a body of at most `MAX_BODY_BYTES` as a struct with strict types; see `read_sized`."""
+    return (await read_sized(request, kind, budget))[0]
+
+
+async def read_sized(request: Request, kind: type[T], budget: BodyBudget) -> tuple[T, int]:
+    """Read a body of at most `MAX_BODY_BYTES` as a struct with strict types; return it and how many bytes it had.
+
+    Raises:
+        TooLarge: before more than may be are held, or more is made of them than may be.
+        InvalidRequest: not JSON, an unknown field, or a value of the wrong type; `param` names the field.
+        ServerBusy: too much is on its way already.
+        ClientDisconnect: nobody waits for the answer any more.
+    """
+    max_bytes = min(MAX_BODY_BYTES, budget.max_bytes)
+    too_large = TooLarge(f"the body is larger than {max_bytes} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise too_large
+    async with budget.open() as body:
+        async for part in request.stream():
+            if len(body.data) + len(part) > max_bytes:
+                raise too_large
+            body.add(part)
+        num_bytes = len(body.data)
+        return await budget.threads.run(num_bytes, lambda: _decode(body.data, kind)), num_bytes
+
+
+def read_query(request: Request, kind: type[T]) -> T:
+    """Read the query string as a struct.
+
+    Raises:
+        InvalidRequest: an unknown name, or a value that is not what it should be.
+    """
+    return convert_texts(dict(request.query_params), kind)
+
+
+def convert_texts(given: dict[str, Any], kind: type[T]) -> T:
+    """Read fields whose values came as texts as a struct; raises as `read_query`."""
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from error
+
+
+def _decode(raw: bytearray, kind: type[T]) -> T:
+    if len(raw) > INLINE_BYTES:
+        check_structure(raw)
+    try:
+        return decode_json(raw, kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deep") from error
+
+
+def _explain(message: str) -> InvalidRequest:
+    """Put a validation message of msgspec in a client's terms."""
+    message = message.replace(" | null`", "`")
+    unknown = _UNKNOWN.search(message)
+    at = _AT.match(message)
+    what, path = (at["what"], at["path"]) if at else (message, "")
+    if unknown:
+        name = f"{path}.{unknown['name']}" if path else unknown["name"]
+        return InvalidRequest(f"{name}: unknown or unsupported field", _top(name))
+    if missing := _MISSING.search(message):
+        name = f"{path}.{missing['name']}" if path else missing["name"]
+        return InvalidRequest(f"{name} is missing", _top(name))
+    if not path:
+        return InvalidRequest(f"the body is not as expected: {what}")
+    if what.endswith(repr(request_id.PATTERN)):
+        return InvalidRequest(f"{path} must be {request_id.MEANING}", _top(path))
+    return InvalidRequest(f"{path}: {what[:1].lower()}{what[1:]}", _top(path))
+
+
+def _top(path: str) -> str:
+    """The body's own field in a path like `messages[0].role`."""
+    return re.split(r"[.\[]", path)[0]

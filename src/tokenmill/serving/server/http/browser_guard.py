@@ -1,0 +1,84 @@
+"""Keeps web pages from using a server that needs no key through the browser of somebody who can reach it.
+
+A page may send requests anywhere, and learns nothing of the answer; so what changes something must come from a page of
+the server's own or of an allowed origin, or from no page at all, and bodies must be of a type that a page cannot send
+without asking first. A page can also have its own name point to this machine and read what it likes as its own server
+(DNS rebinding); so whoever calls a server on the loopback must call it by a name of the loopback.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tokenmill.core.errors import TokenMillError
+from tokenmill.serving.server.http.errors import Forbidden, UnsupportedMediaType, error_response
+from tokenmill.serving.server.http.listener import is_loopback
+
+# These change nothing.
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+ANY = "*"
+JSON = "application/json"
+# A page of another origin may send this without asking first: taken where it is needed, and with its Origin checked.
+MULTIPART = "multipart/form-data"
+UPLOAD_ROUTE = "/v1/files"
+
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+|\*))(?::\d*)?")
+
+
+class BrowserGuard:
+    """For servers without a key: with one, pages of others do not have it."""
+
+    def __init__(
+        self, app: ASGIApp, allowed_origins: Sequence[str], allowed_hosts: Sequence[str], on_loopback: bool
+    ) -> None:
+        """Names are checked where the server is `on_loopback`, and wherever `allowed_hosts` says which there are."""
+        self._app = app
+        self._origins = frozenset(allowed_origins)
+        self._hosts = frozenset(host_name(host) for host in allowed_hosts) - {""}
+        self._checks_hosts = (on_loopback or bool(allowed_hosts)) and ANY not in self._hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        error = self._refusal(scope) if scope["type"] == "http" else None
+        if error is None:
+            return await self._app(scope, receive, send)
+        return await error_response(error, scope["path"])(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> TokenMillError | None:
+        headers, method = Headers(scope=scope), scope["method"]
+        host = headers.get("host", "")
+        kind = MULTIPART if scope["path"].endswith(UPLOAD_ROUTE) else JSON
+        if self._checks_hosts and not self._is_known(host_name(host)):
+            return Forbidden("the Host header names another machine; --allowed-hosts says which names this server has")
+        if method in SAFE_METHODS:
+            return None
+        if not all(self._is_welcome(origin, host) for origin in headers.getlist("origin")):
+            return Forbidden("a web page of another origin may not do this; --allowed-origins says which ones may")
+        if _has_body(headers) and [_media_type(value) for value in headers.getlist("content-type")] != [kind]:
+            return UnsupportedMediaType(f"the body must be {kind}, and say so in the header Content-Type")
+        return None
+
+    def _is_known(self, name: str) -> bool:
+        return is_loopback(name) or name in self._hosts
+
+    def _is_welcome(self, origin: str, host: str) -> bool:
+        is_own = origin.partition("://")[2].lower() == host.lower() != ""
+        return is_own or origin in self._origins or ANY in self._origins
+
+
+def host_name(host: str) -> str:
+    """The name or address in a Host header, without its port and the brackets of IPv6; empty: there is none in it."""
+    found = _HOST.fullmatch(host.strip().lower())
+    return (found["address"] or found["name"]) if found else ""
+
+
+def _has_body(headers: Headers) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+
+def _media_type(value: str) -> str:
+    return value.partition(";")[0].strip().lower()

@@ -1,0 +1,146 @@
+"""The connections that are open: how long each may be silent, how many there may be, and which one gives way.
+
+    accepted -> handshake -> |   head   -> |   body   -> answer   -> idle -> head ...
+                              head_seconds  body_seconds  no limit    idle_seconds
+
+When all places are taken, a newcomer gets that of the connection from which a head has been awaited longest: silence
+holds no place against others. Some places are for requests that are answered at once however many others there are:
+whoever watches the server must get through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tokenmill.config.configs import ServerConfig
+
+SWEEP_SECONDS = 0.25
+REPORT_SECONDS = 60.0
+# Connections that no request but one on an open route can have; of few connections, a quarter.
+RESERVE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceLimits:
+    """Seconds in which a head must be complete, a body (a large one has more), and the next request must begin."""
+
+    head: float
+    body: float
+    idle: float
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> SilenceLimits:
+        """Those that the flags say."""
+        return cls(config.head_timeout, config.body_timeout, config.keep_alive_timeout)
+
+
+class Connection(Protocol):
+    """One of them, as far as this module looks at it.
+
+    Attributes:
+        due: the time (see `Connections.now`) at which its client has been silent for too long; infinite: it may be.
+    """
+
+    due: float
+
+    def time_out(self) -> None:
+        """Its time has come: close, and say why if a request has begun."""
+        ...
+
+    def give_way(self) -> None:
+        """Close at once."""
+        ...
+
+
+class Connections:
+    """All of one server.
+
+    Attributes:
+        now: seconds for which this process could have heard its clients. While it is stopped the clock stands still:
+            what was sent meanwhile is not silence.
+        show: called with how many there are when that has changed; None: nobody wants to know.
+    """
+
+    def __init__(self, limits: SilenceLimits, max_open: int, tell: Callable[[str], None]) -> None:
+        """`tell` is given a line about connections that were refused, at most one a minute."""
+        self.limits = limits
+        self.now = 0.0
+        self.show: Callable[[int], None] | None = None
+        self._max_open = max_open
+        self._max_with_request = max_open - min(RESERVE, max_open // 4)
+        self._tell = tell
+        self._open: set[Connection] = set()
+        self._awaited: dict[Connection, None] = {}  # the longest first
+        self._num_refused = 0
+        self._next_report = 0.0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def enter(self, connection: Connection) -> None:
+        """One was accepted. If there is no place left for it, another gives way."""
+        if len(self._open) >= self._max_open and self._awaited:
+            longest = next(iter(self._awaited))
+            self.leave(longest)
+            longest.give_way()
+            self.note_refused(f"{self._max_open} connections are open; one that sent nothing was closed for another")
+        self._open.add(connection)
+        self._has_changed()
+        self.expect_request(connection, self.limits.head)
+
+    def leave(self, connection: Connection) -> None:
+        """One is closed."""
+        self._open.discard(connection)
+        self._awaited.pop(connection, None)
+        self._has_changed()
+
+    def _has_changed(self) -> None:
+        if self.show is not None:
+            self.show(len(self._open))
+
+    def expect_request(self, connection: Connection, seconds: float) -> None:
+        """From now on its client should send something within these seconds, and it can give way to others."""
+        if connection in self._open:
+            self._awaited.pop(connection, None)
+            self._awaited[connection] = None
+            connection.due = self.now + seconds
+
+    def admit_request(self, connection: Connection) -> bool:
+        """The head of a request has come. False: so many connections have one that only open routes are answered."""
+        if connection in self._awaited:
+            if len(self._open) - len(self._awaited) >= self._max_with_request:
+                return False
+            del self._awaited[connection]
+        connection.due = math.inf
+        return True
+
+    def note_surplus(self) -> None:
+        """A request that was not admitted was refused."""
+        self.note_refused(f"{self._max_with_request} connections have requests, and no more may")
+
+    def note_refused(self, reason: str) -> None:
+        """A connection or its request was turned away."""
+        self._num_refused += 1
+        if self.now >= self._next_report:
+            self._tell(f"connections: {reason}; {self._num_refused} refused since the last such line")
+            self._num_refused = 0
+            self._next_report = self.now + REPORT_SECONDS
+
+    async def watch(self) -> None:
+        """Close those whose time has come, for as long as the task runs."""
+        clock = asyncio.get_running_loop().time
+        last = clock()
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            elapsed, last = clock() - last, clock()
+            self.sweep(elapsed)
+
+    def sweep(self, elapsed: float) -> None:
+        """Close those whose time has come, so many seconds after the last call."""
+        self.now += min(elapsed, 2 * SWEEP_SECONDS)
+        for connection in [one for one in self._open if one.due <= self.now]:
+            connection.time_out()

@@ -1,0 +1,177 @@
+"""`LiveHub`: asks the engines what they do, while somebody watches, and gives all viewers the same frames.
+
+Engines are asked four times a second however many viewers there are; with none, not at all. A frame is encoded once.
+A viewer that does not read is let go, never waited for: its page comes again and gets what it missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.errors import EngineDead
+from tokenmill.core.live import MOST_TURNS, LiveReport, LiveTurn
+from tokenmill.serving.replicas.engine_handle import EngineHandle
+from tokenmill.serving.replicas.engines import Engines
+
+INTERVAL = 0.25
+# Requests are told of every so many reports, the tree more rarely.
+REQUESTS_EVERY = 2
+TREE_EVERY = 8
+# How long to leave an engine alone that gives no answer, in seconds, and how often to look which engines there are.
+RETRY_SECONDS = 1.0
+MAX_VIEWERS = 64
+# As many as the engine itself keeps.
+TURNS_KEPT = 1000
+# Frames of some ten seconds.
+_QUEUE = 48
+_READY = ("max_num_seqs", "max_num_batched_tokens", "page_size", "num_pages", "max_model_len", "speculation")
+_STATS = (
+    "num_running",
+    "num_waiting",
+    "num_rows_used",
+    "num_pages",
+    "num_pages_pinned",
+    "num_pages_evictable",
+    "num_preemptions",
+    "prefix_queries",
+    "prefix_hits",
+    "prompt_tokens",
+    "generation_tokens",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "waiting_by_reason",
+)
+Frame = dict[str, Any]
+
+
+class _Viewer:
+    def __init__(self) -> None:
+        self.frames: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE)
+
+    def give(self, frame: bytes) -> None:
+        """One that is full is emptied, and ends."""
+        if self.frames.full():
+            self.end()
+        else:
+            self.frames.put_nowait(frame)
+
+    def end(self) -> None:
+        while not self.frames.empty():
+            self.frames.get_nowait()
+        self.frames.put_nowait(None)
+
+
+class _Memory:
+    """What a new viewer is told of one engine."""
+
+    def __init__(self) -> None:
+        self.turns: deque[LiveTurn] = deque(maxlen=TURNS_KEPT)
+        self.latest: Frame = {}
+
+    def take(self, frame: Frame) -> None:
+        self.turns.extend(frame["turns"])
+        self.latest |= frame
+
+    def whole(self) -> Frame:
+        return self.latest | {"turns": list(self.turns), "is_whole": True}
+
+
+class LiveHub:
+    """One per server."""
+
+    def __init__(self, engines: Engines, interval: float = INTERVAL) -> None:
+        self._engines = engines
+        self._interval = interval
+        self._viewers: set[_Viewer] = set()
+        self._memories: dict[int, _Memory] = {}
+        self._followers: dict[int, asyncio.Task[None]] = {}
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """No further viewer may come."""
+        return len(self._viewers) >= MAX_VIEWERS
+
+    async def watch(self) -> AsyncGenerator[bytes]:
+        """Frames as JSON, for one viewer, until it leaves, does not read, or the server ends."""
+        viewer = _Viewer()
+        for memory in self._memories.values():
+            if memory.latest:
+                viewer.give(msgspec.json.encode(memory.whole()))
+        self._viewers.add(viewer)
+        if self._keeper is None:
+            self._keeper = asyncio.ensure_future(self._keep())
+        try:
+            while (frame := await viewer.frames.get()) is not None:
+                yield frame
+        finally:
+            self._viewers.discard(viewer)
+            if not self._viewers:
+                self._rest()
+
+    def close(self) -> None:
+        """Let all viewers go: the server ends."""
+        for viewer in self._viewers:
+            viewer.end()
+
+    def _rest(self) -> None:
+        """Nobody watches: nothing is asked, and nothing kept."""
+        for task in (self._keeper, *self._followers.values()):
+            if task is not None:
+                task.cancel()
+        self._keeper = None
+        self._followers.clear()
+        self._memories.clear()
+
+    async def _keep(self) -> None:
+        """Follow all engines, those too that come later."""
+        while True:
+            there = {engine.index: engine for engine in self._engines}
+            for index in self._followers.keys() - there.keys():
+                self._followers.pop(index).cancel()
+                del self._memories[index]
+                self._tell({"engine": index, "is_gone": True})
+            for index in there.keys() - self._followers.keys():
+                self._memories[index] = _Memory()
+                self._followers[index] = asyncio.ensure_future(self._follow(there[index], self._memories[index]))
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _follow(self, engine: EngineHandle, memory: _Memory) -> None:
+        since = count = 0
+        while True:
+            try:
+                report = await engine.show_turns(since, count % REQUESTS_EVERY == 0, count % TREE_EVERY == 0)
+            except EngineDead as error:
+                since = count = 0
+                self._tell({"engine": engine.index, "trouble": str(error)})
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            frame = _frame(engine, report, is_first=since == 0)
+            memory.take(frame)
+            self._tell(frame)
+            since, count = report.num_turns, count + 1
+            if len(report.turns) < MOST_TURNS:
+                await asyncio.sleep(self._interval)
+
+    def _tell(self, frame: Frame) -> None:
+        encoded = msgspec.json.encode(frame)
+        for viewer in self._viewers:
+            viewer.give(encoded)
+
+
+def _frame(engine: EngineHandle, report: LiveReport, is_first: bool) -> Frame:
+    frame: Frame = {"engine": engine.index, "now": report.now, "turns": report.turns, "is_whole": is_first}
+    frame["num_requests"] = report.num_requests
+    if report.requests is not None:
+        frame["requests"] = report.requests
+        frame["ready"] = {name: getattr(engine.ready, name) for name in _READY}
+    if report.tree is not None:
+        frame["tree"] = report.tree
+    if engine.stats is not None:
+        frame["stats"] = {name: getattr(engine.stats, name) for name in _STATS}
+    return frame

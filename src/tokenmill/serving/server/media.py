@@ -1,0 +1,195 @@
+"""Images and frames that requests name by their address: fetched from hosts that the operator allows, and no others.
+
+A name is resolved once, every address that it has must be of the public internet, and the connection goes to one of
+these: whoever answers differently a moment later is not asked. Redirects are not followed, no proxy is used, and what
+comes is cut off at so many bytes and seconds. What a reply says of its content is not believed: the bytes are decoded
+as those of a data: URL are, in a process with limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import httpx
+import msgspec
+
+from tokenmill.config.vision import MediaLimits
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.messages import GenerateText
+
+SECONDS = 5.0
+MOST_BYTES = 20 << 20
+# All that a request names is fetched at once: the frames of its videos, and their bytes with those of its images.
+MOST_FRAMES, MOST_BYTES_TOGETHER = 32, 160 << 20
+_PORTS = {"http": 80, "https": 443}
+_AGENT = "tokenmill"
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Host and port -> its addresses, as text."""
+
+
+class MediaFetcher:
+    """Puts what is fetched into requests as data: URLs.
+
+    Args:
+        domains: hosts that may be asked, perhaps with a port; none: nothing is fetched.
+        limits: what a request may show.
+        resolve, is_public: for tests, which have no hosts of the internet.
+    """
+
+    def __init__(
+        self,
+        domains: Sequence[str],
+        limits: MediaLimits,
+        resolve: Resolve | None = None,
+        is_public: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._domains = frozenset(domain.lower() for domain in domains)
+        self._limits = limits
+        self._resolve = resolve or _addresses
+        self._is_public = is_public or is_public_address
+
+    async def fetched(self, prompts: Sequence[GenerateText]) -> list[GenerateText]:
+        """The same requests; what they name by http and https is in them.
+
+        Raises:
+            InvalidRequest: a host is not allowed, does not answer in time, or sends no image's worth of bytes.
+        """
+        return [await self._fetched(prompt) for prompt in prompts]
+
+    async def _fetched(self, prompt: GenerateText) -> GenerateText:
+        urls = [url for part in _media_parts(prompt.messages or ()) for url in _urls(part) if _is_remote(url)]
+        if not urls:
+            return prompt
+        if not self._domains:
+            raise _refusal("an image must be a data: URL: nothing is fetched without --allowed-media-domains")
+        is_video = any(part.get("type") == "video" for part in _media_parts(prompt.messages or ()))
+        most = self._limits.image + (MOST_FRAMES if is_video else 0)
+        if len(urls) > most:
+            raise _refusal(f"{len(urls)} images; at most {most} (--limit-mm-per-prompt) are fetched")
+        try:
+            async with asyncio.timeout(SECONDS):
+                found = await asyncio.gather(*(self._data_url(url, len(urls)) for url in urls))
+        except TimeoutError:
+            raise _refusal(f"the images did not come within {SECONDS:g} seconds") from None
+        data = dict(zip(urls, found, strict=True))
+        return msgspec.structs.replace(prompt, messages=_replaced(prompt.messages, data))
+
+    async def _data_url(self, url: str, num_urls: int) -> str:
+        parts = self._checked(url)
+        host, port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
+        try:
+            addresses = await self._resolve(host, port)
+        except OSError:
+            raise _refusal(f"the host {host} of an image is not known") from None
+        if not addresses or not all(map(self._is_public, addresses)):
+            raise _refusal(f"the host {host} of an image has addresses that are not public")
+        data = await _get(parts, addresses[0], port, num_urls)
+        return f"data:application/octet-stream;base64,{base64.b64encode(data).decode()}"
+
+    def _checked(self, url: str) -> SplitResult:
+        """An address that may be asked; one without anything that could be read in two ways."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise _refusal("the address of an image is none") from None
+        if not host or parts.username is not None or parts.password is not None or not url.isascii() or " " in url:
+            raise _refusal("the address of an image is none")
+        name = host if port is None else f"{host}:{port}"
+        if name not in self._domains:
+            raise _refusal(f"images of {name[:100]} are not fetched: it is not among --allowed-media-domains")
+        return parts
+
+
+async def _get(parts: SplitResult, address: str, port: int, num_urls: int) -> bytes:
+    """The body at an address of a host, one of so many that a request names; certificates are those of the host."""
+    most = min(MOST_BYTES, MOST_BYTES_TOGETHER // num_urls)
+    host = f"[{address}]" if ":" in address else address
+    url = f"{parts.scheme}://{host}:{port}{parts.path or '/'}" + (f"?{parts.query}" if parts.query else "")
+    headers = {"Host": parts.netloc, "User-Agent": _AGENT, "Accept": "image/*", "Accept-Encoding": "identity"}
+    try:
+        async with (
+            httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=SECONDS) as client,
+            client.stream("GET", url, headers=headers, extensions={"sni_hostname": parts.hostname}) as reply,
+        ):
+            if reply.status_code != httpx.codes.OK:
+                raise _refusal(f"the host of an image answers with status {reply.status_code}")
+            data = bytearray()
+            async for chunk in reply.aiter_raw():
+                data += chunk
+                if len(data) > most:
+                    raise _refusal(f"an image of more than {most >> 20} MiB")
+            return bytes(data)
+    except (httpx.HTTPError, httpx.InvalidURL):
+        raise _refusal(f"the host {parts.hostname} of an image cannot be asked") from None
+
+
+def is_public_address(address: str) -> bool:
+    """Whether an address is of the public internet, whatever form it is written in.
+
+    Of version 6 only global unicast is, without what stands for an address of version 4 (6to4, Teredo, ISATAP): nobody
+    needs one that hides another. All other such forms (mapped, compatible, translated, NAT64) lie outside of it.
+    """
+    parsed = ipaddress.ip_address(address)
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return parsed.is_global and not parsed.is_multicast and not any(parsed in network for network in _NOT_HOSTS_4)
+    is_isatap = int(parsed) >> 32 & _INTERFACE in _ISATAP
+    return parsed in _UNICAST and not any(parsed in network for network in _NOT_HOSTS_6) and not is_isatap
+
+
+# Protocols, and relays of 6to4.
+_NOT_HOSTS_4 = tuple(map(ipaddress.IPv4Network, ("192.0.0.0/24", "192.88.99.0/24")))
+_UNICAST = ipaddress.IPv6Network("2000::/3")
+# Protocols and tunnels, documentation, 6to4.
+_NOT_HOSTS_6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
+# The upper half of an interface's id in ISATAP, of a local and of a global address.
+_INTERFACE, _ISATAP = 0xFFFF_FFFF, (0x0000_5EFE, 0x0200_5EFE)
+
+
+async def _addresses(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+def _is_remote(url: str) -> bool:
+    return url[:8].lower().startswith(("http://", "https://"))
+
+
+def _media_parts(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        content = message.get("content")
+        yield from content if isinstance(content, list) else ()
+
+
+def _urls(part: dict[str, Any]) -> list[str]:
+    if part.get("type") == "video":
+        return list(part.get("video", ()))
+    return [part["image_url"]["url"]] if part.get("type") == "image_url" else []
+
+
+def _replaced(messages: list[dict[str, Any]] | None, data: dict[str, str]) -> list[dict[str, Any]]:
+    """Messages in which addresses stand as what they brought."""
+
+    def part_of(part: dict[str, Any]) -> dict[str, Any]:
+        urls = [data.get(url, url) for url in _urls(part)]
+        if part.get("type") == "image_url":
+            return {**part, "image_url": {"url": urls[0]}}
+        return {**part, "video": urls} if urls else part
+
+    return [
+        {**message, "content": [part_of(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages or ()
+    ]
+
+
+def _refusal(sentence: str) -> InvalidRequest:
+    return InvalidRequest(sentence, "messages")

@@ -1,0 +1,97 @@
+"""/v1/files: the inputs and outputs of batches. A client's name of a file is only shown, never a path."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from tokenmill.core.errors import NotFound, TooLarge
+from tokenmill.serving.batches.batch import File
+from tokenmill.serving.batches.service import MAX_FILE_BYTES, BatchService
+from tokenmill.serving.batches.store import Page
+from tokenmill.serving.server.context import ServerContext
+from tokenmill.serving.server.http.body import read_query
+from tokenmill.serving.server.http.json_response import json_response
+from tokenmill.serving.server.http.middleware import owner_of
+from tokenmill.serving.server.openai.upload import Upload
+
+# What stands around the file in its body.
+_ENVELOPE_BYTES = 64 << 10
+
+
+class FilesQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """Which files are listed."""
+
+    after: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
+    order: Literal["asc", "desc"] = "desc"
+    purpose: str | None = None
+
+
+class FilesRoutes:
+    """Answers them."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def create(self, request: Request) -> Response:
+        """Upload a file: multipart/form-data with `file`, `purpose` and perhaps `expires_after`."""
+        service = batches_of(self._context)
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > MAX_FILE_BYTES + _ENVELOPE_BYTES:
+            raise TooLarge(f"a file has at most {MAX_FILE_BYTES} bytes", "file")
+        incoming = await service.begin_file()
+        try:
+            form = await Upload(partial(service.write_file, incoming)).read(request)
+            seconds = None if form.expires_after is None else form.expires_after.seconds
+            file = await service.keep_file(owner_of(request.scope), incoming, form.file, seconds)
+        finally:
+            await service.drop_file(incoming)
+        return json_response(file)
+
+    async def list(self, request: Request) -> Response:
+        """The files of the caller."""
+        query = read_query(request, FilesQuery)
+        page = Page(query.after, query.limit, query.order == "asc")
+        found = await batches_of(self._context).files(owner_of(request.scope), page, query.purpose)
+        return json_response(listed(*found))
+
+    async def get(self, request: Request) -> Response:
+        """What is known of a file."""
+        return json_response(await self._file(request))
+
+    async def content(self, request: Request) -> Response:
+        """The bytes of a file."""
+        body = batches_of(self._context).body(await self._file(request))
+        return FileResponse(body, media_type="application/octet-stream")
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a file."""
+        file_id = request.path_params["file_id"]
+        await batches_of(self._context).delete_file(owner_of(request.scope), file_id)
+        return json_response({"id": file_id, "object": "file", "deleted": True})
+
+    async def _file(self, request: Request) -> File:
+        return await batches_of(self._context).file(owner_of(request.scope), request.path_params["file_id"])
+
+
+def batches_of(context: ServerContext) -> BatchService:
+    """What keeps files and batches.
+
+    Raises:
+        NotFound: this server does not.
+    """
+    if context.batches is None:
+        raise NotFound("this server keeps no files and batches: start it with --batch-dir FOLDER")
+    return context.batches
+
+
+def listed(objects: list[Any], has_more: bool) -> dict[str, Any]:
+    """OpenAI's list object."""
+    ids = [one.id for one in objects] or [None]
+    return {"object": "list", "data": objects, "first_id": ids[0], "last_id": ids[-1], "has_more": has_more}

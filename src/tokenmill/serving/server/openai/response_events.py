@@ -1,0 +1,183 @@
+"""The answers of /v1/responses: OpenAI's response object, and the events of its stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.answer import PieceKind
+from tokenmill.core.messages import TextOutput
+from tokenmill.core.request import FinishReason
+from tokenmill.serving.server.generation.content_blocks import (
+    Block,
+    BlockBegins,
+    BlockEnds,
+    BlockGrows,
+    Change,
+    ContentBlocks,
+)
+from tokenmill.serving.server.generation.writer import UsageCounter
+from tokenmill.serving.server.http.errors import error_body
+
+_ENCODER = msgspec.json.Encoder()
+_TEXT_EVENTS = {PieceKind.TEXT: "output_text", PieceKind.REASONING: "reasoning_text"}
+
+
+class ResponseWriter:
+    """Writes one response.
+
+    Args:
+        head: the fields that are known before the answer.
+        keep: gets the response object when it is complete, and when it has failed.
+    """
+
+    def __init__(self, head: dict[str, Any], keep: Callable[[dict[str, Any]], None]) -> None:
+        self._head = head
+        self._keep = keep
+        self._blocks = ContentBlocks()
+        self._num_events = 0
+        self._last: TextOutput | None = None
+
+    def document(self, outputs: Mapping[int, TextOutput], usage: UsageCounter) -> bytes:
+        """See `ReplyWriter`."""
+        output = outputs[0]
+        self._blocks.add_whole(output)
+        return _ENCODER.encode(self._complete(output, usage))
+
+    def events(self, index: int, output: TextOutput, usage: UsageCounter) -> bytes:
+        """See `ReplyWriter`."""
+        self._last = output
+        events = [*self._begin(), *self._changes(self._blocks.add(output))]
+        return b"".join(events)
+
+    def end(self, usage: UsageCounter) -> bytes:
+        """See `ReplyWriter`."""
+        assert self._last is not None, "a stream ends after its last output"
+        events = list(self._changes(self._blocks.finish(), _status_at_end(self._last)))
+        response = self._complete(self._last, usage)
+        kind = "response.completed" if response["status"] == "completed" else "response.incomplete"
+        return b"".join([*events, self._event(kind, {"response": response})])
+
+    def failure(self, error: Exception) -> bytes:
+        """See `ReplyWriter`."""
+        response = failed(self._head, error)
+        self._keep(response)
+        return self._event("response.failed", {"response": response})
+
+    def _begin(self) -> Iterator[bytes]:
+        if not self._num_events:
+            response = self._head | {"status": "in_progress", "output": []}
+            yield self._event("response.created", {"response": response})
+            yield self._event("response.in_progress", {"response": response})
+
+    def _complete(self, output: TextOutput, usage: UsageCounter) -> dict[str, Any]:
+        status, details = "completed", None
+        if output.finish_reason is FinishReason.LENGTH:
+            status, details = "incomplete", {"reason": "max_output_tokens"}
+        elif output.finish_reason is FinishReason.ABORT:
+            status = "cancelled"
+        response = self._head | {
+            "status": status,
+            "incomplete_details": details,
+            "completed_at": time.time() if status == "completed" else None,
+            "output": self._items(_status_at_end(output)),
+            "usage": _usage(usage),
+        }
+        self._keep(response)
+        return response
+
+    def _items(self, status: str) -> list[dict[str, Any]]:
+        """All of them; `status` is that of the last one, which an answer that is cut off leaves incomplete."""
+        *whole, last = self._blocks.blocks
+        return [*(_item(block, "completed") for block in whole), _item(last, status)]
+
+    def _changes(self, changes: Iterator[Change], status: str = "completed") -> Iterator[bytes]:
+        for change in changes:
+            match change:
+                case BlockBegins(block):
+                    fields = _place(block) | {"item": _item(block, "in_progress")}
+                    yield self._event("response.output_item.added", fields)
+                    if block.kind is PieceKind.TEXT:
+                        fields = _content_place(block) | {"part": _text_part("")}
+                        yield self._event("response.content_part.added", fields)
+                case BlockGrows(block, delta):
+                    yield self._event(*_growth(block, delta))
+                case BlockEnds(block):
+                    yield from self._end(block, status)
+
+    def _end(self, block: Block, status: str) -> Iterator[bytes]:
+        if block.kind is PieceKind.CALL:
+            fields = _place(block) | {"item_id": _item_id(block), "arguments": block.text, "name": block.name}
+            yield self._event("response.function_call_arguments.done", fields)
+        else:
+            done = f"response.{_TEXT_EVENTS[block.kind]}.done"
+            yield self._event(done, _content_place(block) | {"text": block.text, "logprobs": []})
+        if block.kind is PieceKind.TEXT:
+            yield self._event("response.content_part.done", _content_place(block) | {"part": _text_part(block.text)})
+        yield self._event("response.output_item.done", _place(block) | {"item": _item(block, status)})
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        data = {"type": kind, "sequence_number": self._num_events} | fields
+        self._num_events += 1
+        return b"event: " + kind.encode() + b"\ndata: " + _ENCODER.encode(data) + b"\n\n"
+
+
+def failed(head: dict[str, Any], error: Exception) -> dict[str, Any]:
+    """The response object of an answer that could not be given."""
+    told = error_body(error).error
+    return head | {"status": "failed", "output": [], "error": {"code": "server_error", "message": told.message}}
+
+
+def _status_at_end(output: TextOutput) -> str:
+    """Of the item with which an answer ends."""
+    return "completed" if output.finish_reason is FinishReason.STOP else "incomplete"
+
+
+def _growth(block: Block, delta: str) -> tuple[str, dict[str, Any]]:
+    if block.kind is PieceKind.CALL:
+        return "response.function_call_arguments.delta", _place(block) | {"item_id": _item_id(block), "delta": delta}
+    return f"response.{_TEXT_EVENTS[block.kind]}.delta", _content_place(block) | {"delta": delta, "logprobs": []}
+
+
+def _place(block: Block) -> dict[str, Any]:
+    return {"output_index": block.index}
+
+
+def _content_place(block: Block) -> dict[str, Any]:
+    return _place(block) | {"item_id": _item_id(block), "content_index": 0}
+
+
+def _item_id(block: Block) -> str:
+    return {PieceKind.TEXT: "msg_", PieceKind.REASONING: "rs_", PieceKind.CALL: "fc_"}[block.kind] + block.id
+
+
+def _item(block: Block, status: str) -> dict[str, Any]:
+    item: dict[str, Any] = {"id": _item_id(block), "status": status}
+    match block.kind:
+        case PieceKind.CALL:
+            call = {"type": "function_call", "call_id": f"call_{block.id}", "name": block.name, "arguments": block.text}
+            return item | call
+        case PieceKind.REASONING:
+            content = [{"type": "reasoning_text", "text": block.text}] if block.text else []
+            return item | {"type": "reasoning", "summary": [], "content": content}
+        case PieceKind.TEXT:
+            content = [_text_part(block.text)] if status != "in_progress" else []
+            return item | {"type": "message", "role": "assistant", "content": content}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(counter: UsageCounter) -> dict[str, Any]:
+    usage = counter.usage()
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }

@@ -1,0 +1,173 @@
+"""/v1/responses: create, look again, cancel, delete. Kept in memory only, see `ResponseStore`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.core.errors import InvalidRequest, NotFound, TokenMillError
+from tokenmill.core.messages import GenerateText, TextOutput
+from tokenmill.serving.frontend.chat_messages import check_size
+from tokenmill.serving.frontend.generation import Generation, merge
+from tokenmill.serving.server.context import ServerContext
+from tokenmill.serving.server.generation.call import GenerationCall, messages_of
+from tokenmill.serving.server.generation.placement import placed
+from tokenmill.serving.server.generation.reply import GenerationReply, caller_of, check_output
+from tokenmill.serving.server.generation.writer import UsageCounter
+from tokenmill.serving.server.http.body import read_query, read_sized
+from tokenmill.serving.server.http.json_response import json_response
+from tokenmill.serving.server.http.middleware import owner_of
+from tokenmill.serving.server.openai.response_events import ResponseWriter
+from tokenmill.serving.server.openai.responses_body import ResponsesBody, input_messages, response_call
+from tokenmill.serving.server.response_store import StoredResponse
+
+_logger = logging.getLogger(__name__)
+
+MAX_METADATA_BYTES = 64 << 10
+
+
+class RetrieveQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """How a stored response is wanted: `stream` only because clients may say that they do not want it."""
+
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a body asks for. `head`: of the response; `messages`: the chat without instructions."""
+
+    call: GenerationCall
+    prompts: list[GenerateText]
+    head: dict[str, Any]
+    messages: list[dict[str, Any]]
+
+
+class ResponsesRoutes:
+    """Answers them."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._store = context.responses
+
+    async def create(self, request: Request) -> Response:
+        """Answer an input."""
+        context, owner = self._context, owner_of(request.scope)
+        body, num_bytes = await read_sized(request, ResponsesBody, context.bodies)
+        if body.background and (body.stream or body.store is False):
+            raise InvalidRequest("background needs store, and no stream", "background")
+        earlier = self._earlier(owner, body.previous_response_id)
+        num_bytes += earlier.num_bytes
+        asked = await context.bodies.threads.run(num_bytes, lambda: self._read(body, earlier.messages))
+        head = asked.head
+
+        def keep(response: dict[str, Any]) -> None:
+            if body.store is not False:
+                answer = input_messages(response["output"]) if response["output"] else []
+                size = num_bytes + len(msgspec.json.encode(response["output"]))
+                self._store.put(owner, StoredResponse(response, [*asked.messages, *answer], size))
+
+        writer = ResponseWriter(head, keep)
+        if not body.background:
+            return GenerationReply(context, asked.call, asked.prompts, writer, head["id"])
+        # Begun here, so that whatever does not let it begin is the answer to this call.
+        prompts = placed(await context.media.fetched(asked.prompts), context, request.scope)
+        generation = context.client.generate(prompts, caller_of(request.scope, head["id"]))
+        keep(head | {"status": "queued", "output": []})
+        task = self._store.tasks[head["id"]] = asyncio.ensure_future(self._run(generation, writer, body.timeout))
+        task.add_done_callback(lambda _: self._store.tasks.pop(head["id"], None))
+        return json_response(head | {"status": "queued", "output": []})
+
+    async def get(self, request: Request) -> Response:
+        """A response that was stored."""
+        if read_query(request, RetrieveQuery).stream:
+            raise InvalidRequest("stream: events are not stored; ask without stream", "stream")
+        return json_response(self._stored(request).response)
+
+    async def cancel(self, request: Request) -> Response:
+        """End a response that runs in the background."""
+        stored = self._stored(request)
+        response_id = stored.response["id"]
+        if stored.response["background"] is not True:
+            raise InvalidRequest("only a response that was created with background can be cancelled", "response_id")
+        for ids in self._context.client.find([response_id], owner_of(request.scope))[response_id]:
+            self._context.client.abort(ids)
+        task = self._store.tasks.get(response_id)
+        if task is not None:
+            await asyncio.wait([task])
+        return json_response(self._stored(request).response)
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a response."""
+        response_id = self._stored(request).response["id"]
+        self._store.drop(owner_of(request.scope), response_id)
+        return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+
+    async def _run(self, generation: Generation, writer: ResponseWriter, timeout: float | None) -> None:
+        """Generate without a client that waits."""
+        outputs: list[TextOutput] = []
+        usage = UsageCounter(1)
+        try:
+            async with generation, asyncio.timeout(timeout):
+                async for index, output in generation:
+                    check_output(output)
+                    usage.add(index, output)
+                    outputs.append(output)
+            writer.document({0: merge(outputs)}, usage)
+        except (TokenMillError, TimeoutError) as error:
+            writer.failure(error)
+        except Exception as error:  # nobody else sees it
+            _logger.exception("a response in the background failed")
+            writer.failure(error)
+
+    def _read(self, body: ResponsesBody, earlier: list[dict[str, Any]]) -> _Asked:
+        self._context.check_count(body.input, "input")
+        self._context.check_model(body.model)
+        check_size(body.metadata, "metadata", MAX_METADATA_BYTES)
+        call = response_call(body, earlier)
+        messages = [*earlier, *input_messages(body.input)]
+        return _Asked(call, messages_of(call, self._context), self._head(body), messages)
+
+    def _earlier(self, owner: str, response_id: str | None) -> StoredResponse:
+        if response_id is None:
+            return StoredResponse({}, [], 0)
+        stored = self._store.get(owner, response_id)
+        if stored is None or stored.response["status"] not in ("completed", "incomplete"):
+            raise InvalidRequest("previous_response_id names no response that is complete", "previous_response_id")
+        return stored
+
+    def _stored(self, request: Request) -> StoredResponse:
+        stored = self._store.get(owner_of(request.scope), request.path_params["response_id"])
+        if stored is None:
+            raise NotFound("no response is stored under this id", "response_id")
+        return stored
+
+    def _head(self, body: ResponsesBody) -> dict[str, Any]:
+        """The fields that do not depend on the answer."""
+        shown = ("instructions", "max_output_tokens", "metadata", "previous_response_id", "temperature")
+        return {
+            "id": f"resp_{secrets.token_hex(24)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": self._context.reply_name(body.model),
+            "error": None,
+            "incomplete_details": None,
+            "background": bool(body.background),
+            "store": body.store is not False,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "text": msgspec.to_builtins(body.text) or {"format": {"type": "text"}},
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "reasoning": msgspec.to_builtins(body.reasoning),
+            **{name: getattr(body, name) for name in shown},
+        }

@@ -1,0 +1,252 @@
+"""The routes by which operators look into a running server and steer it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+import tokenmill
+from tokenmill.config.configs import EngineConfig, ServerConfig
+from tokenmill.core.engine_messages import EngineReady, RequestState
+from tokenmill.core.errors import Conflict, EngineDead, InvalidRequest, NotFound
+from tokenmill.core.messages import GenerateText
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.serving.replicas.engine_handle import EngineHandle
+from tokenmill.serving.server.context import ServerContext
+from tokenmill.serving.server.generation.fields import Label
+from tokenmill.serving.server.http.body import read_body, read_query
+from tokenmill.serving.server.http.errors import without_folders
+from tokenmill.serving.server.http.json_response import json_response
+from tokenmill.serving.server.http.middleware import owner_of
+
+HEALTH_SECONDS = 30.0
+MAX_ABORTS = 4096
+
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_SAMPLING_SHOWN = ("temperature", "top_p", "top_k", "min_p", *_PENALTIES)
+# Addresses, keys and places on this machine are nobody's business over HTTP.
+_PRIVATE = frozenset(
+    {"api_key", "chat_template", "download_dir", "host", "kv_events_config", "model", "ssl_certfile", "ssl_keyfile"}
+    | {
+        "batch_dir",
+        "kv_disk",
+        "kv_transfer_config",
+        "lora_dir",
+        "lora_merge",
+        "lora_modules",
+        "master_addr",
+        "master_secret",
+        "otlp_traces_endpoint",
+        "replica",
+        "step_log",
+        "tokenizer",
+        "uds",
+    }
+    | {"kv_source", "rendezvous", "weight_cache_dir", "weight_memory"}
+)
+
+
+class AbortBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which requests to end: by the ids of their replies (or of single continuations), or all."""
+
+    request_ids: list[Label] | None = None
+    abort_all: bool | None = None
+
+
+class Aborted(msgspec.Struct):
+    """The reply of /abort_requests; ids that are not open are named, they may have just ended."""
+
+    num_aborted: int
+    unknown: list[str]
+
+
+class PauseQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """What happens to the requests that are open: ended, or kept until /resume."""
+
+    mode: Literal["abort", "keep"] = "abort"
+    clear_cache: bool = True
+
+
+class ResetQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """The query of /reset_prefix_cache, in vLLM's names.
+
+    Attributes:
+        reset_running_requests: send these back to the queue first; else they keep the cache from being emptied.
+        reset_external: forget what is stored outside of the KV cache too, in memory or on disk.
+    """
+
+    reset_running_requests: bool = False
+    reset_external: bool = False
+
+
+class RequestReport(msgspec.Struct):
+    """The reply of /v1/requests/{id}: the state of each continuation of a call."""
+
+    id: str
+    requests: list[RequestState]
+
+
+class AdminRoutes:
+    """Answers them."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def abort_requests(self, request: Request) -> Response:
+        """End requests; their clients get `finish_reason: abort`."""
+        body = await read_body(request, AbortBody, self._context.bodies)
+        calls = self._context.calls
+        if bool(body.abort_all) == bool(body.request_ids):
+            raise InvalidRequest("give either request_ids or abort_all", "request_ids")
+        if body.abort_all:
+            return json_response(Aborted(await calls.abort_all(), []))
+        if len(body.request_ids or ()) > MAX_ABORTS:
+            raise InvalidRequest(f"at most {MAX_ABORTS} request_ids at once", "request_ids")
+        found = await self._find(body.request_ids or (), owner_of(request.scope))
+        ids = {request_id for request_ids in found.values() for request_id in request_ids}
+        calls.abort(sorted(ids))
+        return json_response(Aborted(len(ids), [name for name, request_ids in found.items() if not request_ids]))
+
+    async def request(self, request: Request) -> Response:
+        """How the requests of a call are doing, and why they wait."""
+        name = request.path_params["id"]
+        ids = (await self._find([name], owner_of(request.scope)))[name]
+        if not ids:
+            raise NotFound("no open request has this id", "id")
+        states = {state.id: state for state in await self._context.engines.explain(ids)}
+        return json_response(RequestReport(name, [states.get(one) or _on_its_way(one) for one in ids]))
+
+    async def pause(self, request: Request) -> Response:
+        """Stop the engines between two steps; new requests wait until /resume."""
+        query = read_query(request, PauseQuery)
+        if query.mode == "abort":
+            await self._context.calls.abort_all()
+        await self._context.engines.set_paused(True)
+        if query.clear_cache and query.mode == "abort":
+            await self._context.engines.reset_prefix_cache(True)
+        return json_response({"status": "paused"})
+
+    async def resume(self, _request: Request) -> Response:
+        """Let the engines go on."""
+        await self._context.engines.set_paused(False)
+        return json_response({"status": "running"})
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """Forget all cached prefixes."""
+        query = read_query(request, ResetQuery)
+        if not await self._context.engines.reset_prefix_cache(query.reset_running_requests, query.reset_external):
+            raise Conflict("requests are running; reset_running_requests=true sends them back to the queue first")
+        return json_response({"status": "reset"})
+
+    async def server_info(self, _request: Request) -> Response:
+        """The flags and what the engines made of them."""
+        engines = [
+            {"num_ranks": len(engine.health), "trouble": engine.trouble} | self._described(engine.ready)
+            for engine in self._context.engines
+            if engine.ready is not None
+        ]
+        ready = self._context.engines.ready or self._context.ready
+        info: dict[str, Any] = {
+            "engine": self._described(ready),
+            "engines": engines,
+            "settings": self._context.settings,
+            "default_sampling": _sampling_shown(self._context.default_sampling),
+        }
+        # As SGLang's clients look for them.
+        sizes: dict[str, Any] = {"max_total_num_tokens": ready.num_pages * ready.page_size}
+        info |= sizes | {"internal_states": [{} for _ in engines]}
+        return json_response({"version": tokenmill.__version__} | info)
+
+    async def load(self, _request: Request) -> Response:
+        """How busy the server is."""
+        stats = self._context.engines.stats
+        return json_response(
+            {
+                "server_load": self._context.calls.num_open,
+                "num_requests_running": stats.num_running,
+                "num_requests_waiting": stats.num_waiting,
+                "kv_cache_usage_perc": stats.num_pages_pinned / stats.num_pages,
+            }
+        )
+
+    async def health_generate(self, _request: Request) -> Response:
+        """200 once each engine has really made a token through each text worker, else 503 within half a minute."""
+        trouble = self._context.trouble()
+        if trouble is not None:
+            raise EngineDead(trouble)
+        ways = itertools.product(self._context.engines, range(self._context.client.num_workers))
+        for outcome in await asyncio.gather(*itertools.starmap(self._make_token, ways), return_exceptions=True):
+            if outcome is not None:
+                raise outcome
+        return Response(status_code=200)
+
+    async def _make_token(self, engine: EngineHandle, worker: int) -> None:
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        prompt = GenerateText(ids=[], params=params, token_ids=[0], engine=engine.index)
+        try:
+            async with (
+                asyncio.timeout(HEALTH_SECONDS),
+                self._context.client.generate([prompt], worker=worker) as generation,
+            ):
+                async for _, output in generation:
+                    if output.error is not None:
+                        raise EngineDead(output.error)
+        except TimeoutError as error:
+            raise EngineDead(
+                f"no token of {engine.name} has come through text worker {worker} for {HEALTH_SECONDS:g} seconds"
+            ) from error
+
+    def _described(self, ready: EngineReady) -> dict[str, Any]:
+        adapters = [adapter.name for adapter in ready.adapters]
+        return msgspec.structs.asdict(ready) | {"model": self._context.model_name, "adapters": adapters}
+
+    async def _find(self, names: Sequence[str], owner: str) -> dict[str, list[str]]:
+        """By each name, the open requests of the owner's call that bears it, none if it is over.
+
+        Raises:
+            Conflict: several calls bear this name, which their clients chose.
+        """
+        found = await self._context.calls.find(names, owner)
+        for calls in found.values():
+            if len(calls) > 1:
+                raise Conflict(f"{len(calls)} open calls have this id: use the ids of their requests")
+        return {name: calls[0] if calls else [] for name, calls in found.items()}
+
+
+def public_settings(engine: EngineConfig, server: ServerConfig) -> dict[str, Any]:
+    """The flags that /server_info shows."""
+    fields = dataclasses.asdict(engine) | dataclasses.asdict(server)
+    return {name: _shown(value) for name, value in fields.items() if name not in _PRIVATE}
+
+
+def _shown(value: Any) -> Any:
+    """A flag's value; one that is JSON may name a folder."""
+    return without_folders(value) if isinstance(value, str) else value
+
+
+def _sampling_shown(defaults: dict[str, Any]) -> dict[str, Any]:
+    """What a request that says nothing of it is sampled with."""
+    params = SamplingParams(**defaults)
+    return {name: getattr(params, name) for name in _SAMPLING_SHOWN}
+
+
+def _on_its_way(request_id: str) -> RequestState:
+    """A request that the engine does not have: its prompt is being encoded, or it has just ended."""
+    return RequestState(
+        id=request_id,
+        status="waiting",
+        wait_reason="its prompt is being encoded",
+        priority=0,
+        num_prompt_tokens=0,
+        num_output_tokens=0,
+        num_computed_tokens=0,
+        num_cached_tokens=0,
+        num_preemptions=0,
+    )

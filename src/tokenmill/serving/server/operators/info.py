@@ -1,0 +1,72 @@
+"""The routes that tell about the server: models, health, version, metrics."""
+
+from __future__ import annotations
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+import tokenmill
+from tokenmill.core.errors import EngineDead
+from tokenmill.serving.server.context import ServerContext
+from tokenmill.serving.server.http.errors import error_response
+from tokenmill.serving.server.http.json_response import json_response
+
+
+class ModelCard(msgspec.Struct):
+    """One entry of /v1/models; the parent of an adapter is the model that it changes."""
+
+    id: str
+    created: int
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "tokenmill"
+    parent: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ModelList(msgspec.Struct):
+    """The reply of /v1/models."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class InfoRoutes:
+    """Answers them."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def models(self, _request: Request) -> Response:
+        """The models that this server has, and the adapters."""
+        names = [*self._context.names, *(adapter.name for adapter in self._context.adapters)]
+        return json_response(ModelList([self._card(name) for name in names]))
+
+    async def model(self, request: Request) -> Response:
+        """One model."""
+        name = request.path_params["model"]
+        self._context.check_model(name)
+        return json_response(self._card(name))
+
+    async def health(self, _request: Request) -> Response:
+        """200 while all engines make progress, else 503."""
+        trouble = self._context.trouble()
+        return Response(status_code=200) if trouble is None else error_response(EngineDead(trouble))
+
+    async def ping(self, _request: Request) -> Response:
+        """The same; some platforms ask for it by this name."""
+        return await self.health(_request)
+
+    async def version(self, _request: Request) -> Response:
+        """The version of TokenMill."""
+        return json_response({"version": tokenmill.__version__})
+
+    async def metrics(self, _request: Request) -> Response:
+        """Metrics in Prometheus' text format."""
+        return Response(self._context.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    def _card(self, name: str) -> ModelCard:
+        context = self._context
+        parent = msgspec.UNSET if context.adapters.find(name) is None else context.model_name
+        return ModelCard(name, context.started, context.ready.max_model_len, parent=parent)

@@ -1,0 +1,224 @@
+"""The first API process of a server, mostly the only one: it starts the engines and text workers, knows how they are,
+and answers whoever operates the server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.core.api_messages import AbortCalls, FindCalls, FromSibling
+from tokenmill.core.engine_messages import EngineReady, EngineStats
+from tokenmill.core.messages import FromWorker
+from tokenmill.core.part_messages import EngineNews, Verdict
+from tokenmill.ipc.channels import http_path
+from tokenmill.ipc.launch_file import LaunchFile
+from tokenmill.serving.frontend.admission_control import AdmissionLimits
+from tokenmill.serving.frontend.client import EngineClient
+from tokenmill.serving.frontend.open_calls import OpenCalls
+from tokenmill.serving.observe.metrics import Metrics
+from tokenmill.serving.observe.throughput import ThroughputLog
+from tokenmill.serving.observe.traces import TraceExporter
+from tokenmill.serving.replicas.fleet import Fleet
+from tokenmill.serving.replicas.part import Owner
+from tokenmill.serving.replicas.siblings.siblings import Siblings
+from tokenmill.serving.replicas.starter import Starter
+from tokenmill.serving.replicas.supervisor import Supervisor
+from tokenmill.serving.server.live_hub import LiveHub
+from tokenmill.serving.server.process.api_process import ApiProcess, Ending, run_process
+from tokenmill.serving.server.process.screen import OpenScreen, Screen
+from tokenmill.serving.server.process.served_batches import ServedBatches
+from tokenmill.serving.server.process.start_checks import check_sockets, check_start
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from tokenmill.serving.server.context import ServerContext
+
+THROUGHPUT_SECONDS = 10.0
+SIBLINGS_SECONDS = 1.0
+
+
+def serve(
+    folder: Path,
+    launch: LaunchFile,
+    listener: socket.socket,
+    open_screen: OpenScreen,
+    on_begun: Callable[[], None],
+    starter: Starter,
+) -> int:
+    """Serve until something ends the server; return the exit code. Must be called in the main thread.
+
+    Args:
+        folder: private to this server: the launch file lies there, and its sockets come beside it.
+        listener: bound; it may listen already, where another process has served before.
+        open_screen: makes what is told of the start and of the life of the server.
+        on_begun: called once requests are accepted.
+        starter: starts the parts, or has begun them.
+    """
+    with open_screen() as screen:
+
+        def make() -> ApiProcess:
+            check_start(launch.server, launch.topology)
+            check_sockets(folder, launch.topology)
+            return FirstProcess(folder, launch, listener, screen, on_begun, starter)
+
+        return run_process(make, screen)
+
+
+class FirstProcess(ApiProcess):
+    """See `ApiProcess`."""
+
+    _parts: Supervisor
+
+    def __init__(
+        self,
+        folder: Path,
+        launch: LaunchFile,
+        listener: socket.socket | None,
+        screen: Screen,
+        on_begun: Callable[[], None],
+        starter: Starter,
+    ) -> None:
+        """See `serve`."""
+        super().__init__(launch, listener, screen)
+        server = launch.server
+        self._folder = folder
+        self._on_begun = on_begun
+        owner = Owner(
+            ended=lambda exit_code, error: self._end(Ending(exit_code, error)),
+            died=lambda part, text: self._log.note("death", text, part=part),
+            replaced=self._replaced,
+            hung=lambda part, text: self._log.note("hang", text, part=part),
+            answered=self._answered,
+            told=self._told,
+            ticked=self._ticked,
+            progress=screen.on_progress,
+            line=screen.on_line,
+        )
+        self._parts = Supervisor(folder, launch, starter, _run_worker, owner)
+        name = server.served_model_name[0] if server.served_model_name else ""
+        endpoint = server.otlp_traces_endpoint
+        self._traces = None if endpoint is None else TraceExporter(endpoint, name)
+        self._metrics = Metrics(self._parts.engines, self._parts.counts, server.metrics_prefix, name, self._traces)
+        self._batches: ServedBatches | None = None
+        if server.batch_dir is not None:
+            self._batches = ServedBatches(server, lambda: self._client.has_waiting, self._metrics)
+        self._live = LiveHub(self._parts.engines)
+        own = launch.topology.workers_of(0)
+        limits = AdmissionLimits.of(server)
+        self._client = EngineClient(self._parts.workers[: len(own)], self._metrics, limits, launch.engine.seed)
+        self._siblings: Siblings | None = None
+        if launch.topology.siblings:
+            self._siblings = Siblings(folder, self._parts, server.engine_timeout, self._metrics)
+
+    def _jobs(self) -> list[Coroutine[Any, Any, None]]:
+        jobs = [self._log_throughput()]
+        if self._traces is not None:
+            jobs.append(self._traces.run())
+        if self._siblings is not None:
+            jobs.append(self._watch(self._siblings))
+        return jobs
+
+    async def _listen(self, ready: EngineReady) -> None:
+        await super()._listen(ready)
+        if self._siblings is not None:
+            self._siblings.started()
+
+    async def _serve(self, app: ASGIApp, listener: socket.socket) -> None:
+        if self._siblings is not None:
+            private = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            private.bind(str(http_path(self._folder)))
+            await super()._serve(app, private)
+        await super()._serve(app, listener)
+
+    def _begun(self, ready: EngineReady) -> None:
+        self._on_begun()
+        self._screen.on_ready(ready)
+
+    def _context(self, ready: EngineReady) -> ServerContext:
+        context = replace(
+            super()._context(ready),
+            calls=OpenCalls(self._client, self._siblings),
+            fleet=Fleet(self._parts),
+            batches=None if self._batches is None else self._batches.service,
+            live=self._live,
+        )
+        if self._batches is not None:
+            self._batches.start(context, max(1, self._client.num_rows // 2))
+        return context
+
+    # --- what the parts say -----------------------------------------------------------------------------------------
+
+    def _answered(self, message: FromWorker | FromSibling | FindCalls | AbortCalls) -> None:
+        if isinstance(message, FromSibling):
+            assert self._siblings is not None, "only a sibling says this"
+            self._siblings.take(message)
+        elif not isinstance(message, FindCalls | AbortCalls):
+            self._client.dispatch(message)
+
+    def _told(self, message: EngineReady | EngineStats | EngineNews) -> None:
+        if isinstance(message, EngineStats):
+            self._client.note_queued(self._parts.engines.stats.num_queued)
+        if self._siblings is not None:
+            self._siblings.told(message)
+
+    def _replaced(self, worker: int, retired: str, news: Sequence[EngineNews], verdict: Verdict) -> None:
+        if worker < self._client.num_workers:
+            self._client.replace(worker, retired, news, verdict)
+        elif self._siblings is not None:
+            self._siblings.worker_back(worker, retired, news, verdict)
+
+    def _ticked(self, worker: int, is_deaf: bool, is_lost: bool) -> None:
+        if worker < self._client.num_workers:
+            self._spare(worker, is_deaf, is_lost)
+        elif self._siblings is not None:
+            self._siblings.worker_ticked(worker, is_deaf, is_lost)
+
+    # --- while it runs ----------------------------------------------------------------------------------------------
+
+    def _trouble(self) -> str | None:
+        return super()._trouble() or (None if self._siblings is None else self._siblings.trouble)
+
+    async def _watch(self, siblings: Siblings) -> None:
+        while True:
+            await asyncio.sleep(SIBLINGS_SECONDS)
+            siblings.pass_time(SIBLINGS_SECONDS, self._parts.is_recovering)
+
+    async def _log_throughput(self) -> None:
+        log = ThroughputLog()
+        while not self._server.disable_log_stats:
+            await asyncio.sleep(THROUGHPUT_SECONDS)
+            line = log.line(self._parts.engines.stats, THROUGHPUT_SECONDS)
+            if line is not None:
+                self._log.note("throughput", line)
+
+    # --- end --------------------------------------------------------------------------------------------------------
+
+    def _end(self, ending: Ending) -> None:
+        if self._siblings is not None and ending.error is not None and not self._ending.done():
+            self._siblings.end(ending.exit_code, ending.error)
+        super()._end(ending)
+
+    def _ends_elsewhere(self) -> list[asyncio.Future[None]]:
+        self._live.close()  # a viewer would stay for ever
+        ends = [] if self._batches is None else [self._batches.stop()]
+        ends += [] if self._siblings is None else [self._siblings.wait_until_ended()]
+        return [asyncio.ensure_future(end) for end in ends]
+
+    async def _let_go(self) -> None:
+        await super()._let_go()
+        if self._siblings is not None:
+            self._siblings.close()
+        if self._batches is not None:
+            await self._batches.close()
+
+
+def _run_worker(folder: Path, index: int, alive_fd: int) -> int:
+    """A text worker in a thread, with imports that others do without."""
+    from tokenmill.serving.frontend.worker import run_worker
+
+    return run_worker(folder, index, alive_fd)

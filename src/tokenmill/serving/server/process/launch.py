@@ -1,0 +1,160 @@
+"""`run`: from two configs to a serving process, and back to nothing.
+
+    take the port -> fork the API processes (`keeper`) -> private folder -> start engines and text workers
+        -> engines are ready -> tokenizers are loaded -> accept requests
+        -> Ctrl-C, SIGTERM or a death too many -> end streams, end children, remove the folder
+
+Whatever ends the server, one sentence says why, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from tokenmill.config.configs import EngineConfig, ServerConfig
+from tokenmill.core.errors import DiskFull, InvalidConfig, TokenMillError
+from tokenmill.ipc.launch_file import LaunchFile
+from tokenmill.ipc.standard_streams import lossy
+from tokenmill.ipc.topology import EngineSpec, Topology
+from tokenmill.serving.observe.event_log import EventLog
+from tokenmill.serving.replicas.starter import ENGINE_MODULE, WORKER_MODULE, Starter
+from tokenmill.serving.replicas.weight_memory import weight_memory
+from tokenmill.serving.server.http.descriptors import raise_limit
+from tokenmill.serving.server.http.listener import bind, check_tls
+from tokenmill.serving.server.http.shared_listener import ConnectionCounts, SharedListener
+from tokenmill.serving.server.process.keeper import keep
+from tokenmill.serving.server.process.screen import OpenScreen, StandardError
+from tokenmill.serving.server.process.stop_signals import held_back
+
+
+def run(
+    engine: EngineConfig,
+    server: ServerConfig,
+    open_screen: OpenScreen = StandardError,
+    engine_module: str = ENGINE_MODULE,
+    engines: tuple[EngineSpec, ...] = (),
+    worker_module: str = WORKER_MODULE,
+) -> int:
+    """Serve until stopped; return the exit code. Must be called in the main thread.
+
+    Args:
+        open_screen: makes what is told of the start and of the life of the server, in each process that tells it.
+        engine_module: the module that runs as the process of an engine. worker_module: of a text worker.
+        engines: which engines to start; none: as many as `--data-parallel-size` says, each of as many
+            ranks as `--tensor-parallel-size` and `--pipeline-parallel-size` say.
+    """
+    with lossy("stdout", "stderr"):
+        return _run(engine, server, open_screen, partial(Starter, engine_module, worker_module), engines)
+
+
+def _run(
+    engine: EngineConfig,
+    server: ServerConfig,
+    open_screen: OpenScreen,
+    make_starter: Callable[[], Starter],
+    engines: tuple[EngineSpec, ...],
+) -> int:
+    try:
+        launch = prepared(engine, server, engines)
+        server = launch.server
+        check_tls(server)
+        raise_limit()
+
+        def serve(index: int, folder: Path, on_begun: Callable[[], None]) -> int:
+            door = listener if counts is None else SharedListener(listener, counts, index)
+            # What both import, they import here and not above: the parent stays small, without threads when it forks.
+            if index:
+                from tokenmill.serving.server.siblings import process
+
+                return process.serve(folder, launch, door, index)
+            shared = LaunchFile(replace(launch.engine, weight_memory=memory), server, launch.topology)
+            try:
+                shared.write(folder)
+            except DiskFull as error:
+                return _refuse(open_screen, error)
+            with make_starter().begun(folder, shared.topology) as starter:
+                from tokenmill.serving.server.process import first_process
+
+                return first_process.serve(folder, shared, door, open_screen, on_begun, starter)
+
+        def note_death(part: str, text: str) -> None:
+            log.note("death", text, part=part)
+
+        counts = ConnectionCounts(server.api_server_count) if server.api_server_count > 1 else None
+        log = EventLog(StandardError().on_line, server.log_format == "json")
+        with held_back(), _listener(server) as listener, weight_memory() as memory:
+            return keep(serve, server.api_server_count, server.max_restarts, note_death)
+    except TokenMillError as error:
+        return _refuse(open_screen, error)
+
+
+def _refuse(open_screen: OpenScreen, error: TokenMillError) -> int:
+    with open_screen() as screen:
+        screen.on_error(str(error))
+    return error.exit_code
+
+
+def prepared(engine: EngineConfig, server: ServerConfig, engines: tuple[EngineSpec, ...] = ()) -> LaunchFile:
+    """What a server is started with: the configs with a model, its name, and what is chosen where nothing is said.
+
+    Raises:
+        InvalidConfig: several engines are to share one GPU.
+    """
+    engine, server = _with_names(engine, server)
+    engine, server = engine.resolve(), server.resolve()
+    num_ranks = engine.num_ranks_here
+    engines = engines or tuple(EngineSpec(index, num_ranks) for index in range(server.data_parallel_size))
+    topology = Topology(engines, server.tokenizer_workers, server.api_server_count)
+    if topology.has_replicas and engine.device.startswith("cuda:"):
+        raise InvalidConfig(f"--device {engine.device} is one GPU, and each engine takes its own: use --device cuda")
+    return LaunchFile(engine, server, topology)
+
+
+@contextlib.contextmanager
+def _listener(server: ServerConfig) -> Iterator[socket.socket]:
+    with bind(server) as listener:
+        try:
+            yield listener
+        finally:
+            if server.uds is not None:
+                Path(server.uds).unlink(missing_ok=True)
+
+
+def served_names(engine: EngineConfig, server: ServerConfig) -> tuple[str, ...]:
+    """The model's ids in the API: as told, else the folder's name, else the hub id."""
+    if server.served_model_name:
+        return server.served_model_name
+    if engine.model in ("", str(_demo_model())):
+        return ("tokenmill-demo",)
+    folder = Path(engine.model)
+    return (folder.resolve().name if folder.is_dir() else engine.model,)
+
+
+def _with_names(engine: EngineConfig, server: ServerConfig) -> tuple[EngineConfig, ServerConfig]:
+    """Fill in the demo model where none is given, and the name under which the model is served."""
+    server = replace(server, served_model_name=served_names(engine, server))
+    if engine.model in ("", str(_demo_model())):
+        server = _knowing_demo_model(server)
+    return (engine if engine.model else replace(engine, model=str(_demo_model()))), server
+
+
+def _knowing_demo_model(server: ServerConfig) -> ServerConfig:
+    """How the demo model writes calls and marks its thinking, where nothing else is said."""
+    finds_calls = server.enable_auto_tool_choice
+    return replace(
+        server,
+        tool_call_parser=server.tool_call_parser or "hermes",
+        enable_auto_tool_choice=True if finds_calls is None else finds_calls,
+        reasoning_parser=server.reasoning_parser or "qwen3",
+    )
+
+
+def _demo_model() -> Path:
+    from tokenmill.demo import demo_model_path
+
+    return demo_model_path()

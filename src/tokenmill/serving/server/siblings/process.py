@@ -1,0 +1,95 @@
+"""An API process beside the first (`--api-server-count`): it takes connections from the same listening socket, answers
+what is generated through text workers of its own, and leaves the rest to the first."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.core.api_messages import AbortCalls, FindCalls, FoundCalls, FromSibling, SiblingEnded
+from tokenmill.core.engine_messages import EngineReady
+from tokenmill.core.messages import Decoded, Encoded, FromWorker, RequestRejected, TextOutputs
+from tokenmill.ipc.channels import http_path
+from tokenmill.ipc.launch_file import LaunchFile
+from tokenmill.serving.frontend.admission_control import AdmissionLimits
+from tokenmill.serving.frontend.client import EngineClient
+from tokenmill.serving.observe.metrics import Metrics
+from tokenmill.serving.observe.observations import Observations
+from tokenmill.serving.replicas.part import Owner
+from tokenmill.serving.replicas.siblings.reported_parts import ReportedParts
+from tokenmill.serving.server.process.api_process import ApiProcess, Ending, run_process
+from tokenmill.serving.server.process.screen import Screen, StandardError
+from tokenmill.serving.server.siblings.forwarder import Forwarder
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+REPORT_SECONDS = 1.0
+
+
+def serve(folder: Path, launch: LaunchFile, listener: socket.socket, index: int) -> int:
+    """Serve until the first API process or a signal ends it; return the exit code. See `first_process.serve`."""
+    screen = StandardError()
+    return run_process(lambda: SiblingProcess(folder, launch, listener, screen, index), screen)
+
+
+class SiblingProcess(ApiProcess):
+    """See `ApiProcess`."""
+
+    _parts: ReportedParts
+
+    def __init__(self, folder: Path, launch: LaunchFile, listener: socket.socket, screen: Screen, index: int) -> None:
+        """`index`: of this API process."""
+        super().__init__(launch, listener, screen)
+        self._folder = folder
+        self._index = index
+        owner = Owner(
+            ended=lambda exit_code, _: self._end(Ending(exit_code, "the server is stopping")),
+            died=lambda part, text: None,
+            replaced=lambda *worker: self._client.replace(*worker),  # noqa: PLW0108 - the client comes later
+            hung=lambda part, text: None,
+            answered=self._answered,
+            told=lambda _: self._client.note_queued(self._parts.engines.stats.num_queued),
+            ticked=self._spare,
+            progress=lambda _: None,
+            line=screen.on_line,
+        )
+        self._parts = ReportedParts(folder, launch, index, owner)
+        self._observations = Observations(index)
+        self._metrics = Metrics(self._parts.engines, self._parts.counts)  # the first one's are shown
+        limits, first = AdmissionLimits.of(launch.server), launch.topology.workers_of(index).start
+        self._client = EngineClient(self._parts.workers, self._observations, limits, launch.engine.seed, first)
+
+    def _jobs(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._report()]
+
+    async def _serve(self, app: ASGIApp, listener: socket.socket) -> None:
+        await super()._serve(Forwarder(app, self._server.root_path, http_path(self._folder)), listener)
+
+    def _begun(self, ready: EngineReady) -> None:
+        """Nobody waits for it: the first tells of the start."""
+
+    async def _report(self) -> None:
+        while True:
+            self._parts.send(self._observations.take(self._client.num_open))
+            await asyncio.sleep(REPORT_SECONDS)
+
+    def _answered(self, message: FromWorker | FromSibling | FindCalls | AbortCalls) -> None:
+        match message:
+            case FindCalls():
+                found = self._client.find(message.names, message.owner)
+                calls = [(name, ids) for name, own in found.items() for ids in own]
+                calls = calls if message.names else [("", self._client.open_ids)]
+                self._parts.send(FoundCalls(message.id, calls))
+            case AbortCalls():
+                self._client.abort(message.ids)
+            case TextOutputs() | RequestRejected() | Encoded() | Decoded():
+                self._client.dispatch(message)
+
+    async def _let_go(self) -> None:
+        self._parts.send(self._observations.take(0))
+        self._parts.send(SiblingEnded(self._index))
+        await super()._let_go()

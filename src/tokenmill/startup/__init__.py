@@ -1,0 +1,1 @@
+"""Start-up: from a config to a running engine or rank."""

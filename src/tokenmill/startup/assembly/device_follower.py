@@ -1,0 +1,94 @@
+"""What every rank but the engine's first does on its device: run the plans that come, in their order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.core.plan import StepResult
+from tokenmill.engine.parallel.devices.runner import FollowedGrammars
+from tokenmill.engine.parallel.messages import End, EndPhase, RunStep
+from tokenmill.engine.parallel.shared_memory import SharedMemory
+from tokenmill.engine.runner.model_runner import ModelRunner
+from tokenmill.platform.protocol import Platform
+from tokenmill.startup.assembly.follower import IDLE_SECONDS
+from tokenmill.startup.assembly.loading import Progress, StartupTimer, load, size_kv
+from tokenmill.startup.assembly.memory import allocate
+from tokenmill.startup.assembly.runners import capture, make_runner, room_for_kv
+from tokenmill.startup.ranks.group import Group
+from tokenmill.startup.sizing.kv_size import KVSize, wanted_context
+
+# Steps that are issued before the first of them must have ended: as many as rank 0 has in flight.
+MOST_IN_FLIGHT = 2
+
+
+class DeviceFollower:
+    """A rank that runs what rank 0 plans.
+
+    Args:
+        memory: where the plans come from.
+    """
+
+    def __init__(self, runner: ModelRunner, memory: SharedMemory) -> None:
+        self._runner = runner
+        self._memory = memory
+        self._running: deque[Callable[[], StepResult]] = deque()
+
+    def run(self, on_turn: Callable[[bool], None] = lambda has_work: None) -> None:
+        """Follow until rank 0 ends.
+
+        Args:
+            on_turn: see `Follower.run`.
+
+        Raises:
+            EngineFailed: another rank is gone, has given up, or has not come in time.
+        """
+        with self._memory.together():
+            while not isinstance(command := self._memory.receive(IDLE_SECONDS), End | EndPhase):
+                on_turn(command is not None)
+                if command is None:
+                    self._finish(0)
+                    continue
+                assert isinstance(command, RunStep), "ranks on devices run steps"
+                self._running.append(self._runner.start(command.step_plan(), None))
+                self._finish(MOST_IN_FLIGHT)
+            self._finish(0)
+
+    def close(self) -> None:
+        """Let go of what steps ran with."""
+        self._runner.close()
+
+    def _finish(self, most: int) -> None:
+        """Wait until so many steps are left at most. Their results are rank 0's business."""
+        while len(self._running) > most:
+            self._running.popleft()()
+
+
+def build_device_follower(
+    config: EngineConfig, group: Group, platform: Platform, report: Progress = lambda *_: None
+) -> DeviceFollower:
+    """Load this rank's part of the model, and come as far as rank 0 does in `engine.setup`: each step there is of all.
+
+    Args:
+        config: resolved, of this rank. platform: where it runs.
+
+    Raises:
+        InvalidCheckpoint, InvalidConfig, OutOfMemory: as when an engine is built.
+        EngineFailed: another rank has failed.
+    """
+    timer, grammars = StartupTimer(report), FollowedGrammars()
+    model = load(config, platform, timer, group)
+    available = None
+    if config.num_pages is None and config.kv_cache_memory_bytes is None:
+        longest = wanted_context(config, model.architecture.max_position)
+
+        def drive(runner: ModelRunner, size: KVSize) -> None:
+            DeviceFollower(runner, group.memory).run()
+
+        available = room_for_kv(config, platform, model, longest, grammars, drive)
+    size = size_kv(config, platform, model, available)
+    memory = allocate(config, platform, model.decoder, model.attention, size)
+    runner = make_runner(config, platform, model, memory, grammars)
+    capture(platform, runner, timer)
+    return DeviceFollower(runner, group.memory)

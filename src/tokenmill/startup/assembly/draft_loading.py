@@ -1,0 +1,141 @@
+"""A draft model from what `--speculative-config` names: found, checked against the model, read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.config.speculation import SpeculativeConfig
+from tokenmill.core.errors import InvalidConfig, OutOfMemory
+from tokenmill.core.sizes import size_text
+from tokenmill.engine.runner.draft_model import DraftModel, check_draft, num_scratch_pages
+from tokenmill.engine.runner.row_tables import RowTables
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.model.attention.registry import AttentionChoice
+from tokenmill.model.models.decoder import Decoder
+from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.model.weights.hub import fetch
+from tokenmill.model.weights.loader import ModelPlan, plan_model
+from tokenmill.platform.protocol import Platform
+from tokenmill.startup.machine.device import choose_backend, choose_kernels
+
+# What a draft model may have instead of what the model has, tried in turn where its weights or heads rule that out.
+_OTHER_CHOICES: tuple[dict[str, Any], ...] = (
+    {"quantization": "none"},
+    {"attention_backend": "auto", "kv_cache_dtype": "auto"},
+    {"quantization": "none", "attention_backend": "auto", "kv_cache_dtype": "auto"},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model that is drafted for: what it is, the folder of its tokenizer, and the threads that both share."""
+
+    architecture: Architecture
+    tokenizer: Path
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model with its weights in memory.
+
+    Attributes:
+        num_tokens: it drafts at most.
+        note: a clause: how it differs from the model in what was asked for; "": it does not.
+    """
+
+    folder: Path
+    architecture: Architecture
+    decoder: Decoder
+    attention: AttentionChoice
+    weight_bytes: int
+    num_tokens: int
+    note: str
+
+    @property
+    def num_scratch_pages(self) -> int:
+        """Pages that it needs besides those that it shares."""
+        return num_scratch_pages(self.num_tokens, self.attention.config.page_size)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of its part of a page."""
+        return self.attention.bytes_per_page
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of its pages that it does not share."""
+        return self.num_scratch_pages * self.page_bytes
+
+    def bind(self, attention: AttentionBackend, tables: RowTables, max_model_len: int) -> DraftModel:
+        """What drafts for the rows of these tables, with its KV in this attention's cache."""
+        max_len = min(max_model_len, self.architecture.max_position)
+        return DraftModel(in_one_call(self.decoder, attention), attention, tables, self.num_tokens, max_len)
+
+    def describe(self) -> str:
+        """A clause for the start-up screen."""
+        text = f"{self.folder}, {self.architecture.num_parameters() / 1e6:,.4g} million parameters"
+        context = f"drafts up to its context of {self.architecture.max_position:,} tokens"
+        return ", ".join(filter(None, (text, context, self.note)))
+
+
+def load_draft(
+    speculative: SpeculativeConfig,
+    config: EngineConfig,
+    platform: Platform,
+    target: Target,
+    progress: Callable[[int, int], None],
+) -> LoadedDraft:
+    """The draft model that is named, in the forms of the model where its shape allows that.
+
+    Args:
+        speculative: of the config; it names a model.
+        config: resolved for the platform.
+        progress: called with (bytes done, bytes in all) of the weights.
+
+    Raises:
+        InvalidConfig: it cannot draft for this model, or not here.
+        InvalidCheckpoint: it cannot be found or read.
+        OutOfMemory: it does not fit.
+    """
+    assert speculative.model is not None, "a draft model is named"
+    if platform.is_accelerator:
+        raise InvalidConfig("--speculative-config: a draft model runs on CPUs so far; ngram and suffix run anywhere")
+    folder = fetch(speculative.model, None, config.download_dir, progress)
+    architecture = read_architecture(folder)
+    check_draft(target.architecture, target.tokenizer, architecture, folder)
+    plan, attention, note = _choose(config, platform, folder, architecture, target.num_threads)
+    free = platform.available_bytes()
+    if plan.weight_bytes + plan.spare_bytes > free:
+        needed = size_text(plan.weight_bytes + plan.spare_bytes)
+        raise OutOfMemory(f"the draft model {folder} needs {needed} of memory and {size_text(free)} are free")
+    decoder = plan.load(progress)
+    return LoadedDraft(folder, architecture, decoder, attention, plan.weight_bytes, speculative.most_tokens, note)
+
+
+def _choose(
+    config: EngineConfig, platform: Platform, folder: Path, architecture: Architecture, num_threads: int
+) -> tuple[ModelPlan, AttentionChoice, str]:
+    """What the draft model runs on, as far as that goes as the model does; and what differs, with the reason."""
+    load_format = "dummy" if config.load_format == "dummy" else "auto"
+    refusal: InvalidConfig | None = None
+    for choices in (dict[str, Any](), *_OTHER_CHOICES):
+        own = dataclasses.replace(config, **choices)
+        try:
+            kernels, _ = choose_kernels(own, platform, folder, num_threads)
+            plan = plan_model(folder, architecture, kernels, load_format)
+            attention = choose_backend(own, platform, plan.shapes.attention_spec, kernels)
+        except InvalidConfig as error:
+            refusal = refusal or error
+            continue
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in choices.items())
+        return plan, attention, f"{flags}: {refusal}" if flags else ""
+    assert refusal is not None, "something was refused"
+    raise refusal

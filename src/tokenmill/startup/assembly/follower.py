@@ -1,0 +1,158 @@
+"""What every rank but the engine's first does: take a message, do its part of it, wait for the next one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.engine.parallel.messages import Command, End, FindBest, RunPass, TakeLogits
+from tokenmill.engine.parallel.model import PartialModel, find_best, take_logits
+from tokenmill.engine.parallel.pipeline.chain import LaterStage
+from tokenmill.engine.parallel.pipeline.link import Bye, Pass, hidden_states
+from tokenmill.engine.parallel.shared_memory import SharedMemory
+from tokenmill.model.adapters.packing import FollowedAdapters
+from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.model.kernels.adapters import Adapter, AdapterSource
+from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.platform.prefault import prefault
+from tokenmill.platform.protocol import Platform
+from tokenmill.startup.assembly.adapters import followed_adapters
+from tokenmill.startup.assembly.loading import Progress, StartupTimer, load, size_kv
+from tokenmill.startup.ranks.group import Group
+
+# How long a rank without work sleeps at most before it looks around.
+IDLE_SECONDS = 0.1
+
+
+class Follower:
+    """A rank that is told what to do.
+
+    Args:
+        model, attention: its part of them. adapters: where it has its parts of these; None: there are none.
+        idle_work: goes on by a turn whenever there is nothing else to do.
+    """
+
+    def __init__(
+        self,
+        model: PartialModel,
+        attention: AttentionBackend,
+        memory: SharedMemory,
+        dtype: torch.dtype,
+        idle_work: Iterator[None],
+        adapters: FollowedAdapters | None = None,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._memory = memory
+        self._dtype = dtype
+        self._adapters = adapters
+        self._idle_work: Iterator[None] | None = idle_work
+
+    @torch.inference_mode()
+    def run(self, on_turn: Callable[[bool], None] = lambda has_work: None) -> None:
+        """Follow until rank 0 ends.
+
+        Args:
+            on_turn: called before each piece of work, with True, and now and then without any, with False.
+
+        Raises:
+            EngineFailed: another rank is gone, has given up, or has not come in time.
+        """
+        with self._memory.together():
+            while not isinstance(command := self._receive(self._patience()), End):
+                on_turn(command is not None)
+                if command is not None:
+                    self._obey(command)
+
+    def _receive(self, timeout: float) -> Command | None:
+        return self._memory.receive(timeout)
+
+    def _patience(self) -> float:
+        if self._idle_work is not None and next(self._idle_work, self) is self:
+            self._idle_work = None
+        return IDLE_SECONDS if self._idle_work is None else 0.0
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case RunPass():
+                self._run(command)
+            case TakeLogits(count):
+                take_logits(self._model, self._memory, self._memory.inputs(count, self._dtype))
+            case FindBest(count):
+                find_best(self._model, self._memory, self._memory.inputs(count, self._dtype))
+
+    def _run(self, command: RunPass) -> torch.Tensor:
+        """Run the layers; behind the first stage, over the hidden states that lie in shared memory."""
+        batch, hidden = command.batch(self._find), None
+        if not self._memory.shard.is_first_stage:
+            hidden = self._memory.hidden(len(batch.token_ids), self._dtype).clone()  # where a pass may write
+        return self._model.forward(batch, self._attention, hidden)
+
+    def _find(self, sources: Sequence[AdapterSource]) -> tuple[Adapter, ...]:
+        assert self._adapters is not None, "all ranks have adapters, or none has"
+        return self._adapters.find(sources)
+
+
+class StageLeader(Follower):
+    """Rank 0 of a later stage: it has its commands from the stage before, gives them to its own ranks, and hands on
+    what they compute.
+
+    Args:
+        stage: its end of the chain.
+        others: see `Follower`.
+    """
+
+    def __init__(self, stage: LaterStage, *others: Any) -> None:
+        super().__init__(*others)
+        self._stage = stage
+        self._begun: Pass | None = None
+
+    def _receive(self, timeout: float) -> Command | None:
+        received = self._stage.receive(timeout)
+        if received is None:
+            return None
+        if isinstance(received, Bye):
+            self._memory.post(End())
+            self._stage.end()
+            return End()
+        self._begun, numbers = received
+        hidden = hidden_states(numbers, self._dtype, self._memory.layout.hidden_size)
+        self._memory.hidden(len(hidden), self._dtype).copy_(hidden)
+        self._memory.post(self._begun.run)
+        return self._begun.run
+
+    def _run(self, command: RunPass) -> torch.Tensor:
+        hidden = super()._run(command)
+        assert self._begun is not None, "a pass has begun"
+        self._stage.hand_on(self._begun, hidden)
+        return hidden
+
+
+def build_follower(
+    config: EngineConfig, group: Group, platform: Platform, report: Progress = lambda *_: None
+) -> Follower:
+    """Load this rank's part of the model.
+
+    Args:
+        config: resolved, of this rank. platform: where it runs.
+
+    Raises:
+        InvalidCheckpoint, InvalidConfig, OutOfMemory: as when an engine is built.
+        EngineFailed: another rank has failed.
+    """
+    timer = StartupTimer(report)
+    config = dataclasses.replace(config, speculative_config=None)  # rank 0 drafts
+    model = load(config, platform, timer, group)
+    size = size_kv(config, platform, model)
+    attention = model.attention.make(size.num_allocated)
+    is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
+    has_room = attention.kv.num_bytes <= platform.available_bytes()
+    idle_work = prefault(attention.kv.tensors) if is_asked_for and has_room else iter(())
+    decoder = in_one_call(model.decoder, attention)
+    adapters = followed_adapters(config, model.decoder, model.kernels, decoder is not model.decoder)
+    own = (decoder, attention, group.memory, model.kernels.dtype, idle_work, adapters)
+    return Follower(*own) if group.later_stage is None else StageLeader(group.later_stage, *own)

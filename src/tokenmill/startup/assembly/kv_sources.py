@@ -1,0 +1,109 @@
+"""From a config to the sources of an engine, and the desk between them and it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.config.kv_transfer import FLAG, parse_kv_transfer_config
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.transfers import TransferSettings
+from tokenmill.engine.scheduler.scheduler import Scheduler
+from tokenmill.engine.transfer.desk import Launcher, Patience, TransferDesk, TransferExecutor
+from tokenmill.engine.transfer.plugins import find_source
+from tokenmill.engine.transfer.protocol import KVSource, PageMover, SourceContext
+from tokenmill.engine.transfer.state import TransferState
+from tokenmill.platform.protocol import Platform
+from tokenmill.startup.assembly.kv_tiers import disk_tier, host_tier
+
+if TYPE_CHECKING:
+    from tokenmill.engine.loop.step_log import LogHeader
+    from tokenmill.startup.assembly.memory import StepMemory
+
+# Unless the user says how much: a fifth of what the disk has left, and this at most.
+SHARE, MOST_BYTES = 5, 50 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The sources of an engine.
+
+    Attributes:
+        mover: of the pages that are theirs to fill and to read.
+        policy: what becomes of a request whose load fails.
+        patience: how long what is outside may take.
+        takes_params: clients may say something to these sources.
+    """
+
+    sources: tuple[KVSource, ...]
+    mover: PageMover
+    policy: str
+    patience: Patience
+    takes_params: bool
+
+    def with_settings(self, header: LogHeader) -> LogHeader:
+        """The header with what a scheduler needs to know of the sources."""
+        stores = tuple(source.name for source in self.sources if source.stores)
+        return msgspec.structs.replace(header, transfers=TransferSettings(stores))
+
+    def join(self, scheduler: Scheduler, executor: Launcher) -> tuple[TransferExecutor, TransferDesk]:
+        """The executor that begins the orders of plans, and the desk. The scheduler is of a header `with_settings`."""
+        state = scheduler.transfers
+        assert isinstance(state, TransferState), "a header with settings makes a scheduler with transfers"
+        desk = TransferDesk(self.sources, state, self.mover, self.policy, self.patience)
+        return TransferExecutor(executor, desk), desk
+
+
+def connect(config: EngineConfig, platform: Platform, memory: StepMemory, layout: str, fingerprint: str) -> Connection:
+    """Make the sources that a config names, in their order: own ones, other engines, the host, the disk.
+
+    Args:
+        layout: the name of the attention backend, whose the layout of pages is.
+        fingerprint: of the model and of how its KV is stored.
+
+    Raises:
+        InvalidConfig: a source cannot be found or made, or the host's memory is where KV is anyway.
+    """
+    if config.kv_host_size and not platform.is_accelerator:
+        raise InvalidConfig("--kv-host-size is for GPUs: on a CPU all KV is in the host's memory; see --num-pages")
+    mover = _page_mover(platform, memory, layout)
+    index, _ = config.replica
+    context = SourceContext(mover, config.page_size, memory.size.num_pages, fingerprint, engine=index)
+    sources = [find_source(name)(context) for name in config.kv_source]
+    policy, patience = config.kv_load_failure_policy, Patience()
+    remote = parse_kv_transfer_config(config.kv_transfer_config)
+    if remote is not None:
+        if platform.is_accelerator:
+            raise InvalidConfig(f"{FLAG} is for CPUs so far: pages of a GPU do not go to other engines yet")
+        from tokenmill.engine.transfer.remote.source import remote_source
+
+        sources.append(remote_source(remote, context, memory.kv_tensors, layout))
+        policy, patience = remote.kv_load_failure_policy or policy, Patience(**remote.patience)
+    if config.kv_host_size:
+        sources.append(host_tier(context, config.kv_host_size))
+    if config.kv_disk:
+        folder = Path(config.kv_disk).expanduser()
+        sources.append(disk_tier(context, folder, config.kv_disk_size or _free_share(folder)))
+    return Connection(tuple(sources), mover, policy, patience, bool(remote or config.kv_source))
+
+
+def _page_mover(platform: Platform, memory: StepMemory, layout: str) -> PageMover:
+    # Here and not above: they know torch, which a replay does not need.
+    if platform.is_accelerator:
+        from tokenmill.engine.transfer.device_pages import DevicePages
+
+        return DevicePages(platform, memory.kv_tensors, layout)
+    from tokenmill.engine.transfer.page_mover import RawPages
+
+    return RawPages(memory.kv_tensors, layout)
+
+
+def _free_share(folder: Path) -> int:
+    """Bytes that a tier takes of a disk unless the user says how many."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return min(MOST_BYTES, shutil.disk_usage(there).free // SHARE)

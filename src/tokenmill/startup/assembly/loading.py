@@ -1,0 +1,192 @@
+"""A model found, chosen for and read: the first half of an engine's start, and of every rank's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.engine.loop.step_log import check_writable
+from tokenmill.model.adapters.merging import merged
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.attention.registry import AttentionChoice
+from tokenmill.model.kernels.protocol import Kernels
+from tokenmill.model.models.decoder import Decoder
+from tokenmill.model.sharding.collective import ALONE
+from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.model.weights.fingerprint import fingerprint
+from tokenmill.model.weights.hub import fetch
+from tokenmill.model.weights.loader import plan_model
+from tokenmill.model.weights.sharing import LoadedWeights, load_weights
+from tokenmill.platform.protocol import Platform
+from tokenmill.startup.assembly.drafting import find_draft, speculation_of
+from tokenmill.startup.assembly.vision import check_vision
+from tokenmill.startup.machine.device import DTYPES, check, choose_backend, choose_kernels, choose_threads
+from tokenmill.startup.sizing.fit import check_fit, check_parameters
+from tokenmill.startup.sizing.kv_size import KVSize, decide_kv_size, wanted_context
+from tokenmill.startup.sizing.state_size import check_recurrence_sizes, check_recurrences
+from tokenmill.startup.sizing.window_size import PageBytes, decide_grouped_size, least_page_bytes, window_group_obstacle
+
+if TYPE_CHECKING:
+    from tokenmill.startup.assembly.draft_loading import LoadedDraft
+    from tokenmill.startup.ranks.group import Group
+
+Progress = Callable[[str, int, int], None]
+
+
+class StartupTimer:
+    """Seconds of each start-up phase, and the way to tell how far one is.
+
+    Attributes:
+        current: the phase that began last.
+    """
+
+    def __init__(self, report: Progress) -> None:
+        self.seconds: dict[str, float] = {}
+        self.current = "starting"
+        self._report = report
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Callable[[int, int], None]]:
+        """Time a phase; yields the function that reports `done, total` within it."""
+        start = time.perf_counter()
+        self.current = name
+        self._report(name, 0, 0)
+        yield lambda done, total: self._report(name, done, total)
+        self.seconds[name] = time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its weights in memory, and what was chosen for it, each with the reason.
+
+    Attributes:
+        group: the ranks that run it together; None: it is whole.
+        merged: digest of an adapter that is folded into the weights; "": none is.
+        window_obstacle: see `window_group_obstacle`.
+    """
+
+    folder: Path
+    architecture: Architecture
+    weights: LoadedWeights
+    kernels: Kernels
+    kernels_reason: str
+    attention: AttentionChoice
+    weight_bytes: int
+    num_threads: int
+    threads_reason: str
+    draft: LoadedDraft | None = None
+    group: Group | None = None
+    merged: str = ""
+    window_obstacle: str | None = ""
+
+    @property
+    def page_bytes(self) -> PageBytes:
+        """Of a page of its KV cache, by group."""
+        attention = self.attention
+        return PageBytes(attention.bytes_per_page, attention.bytes_per_window_page, self.architecture.widest_window)
+
+    @property
+    def decoder(self) -> Decoder:
+        """What it computes."""
+        return self.weights.decoder
+
+
+def load(config: EngineConfig, platform: Platform, timer: StartupTimer, group: Group | None = None) -> LoadedModel:
+    """Find a model, choose kernels and threads for it, and read its weights into their forms.
+
+    What can be refused is refused before that.
+
+    Args:
+        group: the ranks that share it, all of which have their weights when this returns; None: it is read whole.
+    """
+    if config.step_log:
+        check_writable(Path(config.step_log))
+    with timer.phase("finding the model") as progress:
+        folder = fetch(config.model, config.revision, config.download_dir, progress)
+        architecture = read_architecture(folder)
+    check_vision(config, architecture, platform)
+    check_recurrences(config, architecture)
+    architecture = architecture.for_context(wanted_context(config, architecture.max_position))
+    speculative = speculation_of(config, platform)
+    has_draft_model = speculative is not None and speculative.model is not None
+    obstacle = window_group_obstacle(config, architecture, platform.is_accelerator, has_draft_model)
+    if obstacle is None:
+        architecture = architecture.with_window_group()
+    dtype = DTYPES[config.dtype]
+    check_parameters(config, platform, architecture)
+    collective = ALONE if group is None else group.connect(architecture, _content(config, folder), platform)
+    num_threads, threads_reason = choose_threads(config, platform, architecture.num_parameters() * dtype.itemsize)
+    check(config, platform, dtype)
+    kernels, kernels_reason = choose_kernels(config, platform, folder, num_threads)
+    check_recurrence_sizes(architecture, kernels.name)
+    plan = plan_model(folder, architecture, kernels, config.load_format, collective)
+    if config.lora_merge is not None:
+        plan = merged(plan, Path(config.lora_merge), config.max_lora_rank)
+    attention = choose_backend(config, platform, plan.shapes.attention_spec, kernels)
+    draft = find_draft(config, platform, folder, num_threads, timer.phase)
+    page_bytes = attention.bytes_per_page + (0 if draft is None else draft.page_bytes)
+    if obstacle is None:
+        pages = PageBytes(page_bytes, attention.bytes_per_window_page, architecture.widest_window)
+        page_bytes = least_page_bytes(config, architecture.max_position, pages)
+    check_fit(config, platform, folder, plan, page_bytes, num_threads)
+    if group is not None:
+        group.wait_for_all()
+    with timer.phase("loading weights") as progress:
+        weights = load_weights(plan, folder, config, progress)
+        if group is not None:
+            group.wait_for_all()
+    return LoadedModel(
+        folder,
+        architecture,
+        weights,
+        kernels,
+        kernels_reason,
+        attention,
+        plan.weight_bytes,
+        num_threads,
+        threads_reason,
+        draft,
+        group,
+        plan.merged,
+        obstacle,
+    )
+
+
+def _content(config: EngineConfig, folder: Path) -> str:
+    """What all ranks must have: the files of the model, and the form in which it runs."""
+    adapter = Path(config.lora_merge or "/")
+    merged = fingerprint(adapter) if config.lora_merge and adapter.is_dir() else ""
+    return fingerprint(folder, config.dtype, config.quantization, merged)
+
+
+def size_kv(
+    config: EngineConfig, platform: Platform, model: LoadedModel, available: int | None = None, reserved: int = 0
+) -> KVSize:
+    """How large the KV cache may be, beside the pages of a draft model; the same for all ranks.
+
+    Args:
+        available: bytes that are free; None: what the platform says.
+        reserved: of these, what others will take.
+
+    Raises:
+        InvalidConfig: see `decide_kv_size`.
+    """
+    page_bytes = model.attention.bytes_per_page
+    if available is None:
+        states = config.state_memory or 0 if model.architecture.recurrences else 0
+        available = max(0, platform.available_bytes() - model.weights.file_bytes - states)
+    available = max(0, available - reserved)
+    if model.draft is not None:
+        page_bytes, available = page_bytes + model.draft.page_bytes, max(0, available - model.draft.scratch_bytes)
+
+    def decide(config: EngineConfig) -> KVSize:
+        return decide_kv_size(config, model.architecture.max_position, page_bytes, available)
+
+    if model.window_obstacle is None:
+        return decide_grouped_size(config, model.architecture.max_position, model.page_bytes, available)
+    return decide(config) if model.group is None else model.group.agree(config, model.architecture, decide)

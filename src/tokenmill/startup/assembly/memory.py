@@ -1,0 +1,99 @@
+"""The memory that steps work on: taken once the weights are loaded, as large as `machine.kv_size` finds right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.engine.runner.row_tables import RowTables
+from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.model.attention.registry import AttentionChoice
+from tokenmill.model.kernels.states import StateMemory
+from tokenmill.model.models.decoder import Decoder
+from tokenmill.model.sampling.state import SamplingState
+from tokenmill.platform.prefault import prefault
+from tokenmill.platform.protocol import Platform
+from tokenmill.startup.sizing.kv_size import KVSize
+
+if TYPE_CHECKING:
+    from tokenmill.startup.assembly.draft_loading import LoadedDraft
+    from tokenmill.startup.assembly.kv_sources import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """What steps work on: the tables of rows, and the KV cache, whose layout is the attention backend's.
+
+    Attributes:
+        draft: the attention of a draft model, over pages with the same ids and scratch pages behind them.
+        states: of layers with recurrences; None: there are none.
+    """
+
+    size: KVSize
+    tables: RowTables
+    sampling: SamplingState
+    attention: AttentionBackend
+    draft: AttentionBackend | None = None
+    states: StateMemory | None = None
+
+    @property
+    def kv_tensors(self) -> tuple[torch.Tensor, ...]:
+        """All tensors of the KV cache, each [layers, pages, ...]."""
+        return (*self.attention.kv.tensors, *(() if self.draft is None else self.draft.kv.tensors))
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return sum(tensor.nbytes for tensor in self.kv_tensors)
+
+
+def allocate(
+    config: EngineConfig,
+    platform: Platform,
+    decoder: Decoder,
+    attention: AttentionChoice,
+    size: KVSize,
+    draft: LoadedDraft | None = None,
+) -> StepMemory:
+    """Take the memory of steps, with a KV cache of this size; a draft model's pages come with the others."""
+    device = torch.device(platform.device)
+    # An accelerator has a row more: one that belongs to nobody, for padding.
+    num_rows = config.max_num_seqs + platform.is_accelerator
+    window = 0 if size.window is None else size.window.window
+    # A prompt of the whole context is run where no output is needed; what it samples is written down all the same.
+    tables = RowTables(num_rows, size.max_model_len + 1, config.page_size, device, window)
+    sampling = SamplingState(config.max_num_seqs, decoder.architecture.vocab_size)
+    behind = None if draft is None else draft.attention.make(size.num_allocated + draft.num_scratch_pages)
+    states = decoder.state_memory(size.num_states) if size.num_states else None
+    made = attention.make(size.num_allocated, size.num_allocated_windows)
+    return StepMemory(size, tables, sampling, made, behind, states)
+
+
+def connect_sources(
+    config: EngineConfig, platform: Platform, memory: StepMemory, layout: str, fingerprint: str
+) -> Connection | None:
+    """Where KV may come from and go besides this memory; None: nowhere, and nothing of that room is imported.
+
+    Raises:
+        InvalidConfig: see `connect`.
+    """
+    if not (config.kv_disk or config.kv_source or config.kv_host_size or config.kv_transfer_config):
+        return None
+    from tokenmill.startup.assembly.kv_sources import connect
+
+    return connect(config, platform, memory, layout, fingerprint)
+
+
+def take_memory(config: EngineConfig, platform: Platform, memory: StepMemory) -> Iterator[None]:
+    """Takes KV memory that was asked for by its size before it is used, a little at each turn.
+
+    A share of the machine's memory is taken as it is used, and so is more than there is.
+    """
+    is_asked_for = config.kv_cache_memory_bytes is not None or config.num_pages is not None
+    if platform.is_accelerator or not is_asked_for or memory.kv_bytes > platform.available_bytes():
+        return iter(())
+    return prefault(memory.kv_tensors)

@@ -1,0 +1,188 @@
+"""The runner of an engine: what a step is on its platform, alone or as one of several ranks; its graphs, and the memory
+that its largest step takes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.engine.parallel.devices.collective import DeviceModel
+from tokenmill.engine.parallel.devices.runner import FollowingSampler, LeadingRunner, WatchedStream
+from tokenmill.engine.parallel.model import RankedModel
+from tokenmill.engine.runner.model import Model
+from tokenmill.engine.runner.model_runner import ModelRunner, PipelinedRunner
+from tokenmill.engine.runner.row_recurrences import RowRecurrences
+from tokenmill.engine.runner.row_state import RowState
+from tokenmill.engine.runner.staging import Staging
+from tokenmill.engine.runner.step_sampler import DeviceSampler, HostSampler
+from tokenmill.engine.runner.transport import HostTransport
+from tokenmill.model.adapters.cache import AdapterCache
+from tokenmill.model.adapters.rows import DeviceRowAdapters, HostRowAdapters, RowAdapters
+from tokenmill.model.architecture.architecture import MoeSpec
+from tokenmill.model.attention.protocol import AttentionBackend
+from tokenmill.model.models.native_decoder import in_one_call
+from tokenmill.model.sampling.grammar_rows import GrammarRows
+from tokenmill.model.structured.cache import GrammarCache
+from tokenmill.platform.protocol import Platform, Stream
+from tokenmill.startup.assembly.drafting import speculation_of
+from tokenmill.startup.assembly.loading import LoadedModel, StartupTimer
+from tokenmill.startup.assembly.memory import StepMemory, allocate
+from tokenmill.startup.assembly.vision import Vision
+from tokenmill.startup.sizing.kv_size import MIB, KVSize
+from tokenmill.startup.sizing.state_size import num_states
+
+if TYPE_CHECKING:
+    from tokenmill.engine.runner.captured_decodes import CapturedDecodes
+
+logger = logging.getLogger(__name__)
+
+# Decodes beside prompts run in a graph of their own where the weights, which the step then reads twice, are no larger:
+# what eager decodes cost, a launch or two in each layer, is half a millisecond (estimated, not measured).
+TWICE_READ_BYTES = 2 << 30
+
+
+def masks_of(config: EngineConfig, platform: Platform, model: LoadedModel, grammars: GrammarCache) -> GrammarRows:
+    """The grammars of rows, for an engine that samples."""
+    proposes = speculation_of(config, platform) is not None
+    return GrammarRows(grammars.template, model.architecture.vocab_size, not platform.is_accelerator, proposes)
+
+
+def make_runner(
+    config: EngineConfig,
+    platform: Platform,
+    model: LoadedModel,
+    memory: StepMemory,
+    masks: GrammarRows,
+    adapters: AdapterCache | None = None,
+    vision: Vision | None = None,
+) -> ModelRunner:
+    """What a step is on the platform."""
+    of_rows = None if adapters is None else _row_adapters(config, platform, adapters)
+    encoder = None if vision is None else vision.encoder
+    recurrences = None
+    if memory.states is not None:
+        recurrences = RowRecurrences(memory.states, len(memory.tables.tokens), torch.device(platform.device))
+    rows = RowState(memory.tables, memory.sampling, masks, of_rows, encoder, recurrences)
+    attention = memory.attention
+    if platform.is_accelerator:
+        return _device_runner(config, platform, model, attention, rows)
+    own = in_one_call(model.decoder, attention)
+    in_calls = own if model.group is None else model.group.model(own)
+    sampler = HostSampler(in_calls, memory.tables, getattr(model.kernels, "native", None), of_rows)
+    if config.pipeline_parallel_size > 1:
+        assert isinstance(in_calls, RankedModel), "several stages are a group"
+        return PipelinedRunner(in_calls, attention, rows, sampler, HostTransport())
+    runner = ModelRunner(in_calls, attention, rows, sampler, HostTransport())
+    if model.draft is not None and memory.draft is not None:
+        runner.draft_model = model.draft.bind(memory.draft, memory.tables, memory.size.max_model_len)
+    return runner
+
+
+def _row_adapters(config: EngineConfig, platform: Platform, adapters: AdapterCache) -> RowAdapters:
+    if adapters.slots is None:
+        return HostRowAdapters(config.max_num_seqs, adapters.find)
+    device = torch.device(platform.device)
+    return DeviceRowAdapters(config.max_num_seqs, adapters.find, adapters.slots, device)
+
+
+def _device_runner(
+    config: EngineConfig, platform: Platform, loaded: LoadedModel, attention: AttentionBackend, rows: RowState
+) -> ModelRunner:
+    from tokenmill.model.sampling import triton_draw
+
+    stream, takes_parts = platform.stream(), loaded.weight_bytes <= TWICE_READ_BYTES
+    group = loaded.group
+    if group is None or group.devices is None:
+        sampler = DeviceSampler(loaded.decoder, rows.tables, triton_draw.draw)
+        graphs = _graphs(config, platform, loaded, stream, attention, loaded.decoder, sampler, rows)
+        transport = Staging(platform, stream)
+        return ModelRunner(loaded.decoder, attention, rows, sampler, transport, graphs, takes_parts)
+    devices = group.devices
+    model, communicator = DeviceModel(loaded.decoder, devices), devices.communicator
+    transport = Staging(platform, WatchedStream(stream, group.memory, communicator))
+    make: Callable[..., ModelRunner] = ModelRunner
+    if group.shard.rank == 0:
+        make = partial(LeadingRunner, group.memory)
+        sampler = DeviceSampler(model, rows.tables, triton_draw.draw, communicator.share)
+    else:
+        sampler = FollowingSampler(model, rows.tables, communicator.share, rows.grammars)
+    graphs = _graphs(config, platform, loaded, stream, attention, model, sampler, rows)
+    return make(model, attention, rows, sampler, transport, graphs, takes_parts)
+
+
+def _graphs(
+    config: EngineConfig,
+    platform: Platform,
+    loaded: LoadedModel,
+    stream: Stream,
+    attention: AttentionBackend,
+    model: Model,
+    sampler: DeviceSampler,
+    rows: RowState,
+) -> CapturedDecodes | None:
+    """The graphs of decodes, not captured yet, where there may be any."""
+    from tokenmill.engine.runner import captured_decodes
+    from tokenmill.model.attention.groups import GroupedPagedAttention
+    from tokenmill.model.attention.paged import PagedAttention  # these need Triton
+
+    assert isinstance(attention, PagedAttention | GroupedPagedAttention), "a GPU has its attention over pages"
+    # One expert after the other: how many tokens each has, the host has to know.
+    layers = loaded.architecture.layers
+    has_loops = loaded.kernels.name == "torch" and any(isinstance(layer.mlp, MoeSpec) for layer in layers)
+    if config.enforce_eager or has_loops or loaded.architecture.recurrences:
+        return None
+    speculation = speculation_of(config, platform)
+    num_drafts = 0 if speculation is None else speculation.most_tokens
+    adapters, encoder = rows.adapters, rows.encoder
+    assert adapters is None or isinstance(adapters, DeviceRowAdapters), "a GPU has its adapters in slots"
+    return captured_decodes.CapturedDecodes(platform, stream, model, attention, sampler, num_drafts, adapters, encoder)
+
+
+def capture(platform: Platform, runner: ModelRunner, timer: StartupTimer) -> str:
+    """Capture graphs where there are any; how many and what they took, to be added to a sentence."""
+    if runner.graphs is None:
+        return ""
+    with timer.phase("capturing graphs") as progress:
+        before = platform.available_bytes()
+        count = runner.graphs.capture(progress)
+        taken = max(0, before - platform.available_bytes()) / MIB
+        logger.info("captured %d CUDA graphs, which took %.0f MiB", count, taken)
+        return f", {count} graphs, {taken:,.0f} MiB"
+
+
+def room_for_kv(
+    config: EngineConfig,
+    platform: Platform,
+    model: LoadedModel,
+    max_model_len: int,
+    masks: GrammarRows,
+    drive: Callable[[ModelRunner, KVSize], None],
+    adapters: AdapterCache | None = None,
+    vision: Vision | None = None,
+) -> int:
+    """Bytes that a step of the whole budget and the largest graph leave, measured over a KV cache that just holds them.
+
+    Args:
+        drive: runs such steps.
+
+    Raises:
+        OutOfMemory: they do not fit.
+    """
+    platform.available_bytes()  # from here on it is seen what is taken
+    num_pages = -(-config.step_budget // config.page_size) + 2 * config.max_num_seqs
+    size = KVSize(num_pages, max_model_len, num_states(config, model.architecture))
+    memory = allocate(config, platform, model.decoder, model.attention, size)
+    runner = make_runner(config, platform, model, memory, masks, adapters, vision)
+    try:
+        if runner.graphs is not None:
+            runner.graphs.capture(count=1)
+        drive(runner, size)
+        return platform.untouched_bytes() + memory.attention.kv.num_bytes
+    finally:
+        runner.close()

@@ -1,0 +1,111 @@
+"""What an engine starts with for a model that takes images; what is not built for these is refused by name."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.vision.encoder import Encoder, PixelStore
+from tokenmill.model.vision.spec import VisionSpec
+from tokenmill.model.vision.spec_reader import read_vision
+from tokenmill.model.vision.tower import load_tower, tower_shapes
+from tokenmill.platform.protocol import Platform
+
+if TYPE_CHECKING:
+    from tokenmill.startup.assembly.loading import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """The two ends of it in an engine: the pixels that requests bring, and what encodes them.
+
+    Attributes:
+        memory: what the tower has taken, and will take.
+    """
+
+    pixels: PixelStore
+    encoder: Encoder
+    memory: TowerMemory
+
+
+@dataclass(frozen=True, slots=True)
+class TowerMemory:
+    """Bytes that a tower takes besides the decoder; nothing where a model takes text only.
+
+    Attributes:
+        weights: of the tower.
+        reserved: what the outputs that are kept will take, and encoding as many tokens as a step may.
+    """
+
+    weights: int = 0
+    reserved: int = 0
+
+
+def tower_memory(config: EngineConfig, folder: Path, item_bytes: int) -> TowerMemory:
+    """What the tower of a checkpoint will take, from its config alone.
+
+    Args:
+        item_bytes: of a weight; a tower keeps the model's dtype, however the decoder is quantized.
+
+    Raises:
+        InvalidCheckpoint: the tower is not supported.
+    """
+    spec = read_vision(folder)
+    if spec is None:
+        return TowerMemory()
+    num_weights = sum(map(math.prod, tower_shapes(spec).values()))
+    return TowerMemory(item_bytes * num_weights, _reserved(config, spec, item_bytes))
+
+
+def check_vision(config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
+    """Refuse what models that take images do not have yet.
+
+    Raises:
+        InvalidConfig: the config asks for something of that.
+    """
+    if not architecture.takes_images:
+        return
+    refused = {
+        "--tensor-parallel-size, --pipeline-parallel-size": config.num_ranks > 1,
+        "--enable-lora": config.enable_lora,
+        "--lora-merge": config.lora_merge is not None,
+        "--speculative-config": config.speculative_config is not None,
+        "--kv-transfer-config": config.kv_transfer_config is not None,
+        "--kv-source": bool(config.kv_source),
+        "--kv-host-size": config.kv_host_size is not None,
+        f"--quantization {config.quantization}": config.quantization not in ("none", "int8", "int4"),
+        "--load-format dummy": config.load_format == "dummy",
+    }
+    for flag, is_given in refused.items():
+        if is_given:
+            raise InvalidConfig(f"{flag}: {architecture.name} takes images, and models that do cannot have it yet")
+    if min(config.encoder_budget, config.encoder_cache_tokens) < 1:
+        raise InvalidConfig("--encoder-budget and --encoder-cache-tokens must be at least 1")
+
+
+def load_vision(config: EngineConfig, model: LoadedModel) -> Vision | None:
+    """Read the tower of a model; None: it takes text only.
+
+    Raises:
+        InvalidCheckpoint: the tower is broken or not supported.
+    """
+    spec = read_vision(model.folder)
+    if spec is None:
+        return None
+    pixels, tower = PixelStore(), load_tower(model.folder, spec, model.kernels)
+    (rotary,) = model.decoder.rotary.values()
+    encoder = Encoder(spec, tower, pixels, rotary, config.max_num_seqs)
+    reserved = _reserved(config, spec, model.kernels.dtype.itemsize)
+    return Vision(pixels, encoder, TowerMemory(tower.num_bytes, reserved))
+
+
+def _reserved(config: EngineConfig, spec: VisionSpec, item_bytes: int) -> int:
+    kept = config.encoder_cache_tokens * (1 + len(spec.deepstack)) * spec.out_size
+    # Of a patch: itself, its norm, q, k and v, what it attends to; and the middle of a block, as it is and with GELU.
+    working = config.encoder_budget * spec.merge**2 * (6 * spec.hidden_size + 2 * spec.intermediate_size)
+    return item_bytes * (kept + working)

@@ -1,0 +1,52 @@
+"""The first steps of an engine, before it serves: they set up what first use sets up, and show a lack of memory."""
+
+from __future__ import annotations
+
+from tokenmill.core.errors import OutOfMemory
+from tokenmill.core.messages import AddRequest
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.engine.loop.engine import Engine
+from tokenmill.platform.protocol import Platform
+
+
+def warm_up(engine: Engine, platform: Platform) -> None:
+    """Run one small request; on an accelerator decodes, and prompts beside them that fill the budget of a step.
+
+    Every row samples in that step. What a step raises is raised.
+
+    Raises:
+        OutOfMemory: the device has too little left for its largest step.
+    """
+    config, longest = engine.scheduler.config, max(1, engine.limits.max_model_len - 2)
+    if not platform.is_accelerator:
+        return _run(engine, [min(8, longest)])
+    num_decodes, left = config.max_num_seqs // 2, config.max_num_batched_tokens - config.max_num_seqs
+    prompts = []
+    for _ in range(config.max_num_seqs - num_decodes):
+        prompts.append(1 + min(left, longest - 1))
+        left -= prompts[-1] - 1
+    try:
+        _run(engine, [1] * num_decodes, prompts)
+    except Exception as error:
+        if not platform.is_out_of_memory(error):
+            raise
+        raise OutOfMemory(
+            f"no memory is left for a step of {config.max_num_batched_tokens} tokens: lower --max-num-batched-tokens, "
+            "or let the KV cache leave more (--gpu-memory-utilization)"
+        ) from error
+
+
+def _run(engine: Engine, *groups: list[int]) -> None:
+    """Prompts of these lengths that share nothing, each group a step after the one before.
+
+    As `Engine.step` does, but for the barrier that keeps an error from those who start the engine.
+    """
+    arriving, params = list(groups), SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
+    while arriving or engine.has_work:
+        for length in arriving.pop(0) if arriving else ():
+            name = f"warm-up {engine.num_arrived}"
+            engine.add(AddRequest(id=name, prompt_token_ids=[0] * length, params=params, cache_salt=name))
+        plan = engine.scheduler.schedule()
+        assert plan is not None or not engine.has_work, "all wait for a step, and none runs"
+        if plan is not None:
+            engine.scheduler.commit(engine.executor.launch(plan).result())

@@ -1,0 +1,170 @@
+"""What a device can do, and the kernels and threads that an engine gets there, each with the reason."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from tokenmill.config.configs import STORED_FORMATS, EngineConfig
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.model.attention.protocol import AttentionSpec
+from tokenmill.model.attention.registry import AttentionChoice, AttentionConfig, choose_attention
+from tokenmill.model.kernels.protocol import Kernels
+from tokenmill.model.kernels.select import select_kernels
+from tokenmill.model.kernels.torch_kernels import TorchKernels
+from tokenmill.model.quantization.packed import PackedFormat
+from tokenmill.model.weights.loader import check_stored, choose_formats
+from tokenmill.platform.memory import huge_pages
+from tokenmill.platform.protocol import Platform
+from tokenmill.startup.machine.numa import keep_to_nodes
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# Generations of NVIDIA's GPUs: the first with bfloat16, and the first whose products take a scale per row.
+BFLOAT16_CAPABILITY = (8, 0)
+FP8_CAPABILITY = (9, 0)
+# The matrix products of a small model are too short to be worth sharing between threads. Measured for 11 MiB of weights
+# only (one thread won, by far on busy cores); where two threads begin to win has not been measured.
+ONE_THREAD_BYTES = 64 << 20
+# More only wait for each other, and thousands crash the libraries that start them.
+THREADS_PER_CORE = 16
+
+
+def check(config: EngineConfig, platform: Platform, dtype: torch.dtype) -> None:
+    """Refuse what this device cannot do, and modes that do not go together.
+
+    Raises:
+        InvalidConfig: which flag, and what to change.
+    """
+    obstacles = _gpu_obstacles(config, platform, dtype) if platform.is_accelerator else _cpu_obstacles(config)
+    for obstacle in obstacles:
+        raise InvalidConfig(obstacle)
+    if config.enforce_eager and not platform.is_accelerator:
+        logger.warning("--enforce-eager changes nothing on a CPU")
+
+
+def _cpu_obstacles(config: EngineConfig) -> Iterator[str]:
+    if config.batch_invariant:
+        yield "--batch-invariant is for GPUs; a CPU needs no such mode"
+    if config.quantization == "fp8":
+        yield "--quantization fp8 needs a GPU; a CPU has int8 and int4"
+
+
+def _gpu_obstacles(config: EngineConfig, platform: Platform, dtype: torch.dtype) -> Iterator[str]:
+    if importlib.util.find_spec("triton") is None:
+        yield f"--device {platform.device} needs triton, which CUDA builds of torch bring along"
+    if config.pipeline_parallel_size > 1:
+        yield "--pipeline-parallel-size: stages are of CPUs; GPUs share a model by --tensor-parallel-size"
+    if config.enable_expert_parallel:
+        yield "--enable-expert-parallel is for CPUs; GPUs have a part of each expert"
+    if config.num_ranks > 1 and config.enable_lora:
+        yield "--enable-lora needs one GPU, or CPUs: ranks on GPUs have no adapters yet"
+    if config.num_ranks > 1 and config.batch_invariant:
+        yield "--batch-invariant needs one GPU: in which order several add up depends on the size of a step"
+    if config.kernels == "native":
+        yield f"--kernels native does not run on {platform.device}; use auto"
+    if config.quantization in ("int8", "int4"):
+        yield f"--quantization {config.quantization} is for CPUs; a GPU has fp8"
+    if config.batch_invariant and (config.kernels == "torch" or config.quantization == "fp8"):
+        yield "--batch-invariant goes neither with --kernels torch nor with --quantization fp8"
+    if config.quantization == "fp8" and dtype != torch.bfloat16:
+        yield "--quantization fp8 needs --dtype bfloat16"
+    # What stands in for a GPU in a test has no generation.
+    generation = platform.capability()
+    for wanted, least in (
+        (dtype == torch.bfloat16, BFLOAT16_CAPABILITY),
+        (config.quantization == "fp8", FP8_CAPABILITY),
+    ):
+        if wanted and generation != (0, 0) and generation < least:
+            flag = "--dtype bfloat16" if least == BFLOAT16_CAPABILITY else "--quantization fp8"
+            yield f"{flag} needs a GPU of capability {_dotted(least)}, this one has {_dotted(generation)}"
+
+
+def choose_kernels(config: EngineConfig, platform: Platform, folder: Path, num_threads: int) -> tuple[Kernels, str]:
+    """Kernels for the platform, in the formats that the checkpoint or `--quantization` calls for; and why.
+
+    Raises:
+        InvalidConfig: these weights cannot be multiplied here in the form that is asked for.
+    """
+    if is_stored := config.quantization in STORED_FORMATS:
+        check_stored(folder, config.quantization)
+    if platform.is_accelerator:
+        return gpu_kernels(config, platform, DTYPES[config.dtype], choose_formats(folder, None).experts)
+    wanted = None if is_stored or config.quantization == "none" else config.quantization
+    formats = choose_formats(folder, wanted)
+    kernels, reason = select_kernels(config.kernels, "cpu", DTYPES[config.dtype], num_threads, formats)
+    if wanted is not None and kernels.name != "native":
+        raise InvalidConfig(f"--quantization {wanted} needs the native kernels: {reason}")
+    return kernels, reason
+
+
+def choose_backend(config: EngineConfig, platform: Platform, spec: AttentionSpec, kernels: Kernels) -> AttentionChoice:
+    """The attention that will serve; what cannot is refused, before any weights are read.
+
+    Raises:
+        InvalidConfig: see `choose_attention`.
+    """
+    kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else None
+    wanted = AttentionConfig(
+        spec,
+        config.page_size,
+        DTYPES[config.dtype],
+        platform,
+        kv_dtype,
+        native=getattr(kernels, "native", None),
+        is_invariant=config.batch_invariant,
+    )
+    return choose_attention(config.attention_backend, wanted)
+
+
+def gpu_kernels(
+    config: EngineConfig, platform: Platform, dtype: torch.dtype, experts: PackedFormat | None = None
+) -> tuple[Kernels, str]:
+    """The kernels of a GPU, and why; see `check` for what is refused. `experts`: their format; None: floats."""
+    if config.kernels == "torch":
+        return TorchKernels(dtype, platform.device), "asked for"
+    from tokenmill.model.kernels.triton.kernels import TritonKernels
+
+    is_fp8 = config.quantization == "fp8"
+    forms = {"is_invariant": config.batch_invariant, "fp8": is_fp8, "mxfp4": experts is PackedFormat.MXFP4}
+    kernels = TritonKernels(dtype, platform.device, **forms)
+    return kernels, "sums in one order" if config.batch_invariant else "fp8 products" if is_fp8 else "for GPUs"
+
+
+def choose_threads(config: EngineConfig, platform: Platform, weight_bytes: int) -> tuple[int, str]:
+    """Settle the number of threads; returns it with the reason that the start-up screen shows.
+
+    They are not bound to cores: whatever else runs on a busy core would hold up a bound thread, and every step with it.
+
+    Raises:
+        InvalidConfig: more are asked for than make any sense.
+    """
+    most = THREADS_PER_CORE * (os.cpu_count() or 1)
+    if config.num_threads is not None and config.num_threads > most:
+        raise InvalidConfig(
+            f"--num-threads {config.num_threads} is too many for this machine, whose cores can take turns with {most} "
+            "at most; without the flag it is as many as there are cores"
+        )
+    if config.num_threads is not None:
+        wanted, reason = config.num_threads, "--num-threads"
+    elif weight_bytes < ONE_THREAD_BYTES and not platform.is_accelerator:
+        wanted, reason = 1, "more would only wait for each other in so small a model"
+    else:
+        index, count = config.replica
+        wanted, reason = max(1, platform.num_threads() // count), platform.threads_reason()
+        if count > 1:
+            what = "engine" if config.num_ranks == 1 else "rank"
+            near = f", on nodes of its own: {what} {index}" if keep_to_nodes(index, count) else ""
+            reason = f"a share of {reason}, for {count} {what}s{near}"
+    threads = platform.set_num_threads(wanted)
+    return threads, reason if platform.is_accelerator else f"{reason}; not bound to cores; {huge_pages()}"
+
+
+def _dotted(generation: tuple[int, int]) -> str:
+    return ".".join(map(str, generation))

@@ -1,0 +1,1 @@
+"""Ranks: how the processes of one engine are started, find each other and end."""

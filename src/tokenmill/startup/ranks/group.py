@@ -1,0 +1,331 @@
+"""The ranks of one engine: who starts them, how they find each other, how they end.
+
+In a server the supervisor starts a process for each rank, in a folder that all know; offline, rank 0 starts the others,
+and on further machines an agent does. Rank 0 of each stage takes memory without a name and writes down where it can be
+opened. The others of the stage open it, and each notes its process, so that all are told by the system when one of them
+is gone. Stages find each other by `pipeline.chain`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.core.errors import EngineFailed, InvalidConfig
+from tokenmill.core.plan import StepOutcome, StepPlan
+from tokenmill.core.whole_file import write_whole
+from tokenmill.engine.parallel.devices.collective import DeviceCollective
+from tokenmill.engine.parallel.layout import Layout, StepShape
+from tokenmill.engine.parallel.messages import End
+from tokenmill.engine.parallel.model import PartialModel, RankedModel
+from tokenmill.engine.parallel.pipeline.chain import Doorman, FirstStage, LaterStage, connect
+from tokenmill.engine.parallel.pipeline.link import Launch
+from tokenmill.engine.parallel.shared_memory import Note, SharedMemory
+from tokenmill.engine.runner.executor import Executor
+from tokenmill.ipc.address import Address
+from tokenmill.ipc.secret import Secret
+from tokenmill.model.architecture.architecture import Architecture, MoeSpec
+from tokenmill.model.kernels.native import MODULE
+from tokenmill.model.sharding.collective import Collective
+from tokenmill.model.sharding.shard import Shard, check_size, stage_layers
+from tokenmill.platform.protocol import Platform
+from tokenmill.startup.ranks.children import RankChildren
+from tokenmill.startup.sizing.kv_size import KVSize, wanted_context
+
+# How many times the time of a step may pass until all ranks have read their weights: as the other parts of a server.
+START_PATIENCE = 20.0
+_LOOK_SECONDS = 0.005
+
+
+class Place(msgspec.Struct):
+    """Where the memory of a group is, as rank 0 writes it down."""
+
+    path: str
+    num_bytes: int
+
+
+class Group:
+    """One rank's view of the ranks of an engine.
+
+    Attributes:
+        memory: what those of a stage share; there once `connect` has returned.
+        first_stage, later_stage: what rank 0 of a stage has of the others, where there are several.
+        devices: what ranks tell each other where each has a device of its own; None: they share memory.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """
+        Args:
+            config: resolved, of this rank, with what all ranks of the engine have together.
+
+        Raises:
+            InvalidConfig: what they meet by is not there.
+        """
+        if importlib.util.find_spec(MODULE) is None:
+            raise InvalidConfig("--tensor-parallel-size: ranks meet in native code, which is not built: run `make`")
+        self.shard = Shard.of(config.rank, config.tensor_parallel_size, config.pipeline_parallel_size)
+        self.first_stage: FirstStage | None = None
+        self.later_stage: LaterStage | None = None
+        self.devices: DeviceCollective | None = None
+        self._config = config
+        self._timeout = config.rank_timeout
+        self._patience = config.rank_timeout * START_PATIENCE
+        self._memory: SharedMemory | None = None
+        self._descriptors: list[int] = []  # open while it lives: the memory's, of rank 0, and the other processes'
+        self._children: RankChildren | None = None
+        self._rendezvous = Path(config.rendezvous)
+        if not config.rendezvous:
+            self._children = RankChildren(config, range(1, config.num_ranks_here))
+            self._rendezvous = self._children.rendezvous
+
+    @property
+    def memory(self) -> SharedMemory:
+        """What the ranks share."""
+        assert self._memory is not None, "connected before"
+        return self._memory
+
+    def connect(self, architecture: Architecture, model: str, platform: Platform) -> Collective:
+        """Find the other ranks.
+
+        Args:
+            model: says by its content what model this is, and in which form.
+            platform: where this rank runs its part of it.
+
+        Raises:
+            InvalidConfig: so many ranks cannot share this model.
+            EngineFailed: one of them has not come.
+        """
+        self.shard = dataclasses.replace(self.shard, sums=platform.is_accelerator)
+        check_size(architecture, self.shard.size, self.shard.num_stages, self.shard.sums)
+        if self._config.enable_expert_parallel and not _has_experts(architecture):
+            raise InvalidConfig("--enable-expert-parallel: this model has no experts")
+        step = _step_shape(self._config, architecture)
+        layout = Layout(architecture, step, self.shard.size, self.shard.num_stages)
+        self._descriptors.append(self._create(layout) if self.shard.rank == 0 else self._open(layout))
+        memory = SharedMemory(self._descriptors[0], layout, self.shard)
+        memory.write_note(Note(pid=os.getpid()))
+        others = [rank for rank in range(self.shard.size) if rank != self.shard.rank]
+        self._wait(lambda: all(memory.read_note(rank).pid for rank in others), "has not come")
+        peers = [_process(memory.read_note(rank).pid) for rank in others]
+        self._descriptors += [peer for peer in peers if peer is not None]
+        memory.join(self._descriptors[1:], self._timeout, _has_cores(config_of_rank(self._config)))
+        self._memory = memory
+        if self.shard.rank == 0 and self.shard.num_stages > 1:
+            self._find_stages(f"{model} {step}")
+        self.memory.meet(self._patience)
+        if platform.is_accelerator:
+            meeting = Path(f"{self._rendezvous}.devices")
+            communicator = platform.communicator(meeting, self.shard.rank, self.shard.size, self._patience)
+            self.devices = DeviceCollective(self.shard, communicator)
+        return self.devices or memory
+
+    def _find_stages(self, model: str) -> None:
+        config, shard, timeout = self._config, self.shard, self._timeout
+        secret = Secret.read(config.master_secret) if config.nnodes > 1 else None
+        meeting = Address(f"unix:{self._rendezvous}.stages")
+        if config.nnodes > 1:
+            meeting = Address(config.master_addr, config.master_port)
+        if shard.is_first_stage:
+            launch = Launch(config.model, timeout)
+            self.first_stage = FirstStage(Doorman(meeting, secret, timeout), shard.num_stages, config.nnodes, launch)
+            self.first_stage.gather(model, self._patience)
+            return
+        first = connect(meeting, secret, "stage 0", timeout, self._patience)
+        own = Address(f"unix:{self._rendezvous}.stage-{shard.stage}")
+        if config.nnodes > 1:
+            own = Address(first.own_host)
+        doorman = Doorman(own, secret, timeout) if shard.stage > 1 else None
+        self.later_stage = LaterStage(shard, first, doorman, secret, timeout)
+        self.later_stage.join(model, self._patience)
+
+    def wait_for_all(self) -> None:
+        """Wait until all ranks have come so far in their start: what is free must not be looked at while one loads."""
+        self._least(0)
+        if self._children is not None:
+            self._children.forget_folder()
+
+    def agree(
+        self, config: EngineConfig, architecture: Architecture, decide: Callable[[EngineConfig], KVSize]
+    ) -> KVSize:
+        """The size of the KV cache, the same for all ranks: what the one with the least room decides.
+
+        Memory that was asked for is each device's; on CPUs it is shared out over the ranks of this machine, by how
+        many layers each has.
+        """
+        own = config
+        if config.kv_cache_memory_bytes is not None and self.devices is None:
+            of_stage = stage_layers(architecture, self.shard.num_stages)
+            here = of_stage[stages_here(config)]
+            share = len(of_stage[self.shard.stage]) / sum(map(len, here)) / self.shard.size
+            own = dataclasses.replace(config, kv_cache_memory_bytes=max(1, int(config.kv_cache_memory_bytes * share)))
+        return decide(dataclasses.replace(own, num_pages=self._least(decide(own).num_pages)))
+
+    def _least(self, count: int) -> int:
+        """The least of what all ranks say; they wait for each other here."""
+        memory = self.memory
+        memory.write_note(Note(os.getpid(), count))
+        memory.meet(self._patience)
+        least = min(memory.read_note(rank).num_pages for rank in range(self.shard.size))
+        memory.meet()  # before anybody writes another note
+        stage = self.first_stage or self.later_stage
+        if self.shard.num_stages == 1:
+            return least
+        if stage is not None:
+            memory.write_note(Note(os.getpid(), stage.agree(least, self._patience)))
+        memory.meet(self._patience)
+        least = memory.read_note(0).num_pages
+        memory.meet()
+        return least
+
+    def model(self, own: PartialModel) -> RankedModel:
+        """What rank 0's runner takes for the model."""
+        return RankedModel(own, self.memory, self.first_stage)
+
+    def executor(self, executor: Executor) -> GroupExecutor:
+        """What runs rank 0's steps."""
+        return GroupExecutor(executor, self)
+
+    def close(self) -> None:
+        """End the other ranks."""
+        if self._memory is not None and not self._memory.is_broken:
+            with contextlib.suppress(EngineFailed):
+                self._memory.post(End())
+            if self.first_stage is not None:
+                self.first_stage.end()
+        self._let_go()
+
+    def abandon(self, error: BaseException) -> None:
+        """This rank cannot start, or cannot go on: neither shall the others wait for it."""
+        if self._memory is not None:
+            self._memory.give_up(str(error))
+        self._let_go(str(error))
+
+    def _let_go(self, trouble: str = "") -> None:
+        for stage in (self.first_stage, self.later_stage):
+            if stage is not None:
+                stage.close(trouble)
+        if self._children is not None:
+            self._children.close()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def _create(self, layout: Layout) -> int:
+        descriptor = os.memfd_create("tokenmill-ranks")
+        os.fchmod(descriptor, 0o600)
+        os.ftruncate(descriptor, layout.num_bytes)
+        place = Place(f"/proc/{os.getpid()}/fd/{descriptor}", layout.num_bytes)
+        write_whole(self._place, msgspec.json.encode(place))
+        return descriptor
+
+    @property
+    def _place(self) -> Path:
+        """Where the ranks of this stage find their memory."""
+        return Path(f"{self._rendezvous}.{self.shard.stage}")
+
+    def _open(self, layout: Layout) -> int:
+        self._wait(self._place.exists, "has not begun")
+        place = msgspec.json.decode(self._place.read_bytes(), type=Place)
+        if place.num_bytes != layout.num_bytes:
+            raise EngineFailed("the ranks of this engine were started with different configs")
+        try:
+            return os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise EngineFailed(f"rank 0 is gone: {error}") from error
+
+    def _wait(self, is_there: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + self._patience
+        while not is_there():
+            if self._children is not None:
+                self._children.check()
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"rank {self.shard.rank} cannot start: another rank {what}")
+            time.sleep(_LOOK_SECONDS)
+
+
+class GroupExecutor:
+    """Runs steps as another executor does; ends the group with the engine, and the engine when the group is broken."""
+
+    def __init__(self, executor: Executor, group: Group) -> None:
+        self._executor = executor
+        self._group = group
+
+    def launch(self, plan: StepPlan) -> StepOutcome:
+        """See `Executor`."""
+        return self._executor.launch(plan)
+
+    def recover(self) -> None:
+        """See `Executor`. Ranks that have not met once are at different places of a pass, and never meet again."""
+        if not self._group.memory.is_broken:  # else what is launched may never end
+            self._executor.recover()
+        if self._group.memory.is_broken:
+            raise self._group.memory.failure()
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._executor.close()
+        self._group.close()
+
+
+def start_group(config: EngineConfig) -> Group | None:
+    """The ranks of an engine, if there is more than one; see `Group`."""
+    return None if config.num_ranks == 1 else Group(config)
+
+
+def stages_here(config: EngineConfig) -> slice:
+    """The stages of this machine."""
+    count = config.pipeline_parallel_size // config.nnodes
+    return slice(config.node_rank * count, (config.node_rank + 1) * count)
+
+
+def config_of_rank(config: EngineConfig) -> EngineConfig:
+    """What a rank is started with: its share of the machine; and nothing of what only rank 0 does.
+
+    All ranks of all engines share a machine's cores, nodes and memory evenly.
+    """
+    size, rank, (engine, num_engines) = config.num_ranks_here, config.rank, config.replica
+    if config.num_ranks == 1:
+        return config
+    config = dataclasses.replace(config, replica=(engine * size + rank % size, num_engines * size))
+    return config if rank == 0 else dataclasses.replace(config, step_log=None, kv_events_config=None)
+
+
+def device_of_rank(config: EngineConfig) -> str:
+    """A GPU for each rank: from the one that the config names, or the first, as many as there are ranks."""
+    kind, _, first = config.device.partition(":")
+    return f"{kind}:{int(first or 0) + config.rank}" if kind in ("auto", "cuda") else config.device
+
+
+def _step_shape(config: EngineConfig, architecture: Architecture) -> StepShape:
+    pages = -(-wanted_context(config, architecture.max_position) // config.page_size)
+    return StepShape(config.step_budget, config.max_num_seqs, pages)
+
+
+def _process(pid: int) -> int | None:
+    """A descriptor that tells when a process is gone; None: the system has none, and only the deadline tells.
+
+    Raises:
+        EngineFailed: it is gone.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError as error:
+        raise EngineFailed(f"another rank, process {pid}, is gone") from error
+    except OSError:
+        return None
+
+
+def _has_experts(architecture: Architecture) -> bool:
+    return any(isinstance(layer.mlp, MoeSpec) for layer in architecture.layers)
+
+
+def _has_cores(config: EngineConfig) -> bool:
+    """Whether every rank of every engine has a core of its own."""
+    return len(os.sched_getaffinity(0)) >= config.replica[1] * (config.num_threads or 1)

@@ -1,0 +1,132 @@
+"""`estimate`: what a model would take on this machine, found out from its config and the headers of its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.config.model_files import is_hub_id
+from tokenmill.core.sizes import size_text
+from tokenmill.demo import demo_model_path
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.weights.checkpoint import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, open_checkpoint, read_architecture
+from tokenmill.model.weights.hub import fetch
+from tokenmill.model.weights.hub_headers import read_headers
+from tokenmill.platform.select import select_platform
+from tokenmill.startup.assembly.vision import TowerMemory
+from tokenmill.startup.machine.bandwidth import read_bandwidth
+from tokenmill.startup.machine.device import DTYPES, choose_threads
+from tokenmill.startup.sizing.forms import forms, free_bytes, table
+from tokenmill.startup.sizing.kv_size import wanted_context
+from tokenmill.startup.sizing.state_size import states_text
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a model is estimated for, where that is not the machine itself as it is.
+
+    Attributes:
+        memory: bytes for weights and KV; None: what is free.
+        bandwidth: bytes of memory read per second; None: it is measured.
+    """
+
+    memory: int | None = None
+    bandwidth: float | None = None
+
+
+def estimate(config: EngineConfig, target: Target) -> str:
+    """Lines that say what the model of a config would take; nothing but JSON files and headers is read or downloaded.
+
+    Args:
+        config: `model` is a folder, a config.json, a .gguf file or a hub id.
+
+    Raises:
+        InvalidCheckpoint: there is no such model, or it is of a kind that is not supported.
+        InvalidConfig: flags that do not go together, or with this machine.
+    """
+    platform = select_platform(config.device)
+    model = config.model or str(demo_model_path())
+    config = dataclasses.replace(config, model=model, device=platform.device).resolve()
+    with _opened(config) as (folder, stored):
+        architecture = read_architecture(folder)
+        wanted_context(config, architecture.max_position)
+        weights = architecture.num_parameters() * DTYPES[config.dtype].itemsize
+        num_threads, reason = choose_threads(config, platform, weights)
+        choices = forms(config, platform, folder, architecture, num_threads)
+    free = free_bytes(config, platform, architecture) if target.memory is None else target.memory
+    bandwidth = target.bandwidth or read_bandwidth(platform)
+    is_measured = "measured now" if target.bandwidth is None else "as given"
+    return "\n".join(
+        [
+            f"model    {config.model}: {_model_text(architecture)}{stored}",
+            f"machine  {platform.name}, {size_text(free)} {'free' if target.memory is None else 'as given'}; memory is "
+            f"read at {bandwidth / 1e9:,.3g} GB/s ({is_measured}), threads: {num_threads} ({reason})",
+            "",
+            table(choices, architecture, free, bandwidth),
+            "",
+            _notes(config) + states_text(config, architecture) + _tower_text(choices[0].tower),
+        ]
+    )
+
+
+def _model_text(architecture: Architecture) -> str:
+    mapped = architecture.num_mapped_parameters
+    rows = f" ({mapped / 1e6:,.4g} of them read by rows where the file is mapped, not loaded)" if mapped else ""
+    return (
+        f"{architecture.name}, {architecture.num_parameters() / 1e6:,.4g} million parameters{rows}, a context of "
+        f"{architecture.max_position:,}"
+    )
+
+
+def _notes(config: EngineConfig) -> str:
+    is_share = config.num_pages is None and config.kv_cache_memory_bytes is None
+    share = f"{config.gpu_memory_utilization:.0%} of what the weights leave (--gpu-memory-utilization)"
+    return (
+        f"The KV cache is {share if is_share else 'as large as asked for'}; at most {config.max_num_seqs} requests run "
+        "at a time (--max-num-seqs).\nA step reads all of the weights once: so fast is one request alone, unless the "
+        "weights fit into caches; several share that reading."
+    )
+
+
+def _tower_text(tower: TowerMemory) -> str:
+    """A sentence on the vision tower; "": there is none."""
+    if not tower.weights:
+        return ""
+    return (
+        f"\nOf the weights {size_text(tower.weights)} are a vision tower, which only images need; "
+        f"{size_text(tower.reserved)} are left for what it makes (--encoder-budget, --encoder-cache-tokens)."
+    )
+
+
+@contextmanager
+def _opened(config: EngineConfig) -> Iterator[tuple[Path, str]]:
+    """A folder with the model's config.json, and what is known of its stored weights, to be added to a sentence."""
+    path = Path(config.model).expanduser()
+    if path.is_file() and path.suffix == ".json":
+        with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
+            (Path(folder) / CONFIG_NAME).write_bytes(path.read_bytes())
+            yield Path(folder), "; weights unknown: this is a config alone"
+    elif not path.exists() and is_hub_id(config.model):
+        with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
+            stored = read_headers(config.model, config.revision, Path(folder))
+            yield Path(folder), f"; on the hub: {_stored_text(stored)}"
+    else:
+        folder_path = fetch(config.model, config.revision, config.download_dir)
+        has_weights = any((folder_path / name).exists() for name in (SINGLE_NAME, INDEX_NAME))
+        tensors = open_checkpoint(folder_path).tensors.values() if has_weights else ()
+        stored = [(tensor.dtype, tensor.num_bytes) for tensor in tensors]
+        yield folder_path, f"; stored: {_stored_text(stored)}" if stored else ""
+
+
+def _stored_text(tensors: Iterable[tuple[str, int]]) -> str:
+    """Bytes by type, the most first."""
+    sizes: Counter[str] = Counter()
+    for dtype, num_bytes in tensors:
+        sizes[dtype] += num_bytes
+    return " and ".join(f"{size_text(size)} of {dtype}" for dtype, size in sizes.most_common())

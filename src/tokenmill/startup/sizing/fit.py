@@ -1,0 +1,141 @@
+"""Whether a model fits the memory that is free, found out before the first byte of its weights is read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.core.errors import InvalidConfig, OutOfMemory
+from tokenmill.core.sizes import size_text
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.weights.loader import ModelPlan
+from tokenmill.platform.protocol import Platform
+from tokenmill.startup.assembly.vision import tower_memory
+from tokenmill.startup.machine.device import DTYPES
+from tokenmill.startup.sizing.forms import Form, forms, free_bytes, held_bytes, table
+from tokenmill.startup.sizing.kv_size import SMALLEST_CONTEXT, bytes_of, least_kv_bytes, pages_in
+from tokenmill.startup.sizing.state_size import bytes_per_state
+
+# Of a parameter in the smallest form that weights are kept in: four bits, not counting their scales.
+LEAST_BYTES_PER_PARAMETER = 0.5
+
+
+def check_parameters(config: EngineConfig, platform: Platform, architecture: Architecture) -> None:
+    """Refuse what is far too large by its number of parameters alone: a decoder of that size is not even laid out.
+
+    Raises:
+        InvalidConfig: its per-layer embeddings stay mapped from their file, where a GPU does not see them.
+        OutOfMemory: one sentence with the numbers.
+    """
+    if architecture.per_layer is not None and platform.is_accelerator:
+        raise InvalidConfig(
+            "per-layer embeddings stay in the checkpoint's file, which GPUs do not read: use --device cpu"
+        )
+    free = platform.available_bytes() + held_bytes(config)
+    count = architecture.num_parameters() - architecture.num_mapped_parameters
+    if count * LEAST_BYTES_PER_PARAMETER > free:
+        weights = size_text(count * DTYPES[config.dtype].itemsize)
+        raise OutOfMemory(
+            f"the model has {count / 1e9:,.4g} billion parameters, {weights} in {config.dtype}, and {size_text(free)} "
+            "of memory are free; no --quantization makes it fit, take a smaller one"
+        )
+
+
+def check_fit(
+    config: EngineConfig, platform: Platform, folder: Path, plan: ModelPlan, page_bytes: int, num_threads: int
+) -> None:
+    """Refuse a model whose weights and least KV cache exceed the memory that is free.
+
+    Args:
+        plan, page_bytes: of the model and of a page of the KV cache, or of a rank's part of them.
+
+    Raises:
+        OutOfMemory: one sentence with the numbers and what would fit.
+    """
+    architecture = plan.shapes.architecture
+    free = free_bytes(config, platform, architecture)
+    # Its ranks load at the same time, each as much as the others.
+    size = config.num_ranks_here
+    tower = tower_memory(config, folder, DTYPES[config.dtype].itemsize)
+    all_weights = size * plan.weight_bytes + tower.weights
+    fit = _Fit(config, architecture, free, size * plan.spare_bytes, size * page_bytes, tower.reserved)
+    if fit.total(all_weights) <= free:
+        return
+    choices = forms(config, platform, folder, architecture, num_threads)
+    needed, weights = size_text(fit.total(all_weights)), size_text(all_weights)
+    advice = ", or ".join(_advice(fit, choices))
+    raise OutOfMemory(
+        f"the model needs {needed} of memory and {size_text(free)} are free: its weights take {weights}, its "
+        f"KV cache at least {size_text(fit.least_kv)}; "
+        + (f"what fits: {advice}" if advice else "take a smaller model, no flag makes this one fit")
+        + f"\n{table(choices, architecture, free)}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """What a config needs besides its weights.
+
+    Attributes:
+        free: bytes that there are.
+        spare: bytes that loading takes beside the weights, before there is a KV cache.
+        page_bytes: of a page of the KV cache.
+        encodings: bytes for what a vision tower makes.
+    """
+
+    config: EngineConfig
+    architecture: Architecture
+    free: int
+    spare: int
+    page_bytes: int
+    encodings: int
+
+    @property
+    def least_kv(self) -> int:
+        return least_kv_bytes(self.config, self.architecture.max_position, self.page_bytes)
+
+    @property
+    def states(self) -> int:
+        """Memory of recurrent states: what was asked for, or one."""
+        return self.config.state_memory or bytes_per_state(self.config, self.architecture)
+
+    def total(self, weights: int) -> int:
+        """The most that is taken at a time."""
+        return weights + max(self.spare, self.least_kv + self.states + self.encodings)
+
+    def smaller_kv(self, weights: int) -> str | None:
+        """The flag that lets the KV cache fit beside these weights; empty: none is needed, None: none does it."""
+        if self.total(weights) <= self.free:
+            return ""
+        config, room = self.config, self.free - weights - self.states - self.encodings
+        assert config.gpu_memory_utilization is not None, "the config is not resolved"
+        is_share = config.num_pages is None and config.kv_cache_memory_bytes is None
+        pages = pages_in(int(room * config.gpu_memory_utilization) if is_share else room, self.page_bytes)
+        tokens = pages * config.page_size
+        if room < self.spare or tokens < min(SMALLEST_CONTEXT, self.architecture.max_position):
+            return None
+        if config.num_pages is not None:
+            return f"--num-pages {pages}"
+        if config.kv_cache_memory_bytes is not None:
+            return f"--kv-cache-memory-bytes {bytes_of(pages, self.page_bytes)}"
+        return f"--max-model-len {tokens}"
+
+
+def _advice(fit: _Fit, choices: Sequence[Form]) -> list[str]:
+    """Flags with which it would fit: a smaller KV cache, smaller weights, or both where neither is enough."""
+    alone, together = [], []
+    asked, *others = choices
+    if flag := fit.smaller_kv(asked.weight_bytes):
+        alone.append(flag)
+    for other in others:
+        smaller = f"{other.flags} ({size_text(other.weight_bytes)} of weights)"
+        room = dataclasses.replace(fit, config=other.config, page_bytes=other.page_bytes)
+        flag = room.smaller_kv(other.weight_bytes)
+        if flag == "":
+            alone.append(smaller)
+        elif flag is not None:
+            together.append(f"{smaller} with {flag}")
+    return alone or together

@@ -1,0 +1,178 @@
+"""A model in each form that this machine can hold it in: what its weights take, and what is left for requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.sizes import size_text
+from tokenmill.model.architecture.architecture import Architecture, MoeSpec
+from tokenmill.model.quantization.packed import UNQUANTIZED
+from tokenmill.model.weights.loader import choose_formats, measure
+from tokenmill.platform.protocol import Platform
+from tokenmill.startup.assembly.vision import TowerMemory, tower_memory
+from tokenmill.startup.machine.device import DTYPES, check, choose_backend, choose_kernels
+from tokenmill.startup.sizing.kv_size import pages_in, wanted_context, workspace_bytes
+
+QUANTIZATIONS = ("none", "fp8", "int8", "int4")
+# Tokens of the requests that the table counts, besides the longest that the model is made for.
+CONTEXTS = (2048, 8192, 32768)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One form of a model's weights, and what they and the KV cache take in it.
+
+    Attributes:
+        name: `bfloat16`, `int8` ..., or `as stored`.
+        flags: that make the difference to the config that was asked for; empty: none.
+        page_bytes: of a page of the KV cache, over all layers: pages behind windows are counted as if they were kept.
+        tower: the part of a vision tower, whose weights are among `weight_bytes`.
+    """
+
+    name: str
+    flags: str
+    config: EngineConfig
+    weight_bytes: int
+    page_bytes: int
+    tower: TowerMemory
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of KV that a token takes, over all layers."""
+        return self.page_bytes / self.config.page_size
+
+    def num_pages(self, free: int) -> int:
+        """Pages that the KV cache may have beside these weights; less than 0 where not even page 0 has room.
+
+        Args:
+            free: bytes for weights and KV.
+        """
+        config, room = self.config, free - self.weight_bytes - self.tower.reserved
+        assert config.gpu_memory_utilization is not None, "the config is not resolved"
+        if config.num_pages is not None or config.kv_cache_memory_bytes is not None:
+            asked = config.num_pages or pages_in(config.kv_cache_memory_bytes or 0, self.page_bytes)
+            return min(asked, pages_in(room, self.page_bytes))
+        return pages_in(int(room * config.gpu_memory_utilization), self.page_bytes)
+
+    def num_requests(self, free: int, context: int) -> float:
+        """Requests of so many tokens that the KV cache holds at a time."""
+        return max(0, self.num_pages(free)) / -(-context // self.config.page_size)
+
+    def tokens_per_second(self, architecture: Architecture, context: int, bandwidth: float) -> float:
+        """Tokens per second of a single request, whose every step reads the decoder's weights and its KV once.
+
+        Args:
+            bandwidth: bytes per second.
+        """
+        read = (self.weight_bytes - self.tower.weights) * active_share(architecture) + context * self.kv_bytes_per_token
+        return bandwidth / read
+
+
+def active_share(architecture: Architecture) -> float:
+    """The share of a model's parameters that the step of one request reads: not all experts, one row of a table of
+    embeddings that is no output head."""
+    idle = 0 if architecture.tie_embeddings else architecture.vocab_size * architecture.hidden_size
+    for layer in architecture.layers:
+        if isinstance(layer.mlp, MoeSpec):
+            experts = layer.mlp.num_experts - layer.mlp.experts_per_token
+            idle += 3 * architecture.hidden_size * layer.mlp.size * experts
+    return 1 - idle / (architecture.num_parameters() - architecture.num_mapped_parameters)
+
+
+def forms(
+    config: EngineConfig, platform: Platform, folder: Path, architecture: Architecture, num_threads: int
+) -> list[Form]:
+    """The form that a config asks for, and the smaller ones that this machine has kernels for.
+
+    Args:
+        config: resolved for the platform.
+        folder: has the model's config.json, which says whether it is quantized already.
+
+    Raises:
+        InvalidConfig: the form that is asked for cannot be computed here.
+    """
+    found = [_form(config, "", platform, folder, architecture, num_threads)]
+    for other, flags in _smaller_configs(config):
+        try:
+            found.append(_form(other, flags, platform, folder, architecture, num_threads))
+        except InvalidConfig:
+            continue
+    return found
+
+
+def _form(
+    config: EngineConfig,
+    flags: str,
+    platform: Platform,
+    folder: Path,
+    architecture: Architecture,
+    num_threads: int,
+) -> Form:
+    check(config, platform, DTYPES[config.dtype])
+    kernels, _ = choose_kernels(config, platform, folder, num_threads)
+    shapes, weight_bytes = measure(architecture, kernels)
+    attention = choose_backend(config, platform, shapes.attention_spec, kernels)
+    name = config.dtype if config.quantization == "none" else config.quantization
+    if config.quantization == "none" and choose_formats(folder, None) != UNQUANTIZED:
+        name = "as stored"
+    tower = tower_memory(config, folder, DTYPES[config.dtype].itemsize)
+    page_bytes = attention.bytes_per_page + attention.bytes_per_window_page
+    return Form(name, flags, config, weight_bytes + tower.weights, page_bytes, tower)
+
+
+def _smaller_configs(config: EngineConfig) -> Iterator[tuple[EngineConfig, str]]:
+    """Configs whose weights may be smaller, and the flags that make the difference."""
+    dtype = "bfloat16" if config.dtype == "float32" else config.dtype
+    for quantization in QUANTIZATIONS:
+        changes = {"dtype": dtype, "quantization": quantization}
+        flags = [f"--{name} {value}" for name, value in changes.items() if getattr(config, name) != value]
+        if flags and "--quantization none" not in flags:
+            yield dataclasses.replace(config, dtype=dtype, quantization=quantization), " ".join(flags)
+
+
+def held_bytes(config: EngineConfig) -> int:
+    """Of the weights in memory that engines of one server share."""
+    return os.stat(config.weight_memory).st_blocks * 512 if config.weight_memory else 0
+
+
+def free_bytes(config: EngineConfig, platform: Platform, architecture: Architecture) -> int:
+    """Memory for weights and KV: what is free, or holds the weights already; on a GPU without what a step takes."""
+    free = platform.available_bytes() + held_bytes(config)
+    if platform.is_accelerator:
+        free -= workspace_bytes(config, architecture, DTYPES[config.dtype])
+    return max(0, free)
+
+
+def table(choices: Sequence[Form], architecture: Architecture, free: int, bandwidth: float | None = None) -> str:
+    """The forms side by side, a line each below a line of titles.
+
+    Args:
+        free: bytes for weights and KV.
+        bandwidth: bytes per second, for the last column; None: without it.
+    """
+    longest = wanted_context(choices[0].config, architecture.max_position)
+    contexts = [*(context for context in CONTEXTS if context < longest), longest]
+    counts = [f"{context:,}" for context in contexts]
+    head = ["weights as", "memory", "KV a token", "KV cache", f"requests of {counts[0]}", *counts[1:]]
+    rows = [head + (["tokens/s of one"] if bandwidth is not None else [])]
+    for form in choices:
+        pages = form.num_pages(free)
+        row = [form.name, size_text(form.weight_bytes), size_text(form.kv_bytes_per_token)]
+        row.append(size_text(pages * form.page_bytes) if pages > 0 else "no room")
+        row += [_count_text(form.num_requests(free, context)) for context in contexts]
+        if bandwidth is not None:
+            row.append(f"{form.tokens_per_second(architecture, contexts[0], bandwidth):,.3g}")
+        rows.append(row)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def _count_text(count: float) -> str:
+    """Rounded down, since it is a promise; a part of a request is none."""
+    return f"{int(count):,}" if count >= 1 else "-"

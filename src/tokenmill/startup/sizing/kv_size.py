@@ -1,0 +1,150 @@
+"""Memory of the KV cache: how many pages there are, how long a request may be, and what a step takes besides.
+
+Knows numbers of bytes, no devices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.engine.kv.page_pool import RESERVED_PAGES
+from tokenmill.engine.kv.window_pages import WindowSettings
+from tokenmill.model.architecture.architecture import Architecture
+from tokenmill.model.kernels.triton.splits import PART_EXTRA, SPLIT_ENDS
+
+MIB = 1 << 20
+# Below this a pool is no use to anyone; `--max-model-len auto` does not shrink further.
+SMALLEST_CONTEXT = 64
+
+
+def pages_in(num_bytes: int, bytes_per_page: int) -> int:
+    """Pages of a KV cache of so many bytes; less than 0 where not even page 0 fits."""
+    return num_bytes // bytes_per_page - RESERVED_PAGES
+
+
+def bytes_of(num_pages: int, bytes_per_page: int) -> int:
+    """Bytes of a KV cache of so many pages."""
+    return (num_pages + RESERVED_PAGES) * bytes_per_page
+
+
+@dataclass(frozen=True, slots=True)
+class KVSize:
+    """The decision: pages, the context length they support, and recurrent states (0: the model has none).
+
+    `window`: the window group, if there is one.
+    """
+
+    num_pages: int
+    max_model_len: int
+    num_states: int = 0
+    window: WindowSettings | None = None
+
+    @property
+    def num_allocated(self) -> int:
+        """Pages in memory."""
+        return self.num_pages + RESERVED_PAGES
+
+    @property
+    def num_allocated_windows(self) -> int:
+        """Pages in the memory of the window group; 0: there is none."""
+        return 0 if self.window is None else self.window.num_pages + RESERVED_PAGES
+
+
+def wanted_context(config: EngineConfig, max_position: int) -> int:
+    """The longest request in tokens, unless the KV cache turns out to be too small for it.
+
+    Raises:
+        InvalidConfig: the model is not made for so many.
+    """
+    wanted = config.max_model_len or max_position
+    if wanted > max_position:
+        raise InvalidConfig(f"--max-model-len {wanted} exceeds the model's context of {max_position} tokens")
+    return wanted
+
+
+def least_kv_bytes(config: EngineConfig, max_position: int, bytes_per_page: int) -> int:
+    """Memory without which no KV cache of this config can be of use: what it asks for, or else a request's, and the
+    page for padding."""
+    assert config.gpu_memory_utilization is not None, "the config is not resolved"
+    if config.num_pages is not None:
+        return bytes_of(config.num_pages, bytes_per_page)
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    # A context that nobody asked for shrinks to what there is.
+    tokens = config.max_model_len or min(SMALLEST_CONTEXT, max_position)
+    needed = bytes_of(-(-tokens // config.page_size), bytes_per_page)
+    return math.ceil(needed / config.gpu_memory_utilization)
+
+
+def kv_share(config: EngineConfig, available_bytes: int) -> int:
+    """Bytes for the KV cache: what is asked for, else the share of this engine."""
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    assert config.gpu_memory_utilization is not None, "the config is not resolved"
+    # Engines beside this one take as much; on GPUs each has its own.
+    num_sharers = config.replica[1] if config.device == "cpu" else 1
+    return int(available_bytes * config.gpu_memory_utilization / num_sharers)
+
+
+def decide_kv_size(
+    config: EngineConfig, max_position: int, bytes_per_page: int, available_bytes: int, besides: int = 0
+) -> KVSize:
+    """Size the KV cache.
+
+    `--num-pages` wins, then `--kv-cache-memory-bytes`, else the share of the memory that is free now that the weights
+    are loaded; never more than `--max-num-seqs` requests of full length could use.
+
+    Args:
+        max_position: context length of the model in tokens.
+        available_bytes: free memory of the device.
+        besides: bytes that a request of the full context needs besides these pages.
+
+    Raises:
+        InvalidConfig: one full request does not fit; says what is needed and what to change.
+    """
+    wanted = wanted_context(config, max_position)
+    pages_per_request = -(-wanted // config.page_size)
+    if config.num_pages is not None:
+        num_pages = config.num_pages
+    elif config.kv_cache_memory_bytes is not None:
+        num_pages = pages_in(config.kv_cache_memory_bytes, bytes_per_page)
+    else:
+        share = kv_share(config, available_bytes)
+        num_pages = min(pages_in(share, bytes_per_page), pages_per_request * config.max_num_seqs)
+
+    if num_pages >= pages_per_request:
+        return KVSize(num_pages, wanted)
+    capacity = max(num_pages, 0) * config.page_size
+    if config.max_model_len is None and capacity >= min(SMALLEST_CONTEXT, wanted):
+        return KVSize(num_pages, capacity)
+    needed = bytes_of(pages_per_request, bytes_per_page) + besides
+    # Only the flag that decides: raising the other would change nothing.
+    raised = (
+        f"--kv-cache-memory-bytes to {needed}" if config.num_pages is None else f"--num-pages to {pages_per_request}"
+    )
+    lowered = f", or lower --max-model-len to {capacity}" if capacity else ""
+    raise InvalidConfig(
+        f"the KV cache holds {capacity} tokens, one request of {wanted} tokens needs {pages_per_request} pages "
+        f"({needed / MIB:,.3g} MiB): raise {raised}{lowered}"
+    )
+
+
+def workspace_bytes(config: EngineConfig, architecture: Architecture, dtype: torch.dtype) -> int:
+    """Memory that a step on a GPU takes besides weights and KV, before it can be measured.
+
+    Activations of the widest layer and logits in the type that the sampler reads, twice over; and what the splits of
+    the longest contexts leave to be joined, in the largest graph.
+    """
+    widest = max(one.mixer.widest + 3 * one.mlp.active_size for one in architecture.layers)
+    per_token = 4 * architecture.hidden_size + widest
+    logits = config.max_num_seqs * architecture.vocab_size * dtype.itemsize
+    longest = wanted_context(config, architecture.max_position)
+    part = max(4 * one.num_heads * (one.head_dim + PART_EXTRA) for one in architecture.attentions)
+    parts = config.max_num_seqs * (int(np.searchsorted(SPLIT_ENDS, longest)) + 1) * part
+    return 2 * (config.step_budget * per_token * dtype.itemsize + logits) + parts

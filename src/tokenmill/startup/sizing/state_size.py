@@ -1,0 +1,109 @@
+"""Recurrent states: how many there may be, and so how many requests may run; what does not go with them is refused.
+
+Knows numbers of bytes, no devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.sizes import size_text
+from tokenmill.model.architecture.architecture import Architecture, DeltaNetSpec
+
+# Of one request that runs: its own, and what it leaves for the next turn and for others.
+STATES_PER_ROW = 4
+MAX_NATIVE_KERNEL, NATIVE_HEAD_STEP, MAX_NATIVE_HEAD = 8, 16, 256
+BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def check_recurrences(config: EngineConfig, architecture: Architecture) -> None:
+    """Refuse what models with recurrent states do not have yet.
+
+    Raises:
+        InvalidConfig: the config asks for something of that.
+    """
+    if not architecture.recurrences:
+        return
+    refused = {
+        "--speculative-config": config.speculative_config is not None,
+        "--kv-disk": config.kv_disk is not None,
+        "--kv-host-size": config.kv_host_size is not None,
+        "--kv-source": bool(config.kv_source),
+        "--kv-transfer-config": config.kv_transfer_config is not None,
+    }
+    for flag, is_given in refused.items():
+        if is_given:
+            raise InvalidConfig(
+                f"{flag}: {architecture.name} has recurrent states, which neither go back nor travel; leave it out"
+            )
+
+
+def check_recurrence_sizes(architecture: Architecture, kernels: str) -> None:
+    """Refuse recurrences that the kernels of this name have not; see native/isa/delta_rule.cpp and short_conv.cpp.
+
+    Raises:
+        InvalidConfig: torch's have them.
+    """
+    if kernels != "native":
+        return
+    for spec in architecture.recurrences:
+        if not 2 <= spec.kernel <= MAX_NATIVE_KERNEL:
+            raise InvalidConfig(f"native kernels have no convolutions of {spec.kernel} tokens; use --kernels torch")
+        sizes = (spec.key_size, spec.value_size) if isinstance(spec, DeltaNetSpec) else ()
+        for size in sizes:
+            if size % NATIVE_HEAD_STEP or size > MAX_NATIVE_HEAD:
+                raise InvalidConfig(f"native kernels have no delta rule of heads of {size}; use --kernels torch")
+
+
+def bytes_per_state(config: EngineConfig, architecture: Architecture) -> int:
+    """Bytes of one request's state; 0 where the model has none."""
+    return architecture.state_bytes(BYTES_OF[config.dtype])
+
+
+def states_text(config: EngineConfig, architecture: Architecture) -> str:
+    """A sentence on them; "": the model has none."""
+    size = bytes_per_state(config, architecture)
+    if not size:
+        return ""
+    least = size_text(STATES_PER_ROW * size)
+    return (
+        f"\nEach request keeps a recurrent state of {size_text(size)}, whatever its length; with those of prefixes "
+        f"(--state-memory) up to {least} for each that runs, and half of what is left at most."
+    )
+
+
+def num_states(config: EngineConfig, architecture: Architecture) -> int:
+    """Slots that a config has room for, once `with_states` has decided that; 0 where the model has none."""
+    size = bytes_per_state(config, architecture)
+    return (config.state_memory or 0) // size if size else 0
+
+
+def with_states(config: EngineConfig, architecture: Architecture, available_bytes: int) -> EngineConfig:
+    """The config with memory for recurrent states, and no more rows than it has states for.
+
+    `--state-memory` wins, else half of what KV and states may take together; never more than rows have use for.
+
+    Args:
+        available_bytes: free memory of the device.
+
+    Raises:
+        InvalidConfig: there is no room for one; says what is needed.
+    """
+    size = bytes_per_state(config, architecture)
+    if not size:
+        return config
+    assert config.gpu_memory_utilization is not None, "the config is not resolved"
+    memory = config.state_memory
+    if memory is None:
+        num_sharers = config.replica[1] if config.device == "cpu" else 1
+        share = int(available_bytes * config.gpu_memory_utilization / num_sharers / 2)
+        memory = min(share, STATES_PER_ROW * config.max_num_seqs * size)
+    if memory < size:
+        raise InvalidConfig(
+            f"the state of a request takes {size_text(size)}, and there is room for {size_text(memory)}: raise "
+            f"--state-memory to {size} or more"
+        )
+    slots = memory // size
+    return dataclasses.replace(config, state_memory=slots * size, max_num_seqs=min(config.max_num_seqs, slots))

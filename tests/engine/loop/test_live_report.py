@@ -1,0 +1,148 @@
+"""What an engine shows of itself agrees with what it did, on random traces of requests that run short of everything."""
+
+import pytest
+
+from tests.engine.scheduler.harness import Harness
+from tokenmill.core.live import ShowTurns
+from tokenmill.engine.loop import live_report as live
+from tokenmill.engine.loop.live_report import live_report
+
+
+class Watcher:
+    """Asks now and then, as the hub does."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self.since = 0
+        self.turns = []
+
+    def ask(self):
+        asked = ShowTurns("x", self.since, True, True)
+        report = live_report(asked, self.harness.engine.turns(), self.harness.scheduler)
+        self.turns += report.turns
+        self.since = report.num_turns
+        return report
+
+
+def run_trace(rng, **settings):
+    """A drained trace of forty requests, some aborted, and what a watcher saw of it."""
+    harness = Harness(**settings)
+    watcher = Watcher(harness)
+    plans = []
+    launch = harness.runner.launch
+    harness.runner.launch = lambda plan: (plans.append(plan), launch(plan))[1]
+    aborted = set()
+    for _ in range(40):
+        prompt = rng.integers(0, 4, rng.integers(1, 20)).tolist()
+        request_id = harness.add(prompt, int(rng.integers(1, 9)))
+        for _ in range(rng.integers(0, 4)):
+            harness.step()
+        if rng.random() < 0.1 and harness.records[request_id].finish_reason is None:
+            harness.abort(request_id)
+            aborted.add(request_id)
+        if rng.random() < 0.3:
+            watcher.ask()
+    harness.drain()
+    while len(watcher.ask().turns):
+        pass
+    return harness, watcher, plans, aborted
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"depth": 2}, {"drafts": 3, "depth": 2}, {"caching": False, "num_pages": 9}], ids=str
+)
+def test_turns_add_up_to_what_the_engine_did(rng, settings, monkeypatch):
+    # A watcher that falls behind, and asks about requests that have ended.
+    monkeypatch.setattr(live, "MOST_TURNS", int(rng.integers(1, 9)))
+    harness, watcher, plans, aborted = run_trace(rng, **settings)
+    turns = watcher.turns
+    assert [turn.number for turn in turns] == list(range(1, len(turns) + 1)), "each turn comes once, in order"
+    steps = {turn.step: turn for turn in turns if turn.step}
+    assert set(steps) == {plan.step for plan in plans}
+    for plan in plans:
+        turn = steps[plan.step]
+        drafts = 0 if plan.draft_ids is None else len(plan.draft_ids)
+        assert turn.num_draft_tokens == drafts
+        assert turn.num_decode_tokens + turn.num_prefill_tokens + drafts == plan.num_tokens
+        assert turn.num_requests == len(plan.request_ids)
+        assert {(one[0], one[1]) for one in turn.admitted} == {(new.request_id, new.row) for new in plan.new_rows}
+    everybody = set(harness.records)
+    assert sorted(id for turn in turns for id, _ in turn.arrived) == sorted(everybody)
+    ended = {id: reason for turn in turns for id, reason in turn.ended}
+    assert set(ended) == everybody
+    assert {id for id, reason in ended.items() if reason == "abort"} == aborted
+    assert sum(len(turn.preempted) for turn in turns) == harness.scheduler.num_preemptions
+    admissions = [one[0] for turn in turns for one in turn.admitted]
+    preempted = [id for turn in turns for id in turn.preempted]
+    first = [id for turn in turns for id in turn.first]
+    for id, record in harness.records.items():
+        assert admissions.count(id) <= 1 + preempted.count(id)
+        if record.tokens:
+            assert id in first, "its first token is marked"
+
+
+def test_requests_are_shown_with_their_rows_and_reasons(rng):
+    harness = Harness(max_num_seqs=2)
+    watcher = Watcher(harness)
+    ids = [harness.add(rng.integers(0, 4, 5).tolist(), 8) for _ in range(4)]
+    harness.step()
+    harness.step()
+    shown = watcher.ask().requests
+    assert [(one.id, one.status, one.row) for one in shown[:2]] == [(ids[0], "running", 0), (ids[1], "running", 1)]
+    assert all(one.status == "waiting" and one.row == -1 and one.wait_reason for one in shown[2:])
+    assert [one.num_prompt_tokens for one in shown] == [5] * 4
+
+
+def test_the_tree_is_shown_by_sizes_and_without_tokens(rng):
+    harness = Harness(num_pages=40)
+    prompt = rng.integers(0, 4, 12).tolist()
+    for tail in ([0, 1, 2, 3, 0], [3, 2, 1, 0, 3]):
+        harness.add(prompt + tail, 2)
+        harness.drain()
+    tree = {node.number: node for node in Watcher(harness).ask().tree}
+    assert sum(node.num_tokens for node in tree.values()) == 12 + 4 + 4
+    parents = {node.parent for node in tree.values()} - {-1}
+    assert len(parents) == 1
+    assert tree[parents.pop()].num_tokens == 12
+    assert all(node.num_users == 0 and node.age >= 0 for node in tree.values())
+
+
+def test_reports_are_bounded(rng, monkeypatch):
+    monkeypatch.setattr(live, "MOST_REQUESTS", 3)
+    monkeypatch.setattr(live, "MOST_NODES", 2)
+    harness = Harness(num_pages=60, max_model_len=64)
+    for number in range(8):
+        harness.add([number % 4, number // 4] * 4, 2)
+    watcher = Watcher(harness)
+    assert (len(watcher.ask().requests), watcher.ask().num_requests) == (3, 8)
+    harness.drain()
+    assert len(harness.kv.cache.nodes()) > 2
+    monkeypatch.setattr(live, "MOST_TURNS", 5)
+    report = watcher.ask()
+    assert len(report.turns) == 5
+    assert len(report.tree) == 2
+    for _ in range(1200):
+        harness.add([1], 1)
+        harness.drain()
+    assert len(harness.engine.turns()) == 1000, "what is kept is bounded"
+
+
+def test_who_asks_gets_what_is_behind_the_turn_that_it_knows():
+    harness = Harness()
+    harness.add([1, 2, 3], 4)
+    harness.drain()
+    kept = [turn.number for turn in harness.engine.turns()]
+    for since in (0, kept[0], kept[-1], 10**6):
+        watcher = Watcher(harness)
+        watcher.since = since
+        assert [turn.number for turn in watcher.ask().turns] == [number for number in kept if number > since]
+
+
+def test_what_ends_while_nothing_runs_is_shown_at_once():
+    harness = Harness()
+    watcher = Watcher(harness)
+    request_id = harness.add([1, 2, 3], 4)
+    harness.abort(request_id)
+    (turn,) = watcher.ask().turns
+    assert (turn.arrived, turn.ended, turn.step) == ([(request_id, 3)], [(request_id, "abort")], 0)
+    assert watcher.ask().turns == []

@@ -1,0 +1,49 @@
+"""What ranks on devices tell each other, counted; and what stands in for their devices: gloo between CPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.engine.runner.fake_platform import FakePlatform
+from tokenmill.platform.communicator import Communicator
+
+Call = tuple[str, tuple[int, ...], str]
+"""What was called, with what shape and type."""
+
+
+class CountingCommunicator:
+    """Notes every call, and lets another communicator see to it."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.calls: list[Call] = []
+        self.is_aborted = False
+        self._communicator = communicator
+
+    def sum(self, own: torch.Tensor) -> torch.Tensor:
+        self._note("sum", own)
+        return self._communicator.sum(own)
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        self._note("gather", own)
+        return self._communicator.gather(own)
+
+    def share(self, numbers: torch.Tensor) -> torch.Tensor:
+        self._note("share", numbers)
+        return self._communicator.share(numbers)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        self._communicator.abort()
+
+    def _note(self, name: str, tensor: torch.Tensor) -> None:
+        self.calls.append((name, tuple(tensor.shape), str(tensor.dtype)))
+
+
+class RankPlatform(FakePlatform):
+    """A GPU of the imagination for each rank."""
+
+    def communicator(self, meeting: Path, rank: int, size: int, seconds: float) -> CountingCommunicator:
+        self.counting = CountingCommunicator(super().communicator(meeting, rank, size, seconds))
+        return self.counting

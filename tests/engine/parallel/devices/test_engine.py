@@ -1,0 +1,206 @@
+"""An engine over two devices that do not exist: what clients are told is what one device tells them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.engine.parallel.devices.counting import Call, CountingCommunicator, RankPlatform
+from tests.engine.runner.test_drafts import KINDS, LyingDrafter, requests
+from tests.engine.runner.test_not_numbers import run
+from tests.engine.runner.told import assert_same, told
+from tests.model.kernels.gpu import DEVICE
+from tokenmill.config.configs import EngineConfig
+from tokenmill.core.errors import EngineFailed, InvalidConfig
+from tokenmill.core.messages import AddRequest, TokenOutput
+from tokenmill.engine.loop.engine import Engine
+from tokenmill.engine.parallel.devices.runner import WatchedEvent
+from tokenmill.model.kernels.native import load_kernels
+from tokenmill.model.sharding.shard import Shard
+from tokenmill.startup.assembly.setup import build_engine
+from tokenmill.startup.ranks.group import device_of_rank
+
+pytestmark = [
+    pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here"),
+    pytest.mark.skipif(DEVICE != "cpu", reason="interpreted"),
+]
+
+SEED = random.SystemRandom().randrange(2**32)
+# Few pages and rows, so that requests wait and are preempted.
+SMALL: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 24, "num_pages": 16, "page_size": 4}
+SMALL |= {"max_model_len": 48, "dtype": "float32", "kernels": "torch", "num_threads": 1, "device": "cpu"}
+
+
+@contextlib.contextmanager
+def ranks(config: EngineConfig, folder: Path) -> Iterator[tuple[Engine, RankPlatform, subprocess.Popen[str]]]:
+    """Rank 0's engine in this process, and rank 1 in another."""
+    config = dataclasses.replace(config, tensor_parallel_size=2, rendezvous=str(folder / "ranks"), rank_timeout=60.0)
+    path, platform = folder / "rank-1.json", RankPlatform()
+    path.write_bytes(msgspec.json.encode(dataclasses.replace(config, rank=1)))
+    peer = subprocess.Popen(
+        [sys.executable, "-m", "tests.engine.parallel.devices.peer", str(path), str(folder / "calls.json")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        engine = build_engine(config, platform=platform).engine
+        try:
+            yield engine, platform, peer
+        finally:
+            engine.close()
+    finally:
+        if peer.poll() is None and platform.counting.is_aborted:
+            peer.kill()
+        peer.wait(60)
+
+
+def tell(config: EngineConfig, wanted: list[AddRequest]) -> list[Any]:
+    """What one device tells."""
+    engine = build_engine(config, platform=RankPlatform()).engine
+    try:
+        outputs = run(engine, wanted)
+        return [told(outputs[request.id]) for request in wanted]
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "kinds", "options"),
+    [
+        # Log probabilities, penalties, reports on prompts, a grammar; more requests than rows.
+        ("qwen3", {"num_key_value_heads": 1, "tie_word_embeddings": True}, (1, 4, 5, 10), {}),
+        ("qwen3_moe", {"attention_bias": True}, (0, 6), {"enforce_eager": True}),
+    ],
+    ids=["graphs", "experts, eager"],
+)
+def test_two_devices_tell_what_one_does(
+    family: str, shape: dict[str, Any], kinds: tuple[int, ...], options: dict[str, Any], tmp_path: Path
+) -> None:
+    print(f"seed {SEED}")
+    rng, folder = random.Random(SEED), make_checkpoint(tmp_path / "model", family, seed=SEED, **shape)
+    config = EngineConfig(model=str(folder), **{**SMALL, **options}).resolve()
+    wanted = requests(rng, [KINDS[kind] for kind in kinds], 8)
+    alone = tell(config, wanted)
+    with ranks(config, tmp_path) as (engine, platform, _):
+        outputs = run(engine, wanted)
+        assert_same(alone, [told(outputs[request.id]) for request in wanted], is_exact=False)
+        if not options:
+            assert platform.replays > 0, "decodes run in graphs"
+        drafted = drafts_of(engine, wanted, outputs, rng)
+        assert_same(alone, [told(drafted[request.id]) for request in wanted], is_exact=False)
+        own = platform.counting.calls
+    others = msgspec.json.decode((tmp_path / "calls.json").read_bytes(), type=list[Call])
+    assert others == own, "all ranks make the same calls in the same order"
+    assert {name for name, _, _ in own} == {"sum", "gather", "share"}
+
+
+def drafts_of(
+    engine: Engine, wanted: list[AddRequest], outputs: dict[str, list[TokenOutput]], rng: random.Random
+) -> dict[str, list[TokenOutput]]:
+    """The same requests again, with drafts of which some are right."""
+    known = {name: told(own)[0][0] for name, own in outputs.items()}
+    engine.scheduler._drafter = LyingDrafter(known, rng)
+    return run(engine, wanted)
+
+
+def test_memory_is_measured_together(tmp_path: Path) -> None:
+    config = EngineConfig(model=str(make_checkpoint(tmp_path / "model", "qwen3")), **{**SMALL, "num_pages": None})
+    with ranks(config.resolve(), tmp_path) as (engine, _, _):
+        (output,) = run(engine, requests(random.Random(SEED), [{"temperature": 0.0}], 6))["0"][-1:]
+        assert output.finish_reason
+
+
+def test_a_rank_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
+    config = EngineConfig(model=str(make_checkpoint(tmp_path / "model", "qwen3")), **SMALL).resolve()
+    with ranks(config, tmp_path) as (engine, platform, peer):
+        for request in requests(random.Random(SEED), [{"temperature": 0.0}] * 3, 12):
+            engine.add(request)
+        engine.step()
+        peer.kill()
+        started = time.monotonic()
+        with pytest.raises(EngineFailed):
+            step_until_done(engine)
+        assert time.monotonic() - started < 30
+        platform.counting.abort()
+
+
+def step_until_done(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+class _Never:
+    def is_past(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        raise AssertionError("it would wait for ever")
+
+
+class _Late:
+    """Memory of ranks one of which is late from the third look on."""
+
+    num_looks = 0
+
+    def look(self, since: float) -> None:
+        self.num_looks += 1
+        if self.num_looks == 3:
+            raise EngineFailed("another rank has not come in time")
+
+
+def test_whoever_waits_for_a_device_looks_after_the_other_ranks() -> None:
+    class Silent:
+        is_aborted = False
+
+        def abort(self) -> None:
+            self.is_aborted = True
+
+    memory, communicator = _Late(), CountingCommunicator(Silent())  # type: ignore[arg-type]
+    with pytest.raises(EngineFailed, match="in time"):
+        WatchedEvent(_Never(), memory, communicator).wait()  # type: ignore[arg-type]
+    assert memory.num_looks == 3
+    assert communicator.is_aborted, "else the device waits for ever"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size: stages are of CPUs"),
+        ({"tensor_parallel_size": 2, "enable_expert_parallel": True}, "--enable-expert-parallel is for CPUs"),
+        ({"tensor_parallel_size": 2, "batch_invariant": True}, "--batch-invariant needs one GPU"),
+    ],
+)
+def test_what_devices_do_not_share_is_refused(options: dict[str, Any], sentence: str) -> None:
+    from tokenmill.startup.machine.device import DTYPES, check
+
+    config = EngineConfig(device="cpu", dtype="float32", **options).resolve()
+    with pytest.raises(InvalidConfig, match=sentence):
+        check(config, RankPlatform(), DTYPES["float32"])
+
+
+def test_each_rank_has_a_device() -> None:
+    def device(named: str, rank: int) -> str:
+        return device_of_rank(EngineConfig(device=named, tensor_parallel_size=4, rank=rank))
+
+    assert [device("cuda", rank) for rank in (0, 3)] == ["cuda:0", "cuda:3"]
+    assert device("cuda:4", 3) == "cuda:7"
+    assert device("auto", 1) == "auto:1"
+    assert device("cpu", 1) == "cpu"
+
+
+def test_a_shard_says_how_pairs_of_matrices_are_cut() -> None:
+    for sums, (inputs, outputs) in {True: (24, 64), False: (48, 32)}.items():
+        shard = Shard(1, 2, sums=sums)
+        parts = shard.second(shard.part(48), 64)
+        assert [part.count for part in parts] == [inputs, outputs]

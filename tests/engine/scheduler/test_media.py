@@ -1,0 +1,168 @@
+"""Images in the schedule: budgets, room, order, and random traces with every invariant after every step."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from tests.engine.scheduler.harness import Harness, Settings, plans
+from tokenmill.core.media import MediaInput, MediaSpan
+from tokenmill.core.request import FinishReason
+
+PAD = 49
+
+
+def span(offset: int, length: int, digest: str) -> MediaInput:
+    return MediaInput(MediaSpan(offset, length, digest, 2, 2 * length, PAD), b"")
+
+
+def prompt_of(parts: list[int | tuple[str, int]]) -> tuple[list[int], list[MediaInput]]:
+    """A prompt of tokens and (content, length), and its images."""
+    prompt: list[int] = []
+    media = []
+    for part in parts:
+        if isinstance(part, int):
+            prompt.append(part)
+        else:
+            media.append(span(len(prompt), part[1], part[0]))
+            prompt += [PAD] * part[1]
+    return prompt, media
+
+
+def add(harness: Harness, *parts: int | tuple[str, int], max_tokens: int = 2) -> str:
+    prompt, media = prompt_of(list(parts))
+    return harness.add(prompt, max_tokens, media=media)
+
+
+def encodes(harness: Harness) -> list[tuple[str, ...]]:
+    return [plan.encode for plan in harness.runner.plans if plan.encode]
+
+
+def test_a_chunk_is_cut_before_an_image_that_the_budget_has_no_room_for() -> None:
+    harness = Harness(encoder_budget=6, encoder_cache_tokens=20)
+    add(harness, 1, ("a", 4), 2, ("b", 4), 3)
+    harness.step()
+    assert plans(harness) == [{"0": 6}]
+    assert encodes(harness) == [("a",)]
+    harness.drain()
+    assert encodes(harness) == [("a",), ("b",)]
+
+
+def test_an_image_is_encoded_whole_though_its_placeholders_are_cut() -> None:
+    harness = Harness(budget=5, encoder_budget=8, encoder_cache_tokens=8)
+    add(harness, 1, ("a", 8), 2)
+    harness.drain()
+    assert [plan["0"] for plan in plans(harness)][:2] == [5, 5]
+    assert encodes(harness) == [("a",)]
+
+
+def test_an_image_that_is_not_to_be_cut_waits_for_a_step_with_room() -> None:
+    harness = Harness(budget=5, encoder_budget=8, encoder_cache_tokens=8, whole_images=True)
+    add(harness, 1, 1, ("a", 4), 2)
+    harness.drain()
+    assert [plan["0"] for plan in plans(harness)][:2] == [2, 5]
+
+
+def test_equal_images_are_encoded_once_and_others_are_not_taken_for_them() -> None:
+    harness = Harness(encoder_budget=20, encoder_cache_tokens=20, page_size=2)
+    add(harness, 1, ("a", 4), 2)
+    harness.drain()
+    same, other = add(harness, 1, ("a", 4), 3), add(harness, 1, ("b", 4), 2)
+    harness.drain()
+    assert encodes(harness) == [("a",), ("b",)]
+    assert harness.records[same].num_cached_tokens == 4
+    assert harness.records[other].num_cached_tokens == 0
+
+
+def test_the_image_not_used_for_longest_is_forgotten_first() -> None:
+    harness = Harness(encoder_budget=8, encoder_cache_tokens=8, caching=False)
+    for content in ("a", "b", "a", "c"):
+        add(harness, 1, (content, 4), 2)
+        harness.drain()
+    assert [plan.forget for plan in harness.runner.plans if plan.forget] == [("b",)]
+
+
+def test_who_waits_for_the_encoder_is_told_so() -> None:
+    harness = Harness(encoder_budget=4, encoder_cache_tokens=20)
+    add(harness, 1, ("a", 4), 2)
+    waiting = add(harness, ("b", 4), 2)
+    harness.step()
+    assert harness.scheduler.requests[waiting].wait_reason == (
+        "needs the encoder for 4 tokens, 0 of 4 are left in the step"
+    )
+    harness.drain()
+
+
+def test_an_image_that_can_never_be_encoded_is_refused_at_the_door() -> None:
+    for limits in ({"encoder_budget": 3, "encoder_cache_tokens": 9}, {"encoder_budget": 9, "encoder_cache_tokens": 3}):
+        harness = Harness(**limits)
+        refused = add(harness, 1, ("a", 4), 2)
+        assert harness.records[refused].finish_reason is FinishReason.ERROR
+        assert not harness.scheduler.requests
+
+
+def test_a_model_without_a_tower_has_no_room_for_any() -> None:
+    harness = Harness()
+    assert harness.records[add(harness, 1, ("a", 1), 2)].finish_reason is FinishReason.ERROR
+
+
+contents = st.tuples(st.sampled_from("abcde"), st.integers(1, 6))
+
+
+class MediaTrace(RuleBasedStateMachine):
+    """Requests with images come, run, are aborted and preempted in any order."""
+
+    @initialize(
+        num_pages=st.integers(8, 20),
+        page_size=st.sampled_from([1, 2, 4]),
+        max_num_seqs=st.integers(1, 4),
+        budget=st.integers(6, 16),
+        caching=st.booleans(),
+        policy=st.sampled_from(["fair", "fcfs", "priority"]),
+        batch_policy=st.sampled_from(["mixed", "prefill-first"]),
+        admission=st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
+        depth=st.sampled_from([1, 2, 4]),
+        encoder_budget=st.integers(4, 12),
+        encoder_cache_tokens=st.integers(4, 16),
+        whole_images=st.booleans(),
+    )
+    def start(self, num_pages: int, page_size: int, **overrides: object) -> None:
+        model_len = min(32, num_pages * page_size)
+        self.harness = Harness(Settings(num_pages, page_size, max_model_len=model_len, **overrides))  # type: ignore[arg-type]
+
+    @rule(
+        parts=st.lists(st.one_of(st.integers(0, 2), contents), min_size=1, max_size=6),
+        max_tokens=st.integers(1, 8),
+        priority=st.integers(-1, 1),
+    )
+    def add(self, parts: list[int | tuple[str, int]], max_tokens: int, priority: int) -> None:
+        # A content has one length.
+        lengths = [part if isinstance(part, int) else (f"{part[0]}{part[1]}", part[1]) for part in parts]
+        prompt, media = prompt_of([*lengths, 1])
+        self.harness.add(prompt, max_tokens, media=media, priority=priority)
+
+    @rule(index=st.integers(0, 100))
+    def abort(self, index: int) -> None:
+        ids = list(self.harness.scheduler.requests)
+        if ids:
+            self.harness.abort(ids[index % len(ids)])
+
+    @rule()
+    def step(self) -> None:
+        self.harness.step()
+
+    @rule(num_steps=st.integers(1, 8))
+    def steps(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.harness.step()
+
+    def teardown(self) -> None:
+        if hasattr(self, "harness"):
+            self.harness.drain()
+
+
+TestMediaTrace = MediaTrace.TestCase
+TestMediaTrace.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)

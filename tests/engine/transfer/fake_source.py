@@ -1,0 +1,226 @@
+"""A source of KV that does whatever a bad network and a bad peer do, and an engine that has one.
+
+It keeps pages by the tokens up to their end. What it does is drawn from its generator: it answers late, promises too
+much, loses pages, fills pages twice, says twice that it is done or never, and goes on after it was cancelled. Pages
+that are kept it reads at each turn: they must hold what they held.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.engine.scheduler.harness import Harness, Settings
+from tests.engine.scheduler.paged_memory_runner import VOCAB_SIZE, PagedMemoryRunner
+from tokenmill.core.errors import InvalidRequest
+from tokenmill.core.request import CacheKey, TokenArray
+from tokenmill.core.transfers import KVQuery, TransferSettings
+from tokenmill.engine.transfer.desk import Patience, TransferDesk
+from tokenmill.engine.transfer.orders import PageLoad, PageSave
+from tokenmill.engine.transfer.protocol import Answer, KeptPages, PageMover
+
+# In turns of the engine: the clock of these tests.
+PATIENCE = Patience(lookup=4, load=8, save=8, keep=10, close=50)
+
+
+def _as_written(tokens: TokenArray) -> NDArray[np.int64]:
+    """What the runner writes of tokens: images have surrogates here, and placeholders there."""
+    return np.where(tokens < VOCAB_SIZE, tokens, VOCAB_SIZE - 1).astype(np.int64)
+
+
+class TokenMover:
+    """Pages of the paged-memory runner, as bytes."""
+
+    def __init__(self, runner: PagedMemoryRunner) -> None:
+        self._memory = runner.memory
+        self.page_bytes = runner.page_size * 8
+        self.layout = "tokens"
+
+    def read(self, page: int, data: memoryview) -> None:
+        data[:] = self._memory[page].tobytes()
+
+    def write(self, page: int, data: memoryview) -> None:
+        self._memory[page] = np.frombuffer(data, dtype=np.int64)
+
+
+class FakeSource:
+    """See the module's text. `trouble`: how often something goes wrong, 0 to 1."""
+
+    def __init__(
+        self, name: str, mover: PageMover, page_size: int, generator: random.Random, trouble: float, stores: bool = True
+    ) -> None:
+        self.name = name
+        self.stores = stores
+        self.pages: dict[tuple[CacheKey, bytes], bytes] = {}
+        self.known: dict[str, None] = {}
+        self.counts = dict.fromkeys(("later", "loaded", "lost", "late", "saved", "kept", "expired"), 0)
+        self._mover = mover
+        self._page_size = page_size
+        self._generator = generator
+        self._trouble = trouble
+        self._loads: list[PageLoad] = []
+        self._saves: list[PageSave] = []
+        self._kept: dict[int, KeptPages] = {}
+
+    def _goes_wrong(self) -> bool:
+        return self._generator.random() < self._trouble
+
+    def put(self, key: CacheKey, tokens: TokenArray) -> None:
+        """Have the pages of a prompt, as if another engine had computed them."""
+        for end in range(self._page_size, len(tokens) + 1, self._page_size):
+            page = np.array(tokens[end - self._page_size : end], dtype=np.int64)
+            self.pages[key, np.array(tokens[:end], dtype=np.int32).tobytes()] = page.tobytes()
+
+    def arrived(self, request_id: str, params: dict[str, Any]) -> None:
+        if params.get("bad"):
+            raise InvalidRequest("these parameters are bad", "kv_transfer_params")
+        self.known[request_id] = None
+
+    def lookup(self, query: KVQuery, params: dict[str, Any] | None) -> Answer | None:
+        self.known[query.request_id] = None
+        if self._goes_wrong():
+            self.counts["later"] += 1
+            return None
+        ends = range(self._page_size, len(query.tokens) + 1, self._page_size)
+        num_pages = next((n for n, end in enumerate(ends) if not self._page(query.cache_key, query.tokens, end)), None)
+        found = len(ends) if num_pages is None else num_pages
+        if self._goes_wrong():
+            found = self._generator.randint(0, found + 2)
+        keeps = bool(params and params.get("keep"))
+        return Answer(found * self._page_size, found.to_bytes(2, "big"), keeps)
+
+    def _page(self, key: CacheKey, tokens: TokenArray, end: int) -> bytes | None:
+        return self.pages.get((key, tokens[:end].tobytes()))
+
+    def load(self, load: PageLoad) -> None:
+        self._loads.append(load)
+
+    def save(self, save: PageSave) -> None:
+        self._saves.append(save)
+
+    def ended(self, kept: KeptPages) -> dict[str, Any] | None:
+        self._kept[kept.id] = kept
+        return {"kept": kept.id, "num_tokens": len(kept.tokens)}
+
+    def forget(self, request_id: str) -> None:
+        assert request_id in self.known, "forgotten twice, or never known"
+        del self.known[request_id]
+
+    def poll(self) -> list[int]:
+        self._loads = [load for load in self._loads if not self._go_on_loading(load)]
+        self._saves = [save for save in self._saves if not self._go_on_saving(save)]
+        released = []
+        for kept in list(self._kept.values()):
+            self._check_kept(kept)
+            if self._generator.random() < 0.3 and not self._goes_wrong():
+                self.counts["kept"] += 1
+                released.append(kept.id)
+                del self._kept[kept.id]
+        return released
+
+    def _go_on_loading(self, load: PageLoad) -> bool:
+        """A turn's work for a load; True if it needs no more turns."""
+        for number in range(len(load.order.page_ids)):
+            if self._goes_wrong():
+                continue  # lost, or not there yet
+            if self._generator.random() < 0.6:
+                self._fill(load, number)
+        if load.is_over:
+            return True
+        if load.num_filled == len(load.order.page_ids) or self._goes_wrong():
+            self.counts["loaded" if load.num_filled == len(load.order.page_ids) else "lost"] += 1
+            load.finish()
+            if self._goes_wrong():
+                load.finish()
+                return False  # and fills it again, later
+            return True
+        return False
+
+    def _fill(self, load: PageLoad, number: int) -> None:
+        page = self._page(load.cache_key, load.tokens, (load.order.first_page + number + 1) * self._page_size)
+        if page is None:
+            return  # it has promised too much, or was reset
+        was_over = load.is_over
+        assert load.fill(number, memoryview(page)) != was_over, "a load that is over is filled"
+        self.counts["late"] += was_over
+
+    def _go_on_saving(self, save: PageSave) -> bool:
+        """A turn's work for a save; True if it needs no more turns."""
+        if self._goes_wrong():
+            return False
+        data = bytearray(self._mover.page_bytes)
+        for number in range(len(save.order.page_ids)):
+            end = (save.order.first_page + number + 1) * self._page_size
+            if not save.read(number, memoryview(data)):
+                return True
+            expected = _as_written(save.tokens[end - self._page_size : end]).tobytes()
+            assert bytes(data) == expected, "a page that is saved holds something else"
+            self.pages[save.cache_key, save.tokens[:end].tobytes()] = bytes(data)
+        self.counts["saved"] += 1
+        save.finish(is_saved=not self._goes_wrong())
+        return True
+
+    def _check_kept(self, kept: KeptPages) -> None:
+        data = bytearray(self._mover.page_bytes)
+        for number, page in enumerate(kept.page_ids):
+            self._mover.read(page, memoryview(data))
+            expected = _as_written(kept.tokens[number * self._page_size : (number + 1) * self._page_size])
+            assert bytes(data) == expected.tobytes(), "a page that is kept holds something else"
+
+    def expired(self, kept_id: int) -> None:
+        self.counts["expired"] += 1
+        self._kept.pop(kept_id, None)
+
+    def reset(self) -> None:
+        self.pages.clear()
+
+    def close(self) -> None:
+        self._loads, self._saves, self._kept = [], [], {}
+
+
+class ImpatientDesk(TransferDesk):
+    """Its clock counts turns, so it never waits."""
+
+    def wait(self, timeout: float) -> None:
+        pass
+
+
+class TransferHarness(Harness):
+    """An engine with fake sources; each turn of its loop is a second to it."""
+
+    def __init__(self, settings: Settings, generator: random.Random, trouble: float, policy: str = "recompute") -> None:
+        self.turn = 0
+        self.sources: list[FakeSource] = []
+        settings.transfers = TransferSettings(("store",), save_chunk=2, min_saved=1)
+
+        def connect(harness: Harness) -> TransferDesk:
+            mover = TokenMover(harness.runner)
+            self.sources = [
+                FakeSource("peer", mover, settings.page_size, generator, trouble, stores=False),
+                FakeSource("store", mover, settings.page_size, generator, trouble),
+            ]
+            state = harness.scheduler.transfers
+            return ImpatientDesk(self.sources, state, mover, policy, PATIENCE, lambda: self.turn)  # type: ignore[arg-type]
+
+        settings.connect = connect
+        super().__init__(settings)
+
+    def step(self) -> None:
+        self.turn += 1
+        super().step()
+
+    def most_steps(self) -> int:
+        """Beside each step a request may wait for an answer, for a load and for the saves that hold its pages."""
+        return super().most_steps() * 40
+
+    def settle(self) -> None:
+        """All that is outside has ended after so many turns."""
+        for _ in range(12):
+            self.step()
+        assert self.desk is not None
+        assert not self.desk.has_waiting, "something outside is never over"
+        for source in self.sources:
+            assert not source.known, f"{source.name} remembers requests that have ended: {source.known}"

@@ -1,0 +1,60 @@
+"""Pages go out and in as they lie, in every layout, and no other page is touched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tokenmill.engine.transfer.page_mover import RawPages
+from tokenmill.model.attention.kv_cache import HeadMajorKV, PackedKV, TokenMajorKV
+from tokenmill.model.attention.protocol import AttentionSpec, KVCache
+
+SPEC = AttentionSpec(num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8)
+
+
+def make_cache(kind: type[KVCache], dtype: torch.dtype) -> KVCache:
+    cache = kind(SPEC, 5, 16, dtype, "cpu")
+    for tensor in cache.tensors:
+        bits = torch.randint(0, 256, (tensor.nbytes,), dtype=torch.uint8)
+        tensor.view(torch.uint8).view(-1).copy_(bits)
+    return cache
+
+
+def pages_of(cache: KVCache, page: int) -> list[bytes]:
+    return [tensor[:, page].contiguous().view(torch.uint8).numpy().tobytes() for tensor in cache.tensors]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (HeadMajorKV, torch.float32),
+        (TokenMajorKV, torch.float16),
+        (PackedKV, torch.bfloat16),
+        (PackedKV, torch.int8),
+    ],
+)
+def test_a_page_that_was_read_and_written_elsewhere_is_the_same_bits(
+    rng: np.random.Generator, kind: type[KVCache], dtype: torch.dtype
+) -> None:
+    source, target = make_cache(kind, dtype), make_cache(kind, dtype)
+    movers = [RawPages(cache.tensors, "layout") for cache in (source, target)]
+    others = {page: pages_of(target, page) for page in (0, 1, 2, 4)}
+    assert movers[0].page_bytes == kind.bytes_per_page(SPEC, 16, dtype)
+    data = memoryview(bytearray(movers[0].page_bytes))
+    movers[0].read(2, data)
+    movers[1].write(3, data)
+    assert pages_of(target, 3) == pages_of(source, 2)
+    assert {page: pages_of(target, page) for page in others} == others
+
+
+def test_pages_of_other_layouts_types_and_shapes_have_other_names() -> None:
+    caches = [
+        HeadMajorKV(SPEC, 3, 16, torch.float32, "cpu"),
+        HeadMajorKV(SPEC, 3, 16, torch.bfloat16, "cpu"),
+        HeadMajorKV(SPEC, 3, 32, torch.float32, "cpu"),
+        TokenMajorKV(SPEC, 3, 16, torch.float32, "cpu"),
+    ]
+    names = [RawPages(cache.tensors, "one").layout for cache in caches] + [RawPages(caches[0].tensors, "two").layout]
+    assert len(set(names)) == len(names)
+    assert RawPages(HeadMajorKV(SPEC, 9, 16, torch.float32, "cpu").tensors, "one").layout == names[0], "any number"

@@ -1,0 +1,61 @@
+"""The random traces of the scheduler, with sources that are late, lose, repeat and lie: no token differs, all ends."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+
+from tests.engine.scheduler.harness import Harness, Settings
+from tests.engine.scheduler.test_random_traces import SchedulerTrace, prompts
+from tests.engine.transfer.fake_source import TransferHarness
+from tokenmill.core.request import CacheKey
+
+
+class TransferTrace(SchedulerTrace):
+    """Requests whose KV is elsewhere, stored, kept and lost."""
+
+    harness: TransferHarness
+
+    @initialize(
+        num_pages=st.integers(8, 20),
+        page_size=st.sampled_from([1, 2, 4]),
+        max_num_seqs=st.integers(1, 5),
+        budget=st.integers(5, 24),
+        threshold=st.sampled_from([0, 0, 3]),
+        policy=st.sampled_from(["fair", "fcfs", "priority"]),
+        batch_policy=st.sampled_from(["mixed", "prefill-first"]),
+        admission=st.sampled_from(["whole-prompt", "optimistic", "reserve"]),
+        depth=st.sampled_from([1, 2, 4]),
+        drafts=st.sampled_from([0, 0, 4]),
+        eos=st.frozensets(st.integers(0, 49), max_size=6),
+        seed=st.integers(0, 2**32),
+        trouble=st.sampled_from([0.0, 0.1, 0.4]),
+    )
+    def start(self, num_pages: int, page_size: int, **overrides: object) -> None:
+        self.generator = random.Random(overrides.pop("seed"))  # type: ignore[arg-type]
+        self.trouble = overrides.pop("trouble")
+        super().start(num_pages, page_size, **overrides)  # type: ignore[misc]
+
+    def make_harness(self, settings: Settings) -> Harness:
+        return TransferHarness(settings, self.generator, self.trouble)  # type: ignore[arg-type]
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 8), salt=st.sampled_from(["", "s"]), keep=st.booleans())
+    def add_one_that_a_peer_has(self, prompt: list[int], max_tokens: int, salt: str, keep: bool) -> None:
+        self.harness.sources[0].put(CacheKey("", salt), prompt)  # type: ignore[arg-type]
+        self.harness.add(prompt, max_tokens, salt=salt, kv_transfer_params={"keep": keep})
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 3))
+    def add_one_to_keep(self, prompt: list[int], max_tokens: int) -> None:
+        self.harness.add(prompt, max_tokens, kv_transfer_params={"keep": True})
+
+
+TestTransferTrace = TransferTrace.TestCase
+TestTransferTrace.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tokenmill.model.attention.kv_cache import HeadMajorKV, PackedKV, TokenMajorKV
+from tokenmill.model.attention.protocol import AttentionSpec, KVCache
+
+SPEC = AttentionSpec(3, 4, 2, 6)
+
+
+def make_cache(num_pages: int = 9, page_size: int = 4) -> HeadMajorKV:
+    return HeadMajorKV(SPEC, num_pages, page_size, torch.float32, "cpu")
+
+
+def test_export_shows_what_was_written_token_by_token(rng: np.random.Generator) -> None:
+    cache = make_cache()
+    slots = torch.from_numpy(rng.permutation(9 * 4)[:10].copy())
+    written = {}
+    for layer in range(3):
+        k, v = torch.randn(10, 2, 6), torch.randn(10, 2, 6)
+        cache.write(layer, cache.slot_rows(slots), k, v)
+        written[layer] = torch.stack((k, v))
+    data = cache.export(range(9))
+    assert data.shape == (3, 2, 9, 4, 2, 6)
+    for layer, both in written.items():
+        torch.testing.assert_close(data[layer].flatten(1, 2)[:, slots], both, rtol=0, atol=0)
+
+
+def test_import_into_other_pages_of_another_cache_round_trips(rng: np.random.Generator) -> None:
+    cache, other = make_cache(), make_cache(num_pages=5)
+    cache.keys.normal_()
+    cache.values.normal_()
+    pages = [7, 2, 5]
+    other.import_([4, 1, 2], cache.export(pages))
+    assert torch.equal(other.export([4, 1, 2]), cache.export(pages))
+    assert other.export([0, 3]).count_nonzero() == 0
+
+
+def test_gather_follows_the_order_of_the_pages() -> None:
+    cache = make_cache()
+    cache.keys.copy_(torch.arange(9.0).view(1, 9, 1, 1, 1).expand_as(cache.keys))
+    keys, _ = cache.gather(1, cache.page_rows(torch.tensor([5, 0, 8])))
+    assert keys.shape == (2, 12, 6)
+    assert keys[0, :, 0].tolist() == [5.0] * 4 + [0.0] * 4 + [8.0] * 4
+
+
+@pytest.mark.parametrize("layout", [HeadMajorKV, TokenMajorKV, PackedKV])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_a_layout_knows_the_bytes_of_a_page_before_there_is_one(layout: type[KVCache], dtype: torch.dtype) -> None:
+    numbers = 2 * 3 * 2 * 32 * 6
+    scales = 4 * numbers // 6 if layout is PackedKV and dtype == torch.int8 else 0
+    assert layout.bytes_per_page(SPEC, 32, dtype) == numbers * dtype.itemsize + scales
+    assert layout(SPEC, 9, 32, dtype, "cpu").num_bytes == 9 * layout.bytes_per_page(SPEC, 32, dtype)
+
+
+def test_pages_outside_the_cache_are_a_bug_of_the_caller() -> None:
+    with pytest.raises(AssertionError, match="outside"):
+        make_cache().export([9])

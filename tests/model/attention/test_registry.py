@@ -1,0 +1,112 @@
+"""Which attention is chosen, what is said of it, and what is refused; a GPU is imagined."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine.runner.fake_platform import FakePlatform
+from tokenmill.core.errors import InvalidConfig
+from tokenmill.model.attention.protocol import AttentionSpec
+from tokenmill.model.attention.registry import BACKENDS, AttentionChoice, AttentionConfig, choose_attention
+from tokenmill.platform.cpu import CpuPlatform
+
+SPEC = AttentionSpec(1, 4, 2, 16)
+
+
+class Native:
+    """Stands for the native kernels."""
+
+    isa = "avx2"
+
+
+def on_cpu(name: str, dtype: torch.dtype = torch.bfloat16, **wanted: Any) -> AttentionChoice:
+    return choose_attention(name, AttentionConfig(SPEC, 16, dtype, CpuPlatform(), **wanted))
+
+
+def on_gpu(name: str, dtype: torch.dtype = torch.bfloat16, **wanted: Any) -> AttentionChoice:
+    return choose_attention(name, AttentionConfig(SPEC, 16, dtype, FakePlatform(), **wanted))
+
+
+class TestOnCpus:
+    def test_auto_takes_the_native_one_where_it_serves(self) -> None:
+        choice = on_cpu("auto", native=Native())
+        assert (choice.name, choice.reason) == ("native", "packed KV, avx2")
+        assert on_cpu("native", native=Native()).reason == "packed KV, avx2"
+
+    def test_auto_says_why_it_is_not_native(self) -> None:
+        choice = on_cpu("auto", torch.float32)
+        assert choice.name == "cpu"
+        assert choice.reason == "batched torch: the native attention is for bfloat16, not float32"
+        assert on_cpu("auto").reason == "batched torch: the model does not run on native kernels"
+
+    def test_what_is_asked_for_is_taken(self) -> None:
+        for name in ("reference", "cpu"):
+            choice = on_cpu(name, native=Native())
+            assert (choice.name, choice.reason) == (name, "asked for")
+
+    @pytest.mark.parametrize("name", ["flashy", "triton", "cpu,reference", "cpu,"])
+    def test_an_unknown_backend_is_refused_with_the_choices(self, name: str) -> None:
+        with pytest.raises(InvalidConfig, match=f"{name} is unknown on cpu; choose auto, one of native, cpu"):
+            on_cpu(name)
+
+    def test_int8_needs_the_native_one(self) -> None:
+        assert on_cpu("auto", kv_dtype=torch.int8, native=Native()).name == "native"
+        for name, obstacle in (("auto", "does not run on native kernels"), ("cpu", "does not run on native kernels")):
+            with pytest.raises(InvalidConfig, match=f"--kv-cache-dtype needs the native attention: .* {obstacle}"):
+                on_cpu(name, kv_dtype=torch.int8)
+        with pytest.raises(InvalidConfig, match="needs the native attention: another backend is asked for"):
+            on_cpu("cpu", kv_dtype=torch.int8, native=Native())
+
+    def test_what_does_not_suit_the_native_one_is_said(self) -> None:
+        native = next(row for row in BACKENDS if row.name == "native")
+        config = AttentionConfig(SPEC, 16, torch.bfloat16, CpuPlatform(), native=Native())
+        assert native.why_not(config) is None
+        assert "bfloat16, not float32" in str(native.why_not(dataclasses.replace(config, dtype=torch.float32)))
+        assert "multiple of 16, not 8" in str(native.why_not(dataclasses.replace(config, page_size=8)))
+        for head_dim in (24, 1024):
+            spec = dataclasses.replace(SPEC, head_dim=head_dim)
+            assert f"up to 512, not {head_dim}" in str(native.why_not(dataclasses.replace(config, spec=spec)))
+
+
+class TestOnGpus:
+    def test_without_flash_triton_is_taken_and_the_reason_told(self) -> None:
+        choice = on_gpu("auto")
+        assert choice.name == "triton"
+        assert "flash attention" in choice.reason
+
+    def test_a_hybrid_names_prompts_first(self) -> None:
+        choice = on_gpu("triton,triton", torch.float32)
+        assert (choice.name, choice.reason) == ("triton", "asked for")
+
+    @pytest.mark.parametrize("name", ["cpu", "flash,", "triton,triton,triton", "hybrid"])
+    def test_unknown_names_are_refused(self, name: str) -> None:
+        with pytest.raises(InvalidConfig, match="is unknown on fake"):
+            on_gpu(name)
+
+    def test_what_cannot_serve_says_why(self) -> None:
+        with pytest.raises(InvalidConfig, match=r"--attention-backend flash: .* bfloat16 and float16, not float32"):
+            on_gpu("flash", torch.float32)
+        with pytest.raises(InvalidConfig, match="--attention-backend flashinfer: flashinfer is not installed"):
+            on_gpu("triton,flashinfer", torch.float32)
+        with pytest.raises(InvalidConfig, match="--kv-cache-dtype int8 is for CPUs"):
+            on_gpu("auto", kv_dtype=torch.int8)
+
+    def test_the_invariant_mode_takes_one_way_for_every_token(self) -> None:
+        choice = on_gpu("auto", is_invariant=True)
+        assert choice.name == "triton"
+        with pytest.raises(InvalidConfig, match="--batch-invariant runs on attention backend triton, not flash"):
+            on_gpu("flash", is_invariant=True)
+
+    def test_graphs_hold_the_decodes_of_a_hybrid(self) -> None:
+        pytest.importorskip("triton", reason="triton is not installed")
+        for name in ("triton", "triton,triton"):
+            attention = on_gpu(name, torch.float32).make(5)
+            captured = attention.in_graphs()
+            assert captured.kv is attention.kv
+            assert captured._decodes is captured._prompts is attention._decodes
+            assert not captured.before_replay(np.ones(3, dtype=np.int32)), "its plans serve every length"

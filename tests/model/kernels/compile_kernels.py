@@ -1,0 +1,219 @@
+"""Compile every kernel to machine code for GPUs that need not be there; prints what each one takes.
+
+    TRITON_INTERPRET=0 python tests/model/kernels/compile_kernels.py 90
+    TRITON_INTERPRET=0 python tests/model/kernels/compile_kernels.py 80,89,90,100 --types bf16,fp32
+
+A line each: capability, type, kernel, bytes of code, bytes of shared memory, matrix units, how warps share a tile and
+the shapes of their instructions, most groups of copies left open at a wait, and the loads that a program issues before
+it waits for the kernels in front (`-`: it is launched behind their end).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from itertools import product
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tokenmill.model.kernels.triton import (
+    adapters,
+    attention,
+    decode_inputs,
+    fp8,
+    gate,
+    heads,
+    matmul,
+    norm,
+    recurrence,
+)
+from tokenmill.model.sampling import triton_draw, triton_select
+
+# Types of the arguments by their names, the same in all kernels.
+ACTIVATIONS = (
+    *("x", "delta", "weight", "bias", "sinks", "output", "gate_up", "qkv", "q_norm", "k_norm"),
+    *("cos_table", "sin_table", "q", "keys", "values", "logits", "a", "b", "y"),
+    *("gate", "before", "mixed", "gates", "a_log", "dt_bias"),
+)
+POINTERS = {
+    **dict.fromkeys(("parts", "scales", "inner", "memory"), "*fp32"),
+    **dict.fromkeys(("page_table", "query_starts", "context_lens", "starts", "stops", "items", "counters"), "*i32"),
+    **dict.fromkeys(("shared", "part_stops"), "*i32"),
+    **dict.fromkeys(("pages", "tokens", "lens", "slot_of_row"), "*i32"),
+    **dict.fromkeys(("positions", "slots", "sources", "integers", "token_ids", "lists"), "*i64"),
+    **dict.fromkeys(("rows", "ends", "places", "order"), "*i64"),
+    **dict.fromkeys(("numbers", "summaries", "sums"), "*fp64"),
+    **dict.fromkeys(("rounded", "exponents"), "*u8"),
+}
+RECURRENT_STRIDES = ("x_stride", "gate_stride", "mixed_stride", "gates_stride", "state_stride")
+NUMBERS = {
+    **dict.fromkeys(("eps", "scale"), "fp32"),
+    **dict.fromkeys(
+        (
+            "num_requests",
+            "q_stride",
+            "table_stride",
+            "num_groups",
+            "num_rows",
+            "stride",
+            "size",
+            "window",
+            "num_pages",
+            "num_tokens",
+            "ranks",
+            "second",
+            "third",
+            *RECURRENT_STRIDES,
+            "COUNT",
+        ),
+        "i32",
+    ),
+}
+# Of numbers that are multiples of 16 in most models.
+EVEN = ("q_stride", "stride", "size", *RECURRENT_STRIDES)
+PART = 128 + attention.PART_EXTRA
+ATTENTION = {
+    "PAGE_SIZE": 16,
+    "NUM_KV_HEADS": 8,
+    "GROUP": 2,
+    "HEAD_DIM": 128,
+    "WIDTH": 128,
+    "TILE": attention.TILE_KEYS,
+    "SPLIT": attention.SPLIT_KEYS,
+    "LEVEL": attention.LEVEL_SPLITS,
+    "PART": PART,
+    "SHARES": False,
+    "HAS_SINKS": False,
+    "HEADS_FIRST": True,
+}
+TILES = {
+    "ROWS_TILE": matmul.TILE_ROWS,
+    "COLUMNS_TILE": matmul.TILE_COLUMNS,
+    "DEPTH_TILE": matmul.TILE_DEPTH,
+    "COLUMNS": 1024,
+    "DEPTH": 1024,
+}
+CHUNKS = {"CHUNK": triton_draw.CHUNK, "CHUNKS": 64}
+HEADS = {"TILE": heads.HEADS_TILE, "HAS_NORMS": True, "NORMS_VALUES": False, "ARE_OFFSETS": False, "ROTATES": True}
+OFFSETS = {**HEADS, "ARE_OFFSETS": True}
+VALUES = {**HEADS, "NORMS_VALUES": True}
+# Of prompts and of single tokens: half precision multiplies on matrix units, float32 by rows. Constants, warps.
+PROMPTS = {
+    "bf16": [
+        ({"TILE_TOKENS": 64, "ROWS": attention.PROMPT_ROWS, "ALL_MASKED": 0}, 8),
+        ({"TILE_TOKENS": 1, "ROWS": attention.SINGLE_ROWS, "ALL_MASKED": 0}, 4),
+    ],
+    "fp32": [
+        ({"TILE_TOKENS": 8, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}, 4),
+    ],
+}
+# As `num_stages` has it for heads of 128.
+ATTENTION_STAGES = {"bf16": 3, "fp32": 2}
+DECODES = {**ATTENTION, "TILE_TOKENS": 1, "ROWS": attention.DECODE_ROWS, "ALL_MASKED": 1}
+# Decodes with four and with eight drafts, and those that share pages.
+DRAFTED = ({"TILE_TOKENS": 5, "ROWS": 16}, {"TILE_TOKENS": 9, "ROWS": 32}, {"SHARES": True})
+NORMS = (
+    {"ROUNDS": False, "IS_OFFSET": False},
+    {"ROUNDS": True, "IS_OFFSET": False},
+    {"ROUNDS": False, "IS_OFFSET": True},
+)
+JOIN = {"HEADS": 16, "HEAD_DIM": 128, "WIDTH": 128, "PART": PART, "BLOCK": 16, "TOKENS": 5}
+CONV = {"CHANNELS": 8192, "TAPS": 4, "HAS_BIAS": False, "SILU": True}
+DELTA = {"KEY_HEADS": 16, "HEADS": 32, "KEY_SIZE": 128, "VALUE_SIZE": 128, "ROWS": 128, "BLOCK": recurrence.COLUMNS}
+GATED_NORM = {"HEADS": 32, "SIZE": 128, "WIDTH": 128, "TILE": recurrence.HEADS_TILE}
+# Kernel, constants, warps.
+CASES: list[tuple[Any, dict[str, Any], int]] = [
+    *((norm._rms_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True, **kind}, 2) for kind in NORMS),
+    (norm._layer_norm, {"SIZE": 1000, "WIDTH": 1024, "ADDS": True}, 2),
+    (gate._gelu, {"WIDTH": 1024}, 4),
+    *((gate._gated, {"SIZE": 3072, "WIDTH": 1024, "GATE": kind}, 4) for kind in (0, 1, 2)),
+    (heads._place_heads, {"NUM_HEADS": 16, "NUM_KV_HEADS": 8, "HALF": 64, "WIDTH": 64, **HEADS}, 1),
+    (heads._place_heads, {"NUM_HEADS": 4, "NUM_KV_HEADS": 1, "HALF": 128, "WIDTH": 128, **OFFSETS}, 1),
+    (heads._place_heads, {"NUM_HEADS": 8, "NUM_KV_HEADS": 1, "HALF": 256, "WIDTH": 256, **VALUES}, 1),
+    *((attention._attend, {**DECODES, "HAS_WINDOW": has, "IS_SPLIT": has}, 4) for has in (False, True)),
+    *((attention._attend, {**DECODES, **tile, "HAS_WINDOW": False, "IS_SPLIT": True}, 4) for tile in DRAFTED),
+    *((attention._join, {**JOIN, "HAS_SINKS": has}, 4) for has in (False, True)),
+    *((matmul._multiply, {**TILES, "GROUPED": True, "HAS_BIAS": False, "IS_FP4": has}, 4) for has in (False, True)),
+    (fp8._quantize, {"SIZE": 3000, "WIDTH": 4096}, 8),
+    (adapters._shrink, {"RANKS": 16, "WIDTH": 256}, 4),
+    (adapters._expand, {"PARTS": 3, "RANK": 16, "OUTPUTS": 64}, 4),
+    (decode_inputs._decode_inputs, {"PAGE_SIZE": 16, "WIDTH": 1024}, 4),
+    *((recurrence._short_conv, {**CONV, "TILE": tile, "BLOCK": block}, 4) for tile, block in ((1, 256), (16, 128))),
+    (recurrence._delta_rule, DELTA, 1),
+    (recurrence._gated_norm, GATED_NORM, 1),
+    (recurrence._sigmoid_gate, {"SIZE": 4096, "WIDTH": 1024}, 4),
+    (triton_draw._summarize, CHUNKS, 4),
+    *((triton_select.select, {**CHUNKS, "TILE": triton_draw.TILE, "LEVEL": level}, 8) for level in range(4)),
+    *((triton_draw._finish, {**CHUNKS, "IS_FILTERED": is_filtered}, 8) for is_filtered in (False, True)),
+]
+
+
+def compile_one(kernel: Any, constants: dict[str, Any], warps: int, capability: int, dtype: str) -> Any:
+    """A kernel with the types and alignments that a model of `dtype` gives its arguments."""
+    pointers = {**POINTERS, **dict.fromkeys(ACTIVATIONS, f"*{dtype}")}
+    if constants.get("IS_FP4"):
+        pointers["weight"] = "*u8"
+    if "PDL" in kernel.arg_names:
+        constants = {**constants, "PDL": capability >= 90}
+    types = {**pointers, **NUMBERS, **dict.fromkeys(constants, "constexpr")}
+    names = kernel.arg_names
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if (name in pointers and not kernel.params[place].do_not_specialize_on_alignment) or name in EVEN
+    }
+    source = ASTSource(kernel, {name: types[name] for name in names}, constants, aligned)
+    options = {"num_warps": warps}
+    if kernel is attention._attend:
+        options["num_stages"] = ATTENTION_STAGES[dtype]
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def units_of(ptx: str) -> str:
+    """The matrix units that a kernel uses."""
+    return next((name for name in ("tcgen05", "wgmma", "mma.sync") if name in ptx), "-")
+
+
+def layout_of(ttgir: str) -> str:
+    """How matrix units are used: warps along rows x columns of a tile, and the shapes of the instructions."""
+    found = re.findall(r"nvidia_mma<{.*?warpsPerCTA = \[(.*?)\], instrShape = \[(.*?)\]", ttgir)
+    warps, shapes = (sorted({match[part].replace(", ", "x") for match in found}) for part in (0, 1))
+    return "+".join(warps) + ":" + "+".join(shapes)
+
+
+def open_copies(ptx: str) -> int:
+    """How many groups of copies to shared memory are still on their way when a loop goes on."""
+    return max((int(count) for count in re.findall(r"cp\.async\.wait_group\s+(\d+)", ptx)), default=0)
+
+
+def loads_ahead(ptx: str) -> str:
+    """How many loads stand before a kernel's wait for those in front of it; `-` if it does not wait."""
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    assert not wait or "st.global" not in before, "what others may still read is not written"
+    return str(before.count("ld.global")) if wait else "-"
+
+
+def main() -> None:
+    """Compile them all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("capabilities", help="with commas between: 80,90")
+    parser.add_argument("--types", default="bf16", help="with commas between: bf16,fp32")
+    options = parser.parse_args()
+    for capability, dtype in product(map(int, options.capabilities.split(",")), options.types.split(",")):
+        prompts = [
+            (attention._attend, {**ATTENTION, **tiles, "HAS_WINDOW": False, "IS_SPLIT": False}, num_warps)
+            for tiles, num_warps in PROMPTS[dtype]
+        ]
+        for kernel, constants, warps in [*prompts, *CASES]:
+            compiled = compile_one(kernel, constants, warps, capability, dtype)
+            code, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
+            ptx, layout = compiled.asm["ptx"], layout_of(compiled.asm["ttgir"])
+            found = units_of(ptx), layout, open_copies(ptx), loads_ahead(ptx)
+            print(capability, dtype, kernel.__name__, code, shared, *found, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The native norms and draws against their torch references, on every instruction set of this machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model.kernels.native import every_isa, kernels
+from tokenmill.model.kernels import native_ops, torch_kernels
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+def steps_apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """How many bfloat16 numbers lie between two, plus 1; 0 where they are the same."""
+    ordered = [torch.where(bits < 0, -(bits & 0x7FFF), bits) for bits in (x.view(torch.int16).int() for x in (a, b))]
+    return (ordered[0] - ordered[1]).abs()
+
+
+@every_isa
+def test_a_norm_is_that_of_torch_but_for_last_bits(isa: str, rng: np.random.Generator) -> None:
+    for _ in range(10):
+        count, size = int(rng.integers(1, 40)), int(rng.choice([1, 7, 16, 40, 128, 1000, 1024, 4100]))
+        memory = drawn(count, size + int(rng.integers(0, 9))) * float(10.0 ** rng.uniform(-3, 3))
+        x, weight, eps = memory[:, :size], drawn(size), float(10.0 ** rng.uniform(-7, -4))
+        is_offset = bool(rng.random() < 0.5)
+        got = native_ops.rms_norm(kernels(isa), x, weight, eps, is_offset=is_offset)
+        want = torch_kernels.rms_norm(x, weight, eps, is_offset)
+        apart = steps_apart(got, want)
+        # A sum in another order can turn both roundings; it hardly ever does.
+        assert apart.max() <= 2
+        assert (apart > 0).float().mean() < 0.02 or apart.count_nonzero() <= 2
+
+
+@every_isa
+def test_an_update_is_added_in_place_first(isa: str, rng: np.random.Generator) -> None:
+    for _ in range(6):
+        count, size = int(rng.integers(1, 40)), int(rng.choice([5, 16, 72, 1024]))
+        x, delta, weight = drawn(count, size), drawn(count, size + 3)[:, 1 : size + 1], drawn(size)
+        scale = 1.0 if rng.random() < 0.5 else float(np.float32(rng.uniform(0.1, 3)))
+        want_x = (x.float() + scale * delta.float()).bfloat16()
+        got = native_ops.rms_norm(kernels(isa), x, weight, 1e-6, delta, scale)
+        assert torch.equal(x, want_x)
+        assert torch.equal(got, native_ops.rms_norm(kernels(isa), want_x, weight, 1e-6))
+
+
+@every_isa
+def test_a_row_is_the_same_in_any_company_and_on_any_threads(isa: str, rng: np.random.Generator) -> None:
+    x, weight = drawn(300, 1024), drawn(1024)
+    together = native_ops.rms_norm(kernels(isa, 3), x, weight, 1e-6)
+    for row in rng.integers(0, 300, 5).tolist():
+        assert torch.equal(native_ops.rms_norm(kernels(isa), x[row : row + 1], weight, 1e-6)[0], together[row])
+
+
+@every_isa
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_broken_row_breaks_alone(isa: str, value: float, rng: np.random.Generator) -> None:
+    x, weight = drawn(5, 100), drawn(100)
+    clean = native_ops.rms_norm(kernels(isa), x, weight, 1e-6)
+    x[2, int(rng.integers(100))] = value
+    got = native_ops.rms_norm(kernels(isa), x, weight, 1e-6)
+    assert got[2].isnan().any()
+    others = [0, 1, 3, 4]
+    assert torch.equal(got[others], clean[others])
+
+
+@every_isa
+def test_a_layer_norm_is_that_of_torch_but_for_last_bits(isa: str, rng: np.random.Generator) -> None:
+    for _ in range(10):
+        count, size = int(rng.integers(1, 40)), int(rng.choice([1, 7, 16, 40, 128, 1000, 1024, 4100]))
+        x = drawn(count, size) + float(rng.uniform(-2, 2))
+        weight, bias, delta = drawn(size), drawn(size), drawn(count, size) if rng.random() < 0.5 else None
+        want_x = x if delta is None else (x.float() + delta.float()).bfloat16()
+        want = torch.nn.functional.layer_norm(want_x.float(), (size,), weight.float(), bias.float(), 1e-6)
+        got = native_ops.layer_norm(kernels(isa, 2), x, weight, bias, 1e-6, delta)
+        assert torch.equal(x, want_x)
+        torch.testing.assert_close(got.float(), want, rtol=2**-7, atol=1e-3 if size > 1 else 1.0)
+
+
+@every_isa
+def test_gelu_is_that_of_torch_but_for_the_last_bit(isa: str, rng: np.random.Generator) -> None:
+    x = drawn(int(rng.integers(1, 30)), int(rng.integers(1, 3000))) * float(rng.choice([0.1, 1, 5]))
+    want = torch.nn.functional.gelu(x.double(), approximate="tanh")
+    got = native_ops.gelu(kernels(isa, 2), x.clone())
+    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-6)
+    extremes = torch.tensor([float("nan"), 100.0, -100.0, 0.0]).bfloat16()
+    got = native_ops.gelu(kernels(isa), extremes)
+    assert got[0].isnan()
+    assert got[1:].tolist() == [100.0, 0.0, 0.0]

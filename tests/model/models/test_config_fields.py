@@ -1,0 +1,73 @@
+"""Every field of a config.json, changed once: it changes what it changes in transformers, or is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+
+from tests.checkpoints import FAMILIES, load_oracle, make_checkpoint
+from tests.model.models.test_logits import assert_close, load
+from tests.paging import PagedRequests, make_attention
+from tokenmill.core.errors import InvalidCheckpoint
+
+# What training, generation and files go by; `model_type` names transformers' class, ours is in `architectures`.
+INERT = {
+    *("architectures", "model_type", "transformers_version", "dtype", "use_cache", "initializer_range"),
+    *("attention_dropout", "pad_token_id", "bos_token_id", "eos_token_id", "pretraining_tp", "output_router_logits"),
+    *("router_aux_loss_coef", "cache_implementation"),
+    "tie_word_embeddings",  # where a head is stored all the same, transformers 5 takes it, and versions before did not
+}
+LENGTH = 30
+
+
+def changes(value: Any) -> list[Any]:
+    """Other values of a field."""
+    if isinstance(value, dict):
+        inner = [{**value, key: one} for key, old in value.items() for one in changes(old)]
+        return [{**value, "rope_type": "linear", "factor": 3.0}, *inner] if "rope_type" in value else inner
+    if isinstance(value, list):
+        return [[*value[1:], value[0]]] if value else []
+    if value is None:
+        return [True, 7, 0.9]
+    if isinstance(value, str):
+        return ["silu", "gelu_pytorch_tanh", "relu"]
+    return [not value] if isinstance(value, bool) else [1.7 * value, *([value + 1] if isinstance(value, int) else [])]
+
+
+def ours(folder: Path, sequence: list[int], rng: np.random.Generator) -> torch.Tensor:
+    decoder, requests = load(folder), PagedRequests([sequence], 16, rng)
+    attention = make_attention("reference", decoder.attention_spec, requests.num_pages, 16, torch.float32)
+    (found,) = requests.run(decoder, attention, [[(0, LENGTH)]])
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_field_changes_what_it_changes_in_transformers(family: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    folder = make_checkpoint(tmp_path, family, tokenizer=False, seed=int(rng.integers(2**31)))
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    sequence = rng.integers(0, 331, LENGTH).tolist()
+    plain, followed = ours(folder, sequence, rng), set()
+    for field in config.keys() - INERT:
+        for value in changes(config[field]):
+            path.write_text(json.dumps({**config, field: value}))
+            try:
+                found = ours(folder, sequence, rng)
+            except InvalidCheckpoint:
+                continue
+            try:
+                with torch.inference_mode():
+                    expected = load_oracle(folder)(torch.tensor([sequence])).logits[0]
+            except StrictDataclassError:
+                continue  # of a type that no such field has; ours does not look at what is switched off
+            print(f"{field}={value!r}")
+            assert_close(found, expected, relative=1e-3)  # fifty models each: one of them may be ill-conditioned
+            followed |= {field} if not torch.equal(found, plain) else set()
+    print(f"{family}: followed {sorted(followed)}")
+    assert {"norm_eps" if family == "lfm2" else "rms_norm_eps", "rope_parameters"} <= followed

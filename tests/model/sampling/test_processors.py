@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tests.model.sampling.oracle import new_row, process
+from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.model.sampling.processors import apply_penalties
+from tokenmill.model.sampling.state import SamplingState
+
+
+def penalize(
+    all_params: list[SamplingParams],
+    logits: torch.Tensor,
+    prompts: np.ndarray,
+    positions: np.ndarray,
+    tokens: torch.Tensor,
+) -> torch.Tensor:
+    """Logits after the penalties of row i of the token table, i = 0, 1, ..."""
+    state = SamplingState(len(all_params), logits.shape[1])
+    for row, params in enumerate(all_params):
+        state.set(new_row(row, params, num_prompt=int(prompts[row])))
+    penalties = state.select(np.arange(len(all_params)), positions).penalties
+    penalized = logits.clone()
+    if penalties is not None:
+        apply_penalties(penalized, penalties, tokens)
+    return penalized
+
+
+def test_penalties_are_those_of_the_definition_and_others_pay_nothing(rng):
+    num_rows, vocab_size, max_len = 20, 30, 60
+    all_params = [
+        SamplingParams(temperature=0.0)
+        if row % 4 == 0
+        else SamplingParams(
+            presence_penalty=float(rng.uniform(-2, 2)) if row % 2 else 0.0,
+            frequency_penalty=float(rng.uniform(-2, 2)),
+            repetition_penalty=float(rng.uniform(0.3, 3)) if row % 3 else 1.0,
+        )
+        for row in range(num_rows)
+    ]
+    prompts = rng.integers(1, max_len - 1, size=num_rows)
+    positions = rng.integers(prompts, max_len)
+    tokens = torch.from_numpy(rng.integers(vocab_size, size=(num_rows, max_len)))
+    logits = torch.randn(num_rows, vocab_size) * 3
+    # Past its position a row of the table holds what a former owner left, or nothing sensible.
+    for row in range(num_rows):
+        tokens[row, positions[row] :] = torch.from_numpy(
+            rng.choice([-1, 0, 5, vocab_size, 2**40], size=max_len - positions[row])
+        )
+    penalized = penalize(all_params, logits, prompts, positions, tokens)
+    for row, params in enumerate(all_params):
+        ids = tokens[row].tolist()
+        prompt, output = ids[: prompts[row]], ids[prompts[row] : positions[row]]
+        expected = process(logits[row].numpy(), params, prompt, output)
+        np.testing.assert_allclose(penalized[row].numpy(), expected, rtol=1e-5, atol=1e-5)
+        if row % 4 == 0:
+            assert torch.equal(penalized[row], logits[row])
+
+
+def test_presence_and_frequency_look_at_the_output_only():
+    tokens = torch.tensor([[1, 1, 2, 2, 2, 3, 9]])
+    params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
+    penalized = penalize([params], torch.zeros((1, 10)), np.array([3]), np.array([6]), tokens)
+    assert penalized[0].tolist() == [0, 0, -1.0, -0.75, 0, 0, 0, 0, 0, 0]
+
+
+def test_repetition_divides_positive_and_multiplies_negative_logits_of_prompt_and_output():
+    tokens = torch.tensor([[0, 1, 2, 3]])
+    logits = torch.tensor([[4.0, -4.0, 4.0, 4.0]])
+    penalized = penalize([SamplingParams(repetition_penalty=2.0)], logits, np.array([1]), np.array([3]), tokens)
+    assert penalized[0].tolist() == [2.0, -8.0, 2.0, 4.0]

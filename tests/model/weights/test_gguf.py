@@ -1,0 +1,202 @@
+"""GGUF files: block types against the gguf package, whole files against transformers with the same rounded weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType, GGUFWriter, quants
+
+from tests.checkpoints import load_oracle, make_checkpoint
+from tests.full_disk import contents, room_for
+from tests.model.models.test_phi3 import LONG_ROPE, PARTS
+from tests.model.weights.gguf_writer import write_gguf
+from tests.paging import PagedRequests, make_attention
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.kernels.torch_kernels import TorchKernels
+from tokenmill.model.quantization.packed import Mxfp4Rows, PackedFormat, PackedFormats, QuantizedRows, dense
+from tokenmill.model.weights.checkpoint import read_architecture
+from tokenmill.model.weights.gguf.file import open_gguf
+from tokenmill.model.weights.gguf.folder import LINK_NAME
+from tokenmill.model.weights.gguf.values import LAYOUTS, packed_formats, read_rows
+from tokenmill.model.weights.hub import fetch
+from tokenmill.model.weights.loader import load_model
+
+
+def rounded(weight: torch.Tensor, kind: str | None) -> torch.Tensor:
+    if kind is None or weight.dim() != 2:  # a vector, or the filters of a convolution
+        return weight
+    block = GGMLQuantizationType[kind]
+    return torch.from_numpy(quants.dequantize(quants.quantize(weight.detach().numpy(), block), block))
+
+
+def logits(folder: Path, sequence: list[int], rng: np.random.Generator) -> torch.Tensor:
+    decoder = load_model(folder, read_architecture(folder), TorchKernels(torch.float32, "cpu"))
+    requests = PagedRequests([sequence], 16, rng)
+    attention = make_attention("cpu", decoder.attention_spec, requests.num_pages, 16, torch.float32)
+    (got,) = requests.run(decoder, attention, [[(0, len(sequence))]])
+    return got
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> str:
+    return str(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kind", [*LAYOUTS, "Q5_K", "Q4_1", "Q2_K"])
+def test_blocks_mean_what_the_gguf_package_says(kind: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    block = GGMLQuantizationType[kind]
+    shape = quants.quant_shape_to_byte_shape((int(rng.integers(1, 6)), 512), block)
+    stored = rng.integers(0, 256, shape, dtype=np.uint8)
+    # Scales are halves somewhere in a block: exponents that are all ones would be NaN or infinite.
+    stored &= 0xBF
+    writer = GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_tensor("some", stored, raw_dtype=block)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    rows = read_rows(open_gguf(tmp_path / "x.gguf").tensors["some"])
+    assert isinstance(rows, QuantizedRows) == (kind in LAYOUTS)
+    want = torch.from_numpy(quants.dequantize(stored, block))
+    torch.testing.assert_close(dense(rows), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [None, "Q8_0", "Q4_0", "BF16", "F16"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen3", "qwen2", "smollm3", "granite", "gemma3", "phi3", "gpt_oss", "lfm2", "qwen3_5"]
+)
+def test_a_file_gives_the_logits_of_its_rounded_weights(
+    family: str, kind: str | None, tmp_path: Path, cache: str, rng: np.random.Generator
+) -> None:
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": kind == "Q4_0"}
+    if family == "gpt_oss" and kind is not None:
+        pytest.skip("the oracle has inputs before outputs, and biases in matrices, where rounding is another")
+    if family == "gemma3":  # what no key says: one full layer in six, and a scale that is that of the heads
+        shape |= {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": 16}
+    if family == "lfm2":  # files without a head are tied
+        shape["tie_word_embeddings"] = True
+    if family == "qwen3_5":  # which layers have attention is a number; blocks of 32 stay within value heads
+        shape |= {"layer_types": None, "full_attention_interval": 2, "linear_value_head_dim": 32}
+    folder = make_checkpoint(tmp_path / "model", family, seed=int(rng.integers(2**31)), **shape)
+    path = write_gguf(folder, family, kind)
+    oracle = load_oracle(folder)
+    sequence = rng.integers(0, 331, 40).tolist()
+    with torch.inference_mode():
+        for parameter in oracle.parameters():
+            parameter.copy_(rounded(parameter, kind))
+        want = oracle(torch.tensor([sequence])).logits[0]
+    got = logits(fetch(str(path), None, cache), sequence, rng)
+    worst = ((got - want).abs().amax(-1) / want.abs().amax(-1)).max().item()
+    assert worst <= 1e-4, f"relative difference {worst:.2e}"
+
+
+def test_layers_that_draft_are_left_out(tmp_path: Path, cache: str, rng: np.random.Generator) -> None:
+    shape = {"layer_types": None, "full_attention_interval": 2}
+    folder = make_checkpoint(tmp_path / "model", "qwen3_5", seed=int(rng.integers(2**31)), **shape)
+    unpacked = fetch(str(write_gguf(folder, "qwen3_5", num_drafting=1)), None, cache)
+    assert len(read_architecture(unpacked).layers) == len(read_architecture(folder).layers)
+    sequence = rng.integers(0, 331, 30).tolist()
+    torch.testing.assert_close(logits(unpacked, sequence, rng), logits(folder, sequence, rng), rtol=1e-4, atol=1e-4)
+
+
+def test_stacked_experts_are_taken_apart(tmp_path: Path, cache: str, rng: np.random.Generator) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3_moe", norm_topk_prob=True)
+    sequence = rng.integers(0, 331, 30).tolist()
+    unpacked = fetch(str(write_gguf(folder, "qwen3_moe")), None, cache)
+    torch.testing.assert_close(logits(unpacked, sequence, rng), logits(folder, sequence, rng))
+
+
+def test_the_tokenizer_of_the_metadata_encodes_and_decodes(tmp_path: Path, cache: str) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    path = write_gguf(folder, "qwen3")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    unpacked = fetch(str(path), None, cache)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(unpacked)
+    text = "hello world<|im_end|>the lazy dog, 12 Käse"
+    ids = tokenizer.encode(text)
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in ids
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.chat_template == "{{ messages[0]['content'] }}"
+    # The second time nothing is written again.
+    before = (unpacked / "config.json").stat().st_mtime_ns
+    assert fetch(str(path), None, cache) == unpacked
+    assert (unpacked / "config.json").stat().st_mtime_ns == before
+
+
+def test_at_any_byte_a_full_disk_leaves_no_part_of_a_folder(
+    tmp_path: Path, cache: str, rng: np.random.Generator
+) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    path = write_gguf(folder, "qwen3")
+    whole = contents(fetch(str(path), None, cache))
+    largest = max(len(data) for name, data in whole.items() if name != LINK_NAME)
+    for _ in range(8):
+        shutil.rmtree(cache)
+        with room_for(int(rng.integers(largest))), pytest.raises(OSError, match="File too large"):
+            fetch(str(path), None, cache)
+        for left in (one for one in Path(cache).rglob("*") if one.is_file() and not one.is_symlink()):
+            assert left.read_bytes() == whole[left.name], "whole, under its own name"
+        assert contents(fetch(str(path), None, cache)) == whole
+
+
+def test_what_is_no_gguf_is_refused(tmp_path: Path, cache: str) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + b"\0" * 40)
+    with pytest.raises(InvalidCheckpoint, match=r"cannot read .*x\.gguf as GGUF") as raised:
+        fetch(str(tmp_path / "x.gguf"), None, cache)
+    assert "\n" not in str(raised.value)
+
+
+def test_another_architecture_is_refused(tmp_path: Path, cache: str) -> None:
+    writer = GGUFWriter(tmp_path / "x.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(InvalidCheckpoint, match="architecture mamba is not supported; supported: gemma3, gpt-oss"):
+        fetch(str(tmp_path / "x.gguf"), None, cache)
+
+
+def test_the_load_format_must_fit_the_files(tmp_path: Path, cache: str, rng: np.random.Generator) -> None:
+    folder = make_checkpoint(tmp_path / "model", "qwen3")
+    unpacked = fetch(str(write_gguf(folder, "qwen3")), None, cache)
+    kernels = TorchKernels(torch.float32, "cpu")
+    load_model(unpacked, read_architecture(unpacked), kernels, "gguf")
+    for wrong, place in (("safetensors", unpacked), ("gguf", folder)):
+        with pytest.raises(InvalidCheckpoint, match=f"has no {wrong} weights, which --load-format asks for"):
+            load_model(place, read_architecture(place), kernels, wrong)
+
+
+def test_the_long_rope_of_phi3_comes_from_its_tensors(tmp_path: Path, cache: str, rng: np.random.Generator) -> None:
+    folder = make_checkpoint(tmp_path / "model", "phi3", rope_parameters=LONG_ROPE, **PARTS)
+    unpacked = fetch(str(write_gguf(folder, "phi3")), None, cache)
+    sequence = rng.integers(0, 331, 40).tolist()
+    assert read_architecture(unpacked).context_form == "long"
+    torch.testing.assert_close(logits(unpacked, sequence, rng), logits(folder, sequence, rng), rtol=1e-4, atol=1e-4)
+
+
+def test_experts_of_four_bits_keep_their_codes(tmp_path: Path, rng: np.random.Generator) -> None:
+    weights = rng.standard_normal((12, 96)).astype(np.float32)
+    stored = quants.quantize(weights, GGMLQuantizationType.MXFP4)
+    writer = GGUFWriter(tmp_path / "x.gguf", "gpt-oss")
+    for name in ("some", "blk.0.ffn_up_exps.weight"):
+        writer.add_tensor(name, stored, raw_dtype=GGMLQuantizationType.MXFP4)
+    for name in ("token_embd.weight", "blk.0.attn_q.weight"):
+        writer.add_tensor(name, weights)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = open_gguf(tmp_path / "x.gguf")
+    rows = read_rows(file.tensors["some"])
+    assert isinstance(rows, Mxfp4Rows)
+    want = torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType.MXFP4))
+    assert torch.equal(dense(rows), want)
+    assert packed_formats(file) == PackedFormats(experts=PackedFormat.MXFP4)

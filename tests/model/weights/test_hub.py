@@ -1,0 +1,147 @@
+"""Fetching from a hub on localhost, in a process of its own: huggingface-hub reads HF_ENDPOINT once, at import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.model.weights.stand_in_hub import Hub, running_hub
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.weights.hub import fetch
+
+FETCH = """
+import json, sys, threading
+from tokenmill.core.errors import InvalidCheckpoint
+from tokenmill.model.weights.hub import fetch
+calls, threads = [], set()
+
+def progress(done, total):
+    calls.append((done, total))
+    threads.add(threading.current_thread().name)
+
+try:
+    folder, error = fetch(*json.loads(sys.argv[1]), progress), None
+except InvalidCheckpoint as refused:
+    folder, error = None, str(refused)
+print(json.dumps({"folder": folder and str(folder), "error": error, "calls": calls, "threads": sorted(threads)}))
+"""
+
+
+@dataclass
+class Outcome:
+    folder: Path | None
+    error: str | None
+    calls: list[tuple[int, int]]
+    threads: list[str]
+    stderr: str
+
+
+def fetch_in_a_process(endpoint: str, cache: Path, model: str, revision: str | None = None, **env: str) -> Outcome:
+    done = subprocess.run(
+        [sys.executable, "-c", FETCH, json.dumps([model, revision, str(cache)])],
+        env={**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache / "home"), "NO_PROXY": "127.0.0.1", **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    calls = [(count, total) for count, total in outcome["calls"]]
+    return Outcome(
+        outcome["folder"] and Path(outcome["folder"]), outcome["error"], calls, outcome["threads"], done.stderr
+    )
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_checkpoint(tmp_path_factory.mktemp("source"), "qwen3", max_shard_size="40KB")
+    for unwanted in ("pytorch_model.bin", "consolidated.safetensors", "README.md", "original/model.safetensors"):
+        (folder / unwanted).parent.mkdir(exist_ok=True)
+        (folder / unwanted).write_bytes(b"not asked for")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+def test_a_snapshot_has_what_serving_needs_and_reports_its_bytes(source: Path, tmp_path: Path) -> None:
+    with running_hub({"mill/tiny": source}) as hub:
+        got = fetch_in_a_process(hub.url, tmp_path, "mill/tiny")
+        assert got.error is None
+        assert got.folder is not None
+        names = {path.name for path in got.folder.iterdir()}
+        unwanted = {"pytorch_model.bin", "consolidated.safetensors", "README.md", "original"}
+        assert names == {path.name for path in source.iterdir()} - unwanted
+        for name in names:
+            assert (got.folder / name).read_bytes() == (source / name).read_bytes()
+
+        size = sum((source / name).stat().st_size for name in names)
+        assert got.calls[-1] == (size, size)
+        assert all(0 <= done <= total <= size for done, total in got.calls)
+        assert got.threads == ["MainThread"], "what progress does, such as sending, may belong to one thread"
+        # The caller draws the progress; huggingface-hub's own bars stay away.
+        assert "%|" not in got.stderr
+
+        hub.downloads.clear()
+        again = fetch_in_a_process(hub.url, tmp_path, "mill/tiny", "main")
+        assert again.folder == got.folder
+        assert hub.downloads == []
+    offline = fetch_in_a_process(hub.url, tmp_path, "mill/tiny", HF_HUB_OFFLINE="1")
+    assert offline.folder == got.folder
+
+
+def one_sentence(outcome: Outcome) -> str:
+    assert outcome.folder is None
+    assert outcome.error is not None
+    assert "\n" not in outcome.error
+    return outcome.error
+
+
+@pytest.fixture
+def hub(source: Path) -> Hub:
+    with running_hub({"mill/tiny": source, "mill/gated": None}) as hub:
+        yield hub
+
+
+def test_an_unknown_repository_is_neither_folder_nor_repository(hub: Hub, tmp_path: Path) -> None:
+    error = one_sentence(fetch_in_a_process(hub.url, tmp_path, "mill/nothing"))
+    assert error.startswith("mill/nothing is neither a folder here nor a repository on the hub")
+
+
+def test_a_gated_repository_says_what_to_do(hub: Hub, tmp_path: Path) -> None:
+    error = one_sentence(fetch_in_a_process(hub.url, tmp_path, "mill/gated"))
+    assert "mill/gated is gated: accept its terms" in error
+    assert "HF_TOKEN" in error
+
+
+def test_an_unknown_revision_is_named(hub: Hub, tmp_path: Path) -> None:
+    error = one_sentence(fetch_in_a_process(hub.url, tmp_path, "mill/tiny", "v9"))
+    assert error == "the hub's mill/tiny has no revision v9"
+
+
+@pytest.mark.parametrize("env", [{}, {"HF_HUB_OFFLINE": "1"}], ids=["no hub there", "offline"])
+def test_without_a_connection_the_error_says_so(env: dict[str, str], tmp_path: Path) -> None:
+    error = one_sentence(fetch_in_a_process("http://127.0.0.1:9", tmp_path, "mill/tiny", **env))
+    assert error.startswith("cannot reach the hub for mill/tiny, and there is no complete copy in the cache")
+
+
+def test_an_existing_folder_is_returned_as_it_is(tmp_path: Path) -> None:
+    assert fetch(str(tmp_path), None, None) == tmp_path
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./nowhere", "~/nowhere-at-all", "a/b/c", "what is this"])
+def test_what_can_only_be_a_path_never_reaches_the_hub(model: str) -> None:
+    with pytest.raises(InvalidCheckpoint, match="there is no folder"):
+        fetch(model, None, None)
+
+
+def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(InvalidCheckpoint, match="is a file; a checkpoint is a folder"):
+        fetch(str(tmp_path / "model.bin"), None, None)

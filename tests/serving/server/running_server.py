@@ -1,0 +1,192 @@
+"""A server as its own process, for tests that talk to it as clients do."""
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import openai
+
+from tests.serving.server.run_server import Spec
+from tokenmill.config.configs import EngineConfig, ServerConfig
+
+REPOSITORY = Path(__file__).parents[3]
+STUB = "tests.serving.server.stub_engine"
+START_SECONDS = 60.0
+# What a body must say that it is; httpx says so only of what it has encoded itself.
+JSON = {"Content-Type": "application/json"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclasses.dataclass
+class RunningServer:
+    process: subprocess.Popen
+    url: str
+    log: Path
+    private: Path
+    http: httpx.Client = dataclasses.field(default_factory=lambda: httpx.Client(timeout=30, headers=JSON))
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+
+    @property
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def post(self, path: str, body=None, **how) -> httpx.Response:
+        return self.http.post(self.url + path, json=body, **how)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum over the samples of this name that have these labels."""
+        text = self.http.get(f"{self.url}/metrics").text
+        found = re.findall(rf"^tokenmill:{name}(?:\{{(.*)\}})? (\S+)$", text, re.MULTILINE)
+        wanted = {f'{label}="{value}"' for label, value in labels.items()}
+        values = [float(value) for given, value in found if wanted <= set(given.split(","))]
+        if not values:
+            raise KeyError(name)
+        return sum(values)
+
+    def wait_for(self, condition, seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {seconds} s in vain; log:\n{self.output()}"
+            time.sleep(0.02)
+
+    def wait_until_unused(self) -> None:
+        """Until no request, row or pinned page is left: what an aborted request must lead to."""
+        for name in ("num_requests_running", "num_requests_waiting", "num_rows_used", "num_pages_pinned"):
+            self.wait_for(lambda name=name: self.metric(name) == 0)
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def says_ready(self) -> bool:
+        return "READY" in self.output()
+
+    def is_well(self) -> bool:
+        """Whether /health says so."""
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/health", timeout=30).status_code == 200
+        return False
+
+    @property
+    def api_pid(self) -> int:
+        """The process that serves, the first if there are several: a child of the one that was started, unless nothing
+        is ever started again."""
+        return min(self.api_pids, default=self.process.pid)
+
+    @property
+    def api_pids(self) -> list[int]:
+        """All children of the process that was started: those that serve."""
+        with contextlib.suppress(FileNotFoundError):  # it has ended, and so have its children
+            own = command_of(self.process.pid)
+            return [pid for pid, command in children_of(self.process.pid).items() if command == own]
+        return []
+
+    def children(self) -> dict[str, int]:
+        """Process ids of the engines and text workers by module."""
+        found = {}
+        for pid, command in children_of(self.api_pid).items():
+            module = command[command.index("-m") + 1 :] if "-m" in command else []
+            found[" ".join(module[:1] + module[2:-2])] = pid  # without its folder and its life
+        return found
+
+    def clean(self) -> None:
+        """Remove what this helper made."""
+        self.http.close()
+        self.log.unlink(missing_ok=True)
+        shutil.rmtree(self.private)
+
+    def wait_for_end(self, seconds: float) -> int:
+        """Exit code; also checks that no process and no folder is left behind."""
+        pids = list(self.children().values())
+        code = self.process.wait(timeout=seconds)
+        self.wait_for(lambda: not any(is_alive(pid) for pid in pids))
+        assert list(self.private.iterdir()) == []
+        return code
+
+
+def children_of(parent: int) -> dict[int, list[str]]:
+    """The command lines of a process's children."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
+                found[int(folder.name)] = command_of(int(folder.name))
+    return found
+
+
+def command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def spawn(engine: EngineConfig, engine_module: str = STUB, **server) -> RunningServer:
+    """Start a server and do not wait for it.
+
+    `output`: what it writes to instead of the file that tests read. `command`: what to run instead of `run_server`; its
+    port comes behind.
+    """
+    port = server.pop("port", None) or free_port()
+    names = ("engines", "max_files", "max_file_bytes", "probe_loop", "worker_module")
+    extra = {name: server.pop(name) for name in names if name in server}
+    private = Path(tempfile.mkdtemp(prefix="tm-test-"))
+    log = private.with_suffix(".log")
+    given = server.pop("output", None)
+    if (command := server.pop("command", None)) is None:
+        spec = Spec(engine, ServerConfig(port=port, **server), engine_module, **extra)
+        command = [sys.executable, "-m", "tests.serving.server.run_server", msgspec.json.encode(spec).decode()]
+    else:
+        command = [*command, "--port", str(port)]
+    with log.open("w") as file:
+        output = file if given is None else given
+        process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            stdout=output,
+            stderr=output,
+            env=os.environ | {"TMPDIR": str(private), "PYTHONPATH": str(REPOSITORY)},
+        )
+    return RunningServer(process, f"http://127.0.0.1:{port}", log, private)
+
+
+@contextlib.contextmanager
+def start_server(engine: EngineConfig, engine_module: str = STUB, **server) -> Iterator[RunningServer]:
+    """A server that accepts requests; ended with SIGINT at the end if it still runs."""
+    is_ready = RunningServer.is_well if "output" in server else RunningServer.says_ready
+    running = spawn(engine, engine_module, **server)
+    try:
+        running.wait_for(lambda: is_ready(running) or running.process.poll() is not None, START_SECONDS)
+        assert running.process.poll() is None, running.output()
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.send_signal(signal.SIGINT)
+            try:
+                running.process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                running.process.kill()
+        running.clean()

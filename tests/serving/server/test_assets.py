@@ -1,0 +1,87 @@
+"""The files of the page: small, whole, nothing in them from elsewhere, and others' libraries as they were published."""
+
+import hashlib
+import re
+import tomllib
+
+import pytest
+
+from tests.serving.server.test_app import make_app, request
+from tokenmill.serving.server.assets import FOLDER, PAGE, read_assets
+from tokenmill.serving.server.http.page import page_routes
+
+MOST_COMPRESSED_BYTES = 150_000
+MAX_FILE_LINES = 400
+VENDOR = FOLDER / "vendor"
+RECORDS = tomllib.loads((VENDOR / "vendor.toml").read_text())["file"]
+OWN = [path for path in FOLDER.glob("*") if path.is_file()]
+
+
+def test_the_page_is_small_enough_to_come_at_once():
+    assert 20_000 < sum(len(asset.compressed) for asset in read_assets().values()) <= MOST_COMPRESSED_BYTES
+
+
+def test_libraries_are_what_is_written_down():
+    there = {path.name for path in VENDOR.iterdir() if path.is_file()} - {"vendor.toml"}
+    assert {record["name"] for record in RECORDS} == there
+    for record in RECORDS:
+        assert hashlib.sha256((VENDOR / record["name"]).read_bytes()).hexdigest() == record["sha256"], record["name"]
+        assert record["integrity"].startswith("sha512-")
+        assert len((VENDOR / record["licence_file"]).read_text()) > 500
+    assert {record["licence"] for record in RECORDS} <= {"MIT", "ISC", "Apache-2.0"}
+
+
+def test_every_file_is_reached_from_the_page_and_all_that_is_named_is_there():
+    """By the page's own tags, and by the imports of what these name."""
+    page = (FOLDER / PAGE).read_text()
+    reached, work = set(), [name.removeprefix("web/") for name in re.findall(r'(?:src|href)="([^"]+)"', page)]
+    while work:
+        name = work.pop()
+        if name not in reached:
+            reached.add(name)
+            text = (FOLDER / name).read_text()
+            if "/" not in name and name.endswith(".js"):
+                work += [one.removeprefix("./") for one in re.findall(r'^import .* from "(.+)";$', text, re.MULTILINE)]
+    assert reached | {PAGE} == set(read_assets())
+
+
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
+def test_own_files_are_short_and_have_nothing_inline_or_from_elsewhere(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_FILE_LINES
+    assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=\"|style=\"|javascript:", text)
+    assert not re.findall(r"https?://(?!www\.w3\.org/)", text.replace('"https?:|mailto:"', ""))
+    if path.suffix == ".js":
+        assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
+
+
+def test_a_file_is_named_by_its_content_and_comes_compressed():
+    app = make_app(api_key=("key",))
+    for path in page_routes():
+        reply = request(app, "GET", path, headers={"Accept-Encoding": "gzip"})
+        assert reply.status_code == 200
+        assert reply.headers["content-encoding"] == "gzip"
+        plain = request(app, "GET", path, headers={"Accept-Encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        assert reply.content == plain.content
+        again = request(app, "GET", path, headers={"If-None-Match": reply.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+
+
+def test_nothing_of_a_page_acts_but_its_own_scripts():
+    for path in page_routes():
+        headers = request(make_app(), "GET", path).headers
+        policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert policy["require-trusted-types-for"] == "'script'"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+
+
+def test_behind_a_proxy_the_page_needs_no_key_either():
+    app = make_app(api_key=("key",), root_path="/proxy")
+    for path in page_routes():
+        assert request(app, "GET", "/proxy" + path).status_code == 200
+    for path in ("/web/", "/web/vendor.toml", "/web/vendor/vendor.toml", "/web/../v1/models", "/web/app.js/", "/live"):
+        assert request(app, "GET", path).status_code == 401, path

@@ -1,0 +1,81 @@
+"""A server whose model is shared by ranks: one of them is killed or hangs under load, and no client notices."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+
+import httpx
+import pytest
+
+from tests.serving.server.chaos import wait_until_well
+from tests.serving.server.running_server import start_server
+from tests.serving.server.streams import answers
+from tests.serving.server.test_hangs import child
+from tokenmill.config.configs import EngineConfig
+from tokenmill.model.kernels.native import load_kernels
+from tokenmill.serving.server.process.launch import ENGINE_MODULE
+
+pytestmark = pytest.mark.skipif(load_kernels(1) is None, reason="the native kernels are not built here")
+
+
+def config(folder, **options) -> EngineConfig:
+    sizes = {"dtype": "bfloat16", "num_pages": 600, "max_num_seqs": 16, "tensor_parallel_size": 2, "num_threads": 1}
+    return EngineConfig(model=str(folder), **{**sizes, **options})
+
+
+HOW = {"engine_timeout": 4.0, "max_restarts": 10, "tool_call_parser": "hermes", "enable_auto_tool_choice": True}
+
+
+def test_streams_outlive_a_rank_that_is_killed(tiny_checkpoint):
+    with start_server(config(tiny_checkpoint), ENGINE_MODULE, **HOW) as server:
+        want = asyncio.run(answers(server.url, 32))
+        victim = child(server, "engine.process 0 1")
+        assert disturbed(server, 32, victim, signal.SIGKILL) == want
+        wait_until_well(server)
+        assert child(server, "engine.process 0 1") != victim
+        server.wait_until_unused()
+        # Both ranks were started again, and once: not one for the other's end as well.
+        assert server.metric("restarts_total", part="engine") == 1
+        assert server.metric("restarts_total", part="engine-rank-1") == 1
+
+
+def disturbed(server, count, victim, fault):
+    """The answers to so many calls, in the middle of which a process is struck."""
+
+    async def call():
+        calls = asyncio.ensure_future(answers(server.url, count))
+        await asyncio.sleep(random.uniform(0.1, 0.6))
+        os.kill(victim, fault)
+        return await calls
+
+    return asyncio.run(call())
+
+
+def test_streams_outlive_a_stage_that_is_killed_and_a_rank_of_it_that_hangs(tiny_checkpoint):
+    stages = config(tiny_checkpoint, pipeline_parallel_size=2)
+    with start_server(stages, ENGINE_MODULE, **HOW) as server:
+        want = asyncio.run(answers(server.url, 16))
+        for rank, fault in ((2, signal.SIGKILL), (3, signal.SIGSTOP)):
+            assert disturbed(server, 16, child(server, f"engine.process 0 {rank}"), fault) == want
+            wait_until_well(server)
+        server.wait_until_unused()
+
+
+def test_engines_of_two_ranks_each(tiny_checkpoint):
+    with start_server(config(tiny_checkpoint), ENGINE_MODULE, data_parallel_size=2, **HOW) as server:
+        described = json.loads(httpx.get(f"{server.url}/server_info").text)["engines"]
+        assert [(one["engine"], one["num_ranks"]) for one in described] == [(0, 2), (1, 2)]
+        want = asyncio.run(answers(server.url, 8))
+        os.kill(child(server, "engine.process 1 1"), signal.SIGKILL)
+        assert asyncio.run(answers(server.url, 8)) == want
+        wait_until_well(server)
+
+
+def test_a_size_that_does_not_fit_ends_the_start_with_one_sentence(tiny_checkpoint):
+    with (
+        pytest.raises(AssertionError, match=r"--tensor-parallel-size 3: .*what works: 1, 2, 4"),
+        start_server(config(tiny_checkpoint, tensor_parallel_size=3), ENGINE_MODULE),
+    ):
+        pass

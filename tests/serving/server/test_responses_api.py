@@ -1,0 +1,263 @@
+"""/v1/responses with OpenAI's own client, against the stub engine, which repeats the prompt."""
+
+import time
+
+import openai
+import pytest
+
+from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tests.serving.server.running_server import start_server
+from tokenmill.config.configs import EngineConfig
+from tokenmill.core.answer import AnswerPiece, PieceKind
+from tokenmill.core.messages import TextOutput
+from tokenmill.core.request import FinishReason
+from tokenmill.serving.server.generation.writer import UsageCounter
+from tokenmill.serving.server.openai.response_events import ResponseWriter
+from tokenmill.serving.server.response_store import ResponseStore, StoredResponse
+
+TOOLS = [
+    {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
+]
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the mill"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """2 ms a token, so that what runs in the background can be looked at."""
+    stub = {"step_seconds": 0.005}
+    folder = write_folder(tmp_path_factory.mktemp("models") / "echo", byte_level_tokenizer(), config={"stub": stub})
+    parsers = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
+    with start_server(EngineConfig(model=str(folder)), **parsers) as running:
+        yield running
+
+
+@pytest.fixture
+def responses(server):
+    return server.client.responses
+
+
+def create(responses, **fields):
+    return responses.create(**{"model": "echo", "input": "hello there", "max_output_tokens": 12} | fields)
+
+
+def chat_text(server, messages, num_tokens):
+    reply = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": num_tokens}).json()
+    return reply["choices"][0]["message"]["content"]
+
+
+def test_an_answer_is_the_same_as_by_the_other_api(server, responses):
+    response = create(responses)
+    assert response.output_text == chat_text(server, [{"role": "user", "content": "hello there"}], 12)
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    usage = response.usage
+    assert usage.output_tokens == 12
+    assert usage.input_tokens + 12 == usage.total_tokens
+    assert usage.input_tokens_details.cached_tokens > 0
+    content = [{"type": "input_text", "text": text} for text in ("hello", "you")]
+    parts = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": content}]
+    same = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello\nyou"}]
+    assert create(responses, input=parts).output_text == chat_text(server, same, 12)
+    named = create(responses, input="hello\nyou", instructions="be brief")
+    assert named.output_text == chat_text(server, same, 12)
+
+
+def test_a_stream_brings_the_same_response(responses):
+    events = list(create(responses, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+    ]  # fmt: skip
+    assert kinds[-4:] == [
+        "response.output_text.done", "response.content_part.done", "response.output_item.done", "response.incomplete",
+    ]  # fmt: skip
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    final = events[-1].response
+    assert text == final.output_text == create(responses).output_text
+    assert responses.retrieve(final.id).output_text == text, "stored as well"
+
+
+def test_what_was_cut_off_is_told_in_its_item(responses):
+    cut = create(responses)
+    assert cut.output[-1].status == "incomplete"
+    *_, done, end = create(responses, stream=True)
+    assert (done.type, done.item.status) == ("response.output_item.done", "incomplete")
+    assert done.item == end.response.output[-1]
+    assert responses.retrieve(cut.id).output == cut.output
+
+
+@pytest.mark.parametrize(("reason", "status"), [(FinishReason.STOP, "completed"), (FinishReason.LENGTH, "incomplete")])
+def test_only_the_last_item_can_be_incomplete(reason, status):
+    kept = []
+    writer = ResponseWriter({}, kept.append)
+    answer = [AnswerPiece(PieceKind.REASONING, "so"), AnswerPiece(PieceKind.TEXT, "well")]
+    output = TextOutput("x", "", [1, 2, 3, 4], 5, 0, reason, answer=answer, num_reasoning_tokens=3)
+    usage = UsageCounter(1)
+    usage.add(0, output)
+    writer.document({0: output}, usage)
+    (response,) = kept
+    items = [(item["type"], item["status"], item["content"][0]["text"]) for item in response["output"]]
+    assert items == [("reasoning", "completed", "so"), ("message", status, "well")]
+    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
+
+
+def test_the_events_of_a_stored_response_are_gone_and_that_is_said(responses):
+    stored = create(responses)
+    with pytest.raises(openai.BadRequestError) as refused:
+        responses.retrieve(stored.id, stream=True)
+    assert refused.value.param == "stream"
+    with pytest.raises(openai.BadRequestError):
+        responses.retrieve(stored.id, include=["message.output_text.logprobs"])
+    assert responses.retrieve(stored.id, stream=False).id == stored.id
+
+
+def test_a_call_is_an_item_of_its_own_also_in_a_stream(responses):
+    fields = {"input": "so " + CALL, "tools": TOOLS, "max_output_tokens": 70}
+    whole = create(responses, **fields)
+    assert [item.type for item in whole.output][:2] == ["message", "function_call"]
+    call = whole.output[1]
+    assert (call.name, call.arguments.replace(" ", "")) == ("look", '{"at":"themill"}')
+    events = list(create(responses, stream=True, **fields))
+    arguments = "".join(e.delta for e in events if e.type == "response.function_call_arguments.delta")
+    assert arguments == call.arguments
+    assert [item.type for item in events[-1].response.output] == [item.type for item in whole.output]
+
+
+def test_the_result_of_a_call_goes_back(server, responses):
+    given = [
+        {"role": "user", "content": "look"},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": "it"}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "a mill"},
+    ]
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
+    same = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "a mill"},
+    ]
+    assert create(responses, input=given, max_output_tokens=30).output_text == chat_text(server, same, 30)
+
+
+def test_a_response_continues_another(server, responses):
+    first = create(responses)
+    second = create(responses, input="and now", previous_response_id=first.id, max_output_tokens=80)
+    messages = [
+        {"role": "user", "content": "hello there"},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "and now"},
+    ]
+    assert second.output_text == chat_text(server, messages, 80)
+    assert second.previous_response_id == first.id
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        create(responses, previous_response_id="resp_unknown")
+
+
+def wait_until(responses, response_id, condition):
+    for _ in range(6000):
+        response = responses.retrieve(response_id)
+        if condition(response):
+            return response
+        time.sleep(0.01)
+    raise AssertionError(response)
+
+
+def test_in_the_background_and_looked_at_later(responses):
+    response = create(responses, background=True)
+    assert response.status == "queued"
+    done = wait_until(responses, response.id, lambda response: response.status != "queued")
+    assert (done.status, done.output_text) == ("incomplete", create(responses).output_text)
+
+
+def test_a_response_in_the_background_is_cancelled(server, responses):
+    response = create(responses, background=True, max_output_tokens=400)
+    server.wait_for(lambda: server.metric("num_requests_running") == 1)
+    assert server.http.get(f"{server.url}/v1/requests/{response.id}").status_code == 200
+    cancelled = responses.cancel(response.id)
+    assert cancelled.status == "cancelled"
+    assert responses.retrieve(response.id).status == "cancelled"
+    server.wait_until_unused()
+    with pytest.raises(openai.BadRequestError):
+        responses.cancel(create(responses).id)
+
+
+def test_a_failure_in_the_background_is_kept(responses):
+    response = create(responses, background=True, input="hello " * 2000)
+    failed = wait_until(responses, response.id, lambda response: response.status != "queued")
+    assert failed.status == "failed"
+    assert "context length" in failed.error.message
+
+
+def test_what_is_deleted_or_not_stored_is_gone(responses):
+    kept, not_stored = create(responses), create(responses, store=False)
+    responses.delete(kept.id)
+    for response_id in (kept.id, not_stored.id, "resp_x", kept.id[:-1]):
+        with pytest.raises(openai.NotFoundError):
+            responses.retrieve(response_id)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": []},
+        {"input": [{"role": "tool", "content": "x"}]},
+        {"input": [{"role": "user"}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        {"input": [{"type": "item_reference", "id": "x"}]},
+        {"input": [{"type": "function_call_output", "output": "x"}]},
+        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "function"}]},
+        {"tool_choice": {"type": "file_search"}, "tools": TOOLS},
+        {"text": {"format": {"type": "json_schema", "name": "x"}}},
+        {"truncation": "auto"},
+        {"include": ["message.output_text.logprobs"]},
+        {"conversation": "x"},
+        {"background": True, "stream": True},
+        {"temperature": 3},
+        {"max_output_tokens": 0},
+    ],
+)
+def test_what_cannot_be_answered_is_refused(responses, fields):
+    with pytest.raises(openai.BadRequestError):
+        create(responses, **fields)
+
+
+def test_the_store_is_bounded_in_number_and_in_bytes():
+    store = ResponseStore(max_responses=3, max_bytes=10_000)
+    for name in "abc":
+        store.put("", stored(name))
+    assert store.get("", "a") is not None
+    store.put("", stored("d"))
+    assert store.get("", "b") is None, "the one that was used longest ago"
+    assert store.get("", "a") is not None
+    store.put("", stored("e", 9_995))
+    assert [name for name in "acde" if store.get("", name)] == ["e"]
+    store.put("", stored("f", 20_000))
+    assert store.get("", "f") is None
+    assert store.get("", "e") is not None
+    assert store.drop("", "e")
+    assert not store.drop("", "e")
+
+
+def stored(name, size=10):
+    return StoredResponse({"id": name}, [], size)
+
+
+def test_whatever_others_store_each_owner_keeps_its_share(rng):
+    """Fresh owners, sizes and orders: who holds no more than an equal share loses nothing, and bounds always hold."""
+    for _ in range(30):
+        num_owners, most, most_bytes = int(rng.integers(1, 6)), int(rng.integers(6, 40)), int(rng.integers(500, 5000))
+        store = ResponseStore(most, most_bytes)
+        modest = {f"own-{i}": 100 for i in range(min(most, most_bytes // 100) // num_owners)}
+        for name, size in modest.items():
+            store.put("modest", stored(name, size))
+        for number in range(200):
+            owner = f"greedy-{rng.integers(num_owners - 1)}" if num_owners > 1 else "modest"
+            if owner == "modest":
+                break
+            store.put(owner, stored(f"{owner}-{number}", int(rng.integers(1, most_bytes // 4))))
+            assert store.get(owner, "own-0") is None, "nobody's but its owner's"
+            assert not store.drop(owner, "own-0")
+        assert all(store.get("modest", name) for name in modest)
+        found = [one for shelf in store._shelves.values() for one in shelf.stored.values()]
+        assert len(found) <= most
+        assert sum(one.num_bytes for one in found) <= most_bytes

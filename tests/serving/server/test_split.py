@@ -1,0 +1,291 @@
+"""Prompts computed by one server, continued by another: the answers of one engine, whatever happens to either."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.serving.server.running_proxy import start_proxy
+from tests.serving.server.running_server import start_server
+from tests.serving.server.split_servers import Split, engine_config, start_split, transfer_config
+from tests.serving.server.streams import answers
+from tokenmill.serving.server.process.launch import ENGINE_MODULE
+
+PAGE_SIZE = 16
+# As vLLM's proxies send it to whoever computes a prompt.
+ASKED = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+PARSERS = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+
+
+@pytest.fixture(scope="module", params=["unix", "tcp"])
+def split(request, tiny_checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("split")
+    with start_split(tiny_checkpoint, folder, request.param, server=PARSERS, lease_seconds=10.0) as running:
+        yield running
+
+
+def prompt_of(seed: int, length: int = 100) -> list[int]:
+    return [random.Random(seed).randrange(3, 300) for _ in range(length)]
+
+
+def fresh_prompt(length: int = 100) -> list[int]:
+    """One that nobody has cached."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"prompt {seed}")
+    return prompt_of(seed, length)
+
+
+def body_of(prompt: list[int], **fields) -> dict:
+    return {"prompt": prompt, "max_tokens": 20, "temperature": 0.0, "ignore_eos": True} | fields
+
+
+def choices(reply: httpx.Response) -> list[dict]:
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"]
+
+
+def num_cached(reply: httpx.Response) -> int:
+    return reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def computed_prompt(split: Split, prompt: list[int]) -> dict:
+    """What a producer answers a proxy."""
+    reply = split.prefill.post("/v1/completions", body_of(prompt, max_tokens=1, kv_transfer_params=ASKED))
+    assert reply.status_code == 200, reply.text
+    return reply.json()["kv_transfer_params"]
+
+
+def test_streams_of_every_kind_are_those_of_one_engine(split):
+    heard = asyncio.run(answers(split.proxy, 32))
+    alone = asyncio.run(answers(split.prefill.url, 32))
+    for number, (want, got) in enumerate(zip(alone, heard, strict=True)):
+        assert got == want, f"stream {number}"
+    for server in (split.prefill, split.decode):
+        server.wait_until_unused()
+        assert "Traceback" not in server.output()
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 100, 400])
+def test_all_full_pages_come_from_the_producer(split, length):
+    prompt = fresh_prompt(length)
+    body = body_of(prompt, logprobs=2, n=2, temperature=0.9, seed=5)
+    reply = split.post("/v1/completions", body)
+    assert num_cached(reply) == (length - 1) // PAGE_SIZE * PAGE_SIZE
+    assert choices(reply) == choices(split.prefill.post("/v1/completions", body))
+    # The consumer has said that it is done: no lease has to run out for that.
+    split.prefill.wait_until_unused()
+
+
+def test_requests_as_vllms_proxy_sends_them(split):
+    """Its steps, one by one: the reply's parameters go into the next request unchanged."""
+    prompt = fresh_prompt()
+    headers = {"X-Request-Id": "one-id-for-both"}
+    asked = body_of(prompt, stream=False, max_tokens=1, kv_transfer_params=ASKED)
+    first = split.prefill.post("/v1/completions", asked, headers=headers).json()
+    params = first.get("kv_transfer_params", {})
+    assert params["do_remote_prefill"] is True and params["do_remote_decode"] is False
+    assert params["remote_num_tokens"] == 96
+    assert {"remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port"} <= set(params)
+    second = split.decode.post("/v1/completions", body_of(prompt, kv_transfer_params=params), headers=headers)
+    assert num_cached(second) == 96
+    assert choices(second) == choices(split.prefill.post("/v1/completions", body_of(prompt)))
+    assert "kv_transfer_params" not in second.json()
+
+
+def test_a_handle_gives_nothing_for_another_prompt_or_salt_or_twice(split):
+    prompt, other = fresh_prompt(), fresh_prompt()
+    params = computed_prompt(split, prompt)
+    foreign = split.decode.post("/v1/completions", body_of(other, kv_transfer_params=params))
+    assert num_cached(foreign) == 0
+    assert choices(foreign) == choices(split.prefill.post("/v1/completions", body_of(other)))
+    # That was the end of it: the consumer tells the producer that it is done with this handle.
+    split.prefill.wait_until_unused()
+    again = split.decode.post("/v1/completions", body_of(prompt, kv_transfer_params=params))
+    assert num_cached(again) == 0
+    params = computed_prompt(split, prompt)
+    salted = split.decode.post("/v1/completions", body_of(prompt, cache_salt="mine", kv_transfer_params=params))
+    assert num_cached(salted) == 0
+    split.prefill.wait_until_unused()
+
+
+def test_a_guessed_handle_gives_nothing(split):
+    prompt = fresh_prompt()
+    params = computed_prompt(split, prompt)
+    for wrong in ({"remote_block_ids": [1, 2, 3, 4]}, {"remote_request_id": "x"}, {"remote_engine_id": "y"}):
+        reply = split.decode.post(
+            "/v1/completions", body_of(prompt, cache_salt="", max_tokens=2, kv_transfer_params=params | wrong)
+        )
+        assert reply.status_code == 200
+        assert num_cached(reply) in (0, 96)  # the first computes it, so the others find it here
+    more = split.decode.post(
+        "/v1/completions", body_of(fresh_prompt(), kv_transfer_params=params | {"remote_num_tokens": 1 << 30})
+    )
+    assert num_cached(more) == 0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"do_remote_prefill": True},
+        {"do_remote_prefill": 1},
+        {"do_remote_decode": True, "do_remote_prefill": True},
+        {"remote_block_ids": [2**32]},
+        {"remote_block_ids": [-1]},
+        {"remote_block_ids": [1] * 5},
+        {"remote_port": 65536},
+        {"remote_port": 10**30},
+        {"remote_host": "x" * 300},
+        {"no_such_field": 1},
+        {"remote_engine_id": {"a": []}},
+        {"a": "x" * (1 << 17)},
+    ],
+)
+def test_what_makes_no_sense_is_refused(split, params):
+    for server in (split.prefill, split.decode):
+        reply = server.post("/v1/completions", body_of([5, 6, 7], kv_transfer_params=params))
+        assert reply.status_code == 400, reply.text
+        assert reply.json()["error"]["message"].startswith("kv_transfer_params")
+
+
+def test_roles_and_unknown_producers_are_refused_by_name(split):
+    there = computed_prompt(split, fresh_prompt())
+    cases = [
+        (split.decode, ASKED, "do_remote_decode needs a producer"),
+        (split.prefill, there, "do_remote_prefill needs a consumer"),
+        (split.decode, there | {"remote_host": "169.254.169.254", "remote_port": 80}, "knows no producer at"),
+        (split.decode, there | {"remote_host": "unix:/var/run/docker.sock", "remote_port": 0}, "knows no producer at"),
+    ]
+    for server, params, why in cases:
+        reply = server.post("/v1/completions", body_of(fresh_prompt(), kv_transfer_params=params))
+        assert reply.status_code == 400
+        assert why in reply.json()["error"]["message"]
+    several = split.decode.post("/v1/completions", body_of([[5, 6], [7, 8]], kv_transfer_params=there))
+    assert several.status_code == 400 and "of one prompt" in several.json()["error"]["message"]
+
+
+_NAMES = [*ASKED, "remote_request_id", "remote_num_tokens", "tp_size", "x"]
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(params=st.dictionaries(st.sampled_from(_NAMES), _JSON, max_size=9), overrides=st.booleans())
+def test_no_parameters_end_an_engine(split, params, overrides):
+    """Whatever a client says, it is answered 200 or 400, and the engine lives."""
+    if overrides:
+        params = {"do_remote_prefill": True, "remote_block_ids": [1, 2, 3, 4], "remote_host": "127.0.0.1"} | params
+    for server in (split.prefill, split.decode):
+        body = body_of([5, 6, 7], max_tokens=2, kv_transfer_params=params)
+        assert server.post("/v1/completions", body).status_code in (200, 400)
+
+
+def test_after_all_that_nothing_is_left(split):
+    for server in (split.prefill, split.decode):
+        server.wait_until_unused()
+        assert server.http.get(f"{server.url}/health").status_code == 200
+        assert "Traceback" not in server.output()
+
+
+def test_a_producer_that_is_killed_costs_nothing_but_time(tiny_checkpoint, tmp_path):
+    with start_split(tiny_checkpoint, tmp_path, "unix", fetch_seconds=10.0, server=PARSERS) as split:
+        alone = asyncio.run(answers(split.decode.url, 32))
+        assert split.decode.post("/reset_prefix_cache").status_code == 200
+        engine = next(pid for name, pid in split.prefill.children().items() if ENGINE_MODULE in name)
+
+        def kill() -> None:
+            time.sleep(random.uniform(0.1, 1.0))
+            split.prefill.process.kill()
+            for pid in (split.prefill.api_pid, engine):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        heard = asyncio.run(answers(split.proxy, 32))
+        killer.join()
+        for number, (want, got) in enumerate(zip(alone, heard, strict=True)):
+            assert got == want, f"stream {number}"
+        split.decode.wait_until_unused()
+        assert "Traceback" not in split.decode.output()
+
+
+def test_a_producer_that_hangs_is_given_up(tiny_checkpoint, tmp_path):
+    with start_split(tiny_checkpoint, tmp_path, "tcp", fetch_seconds=1.0) as split:
+        prompt = fresh_prompt()
+        params = computed_prompt(split, prompt)
+        engine = next(pid for name, pid in split.prefill.children().items() if ENGINE_MODULE in name)
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            reply = split.decode.post("/v1/completions", body_of(prompt, kv_transfer_params=params))
+            assert num_cached(reply) == 0
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        assert choices(reply) == choices(split.decode.post("/v1/completions", body_of(prompt, cache_salt="own")))
+
+
+def test_a_consumer_that_is_killed_leaves_its_pages_to_the_end_of_their_leases(tiny_checkpoint, tmp_path):
+    with start_split(tiny_checkpoint, tmp_path, "unix", lease_seconds=8.0) as split:
+        split.decode.process.kill()
+        os.kill(split.decode.api_pid, signal.SIGKILL)
+        for _ in range(5):
+            computed_prompt(split, fresh_prompt(200))
+        split.prefill.wait_for(lambda: split.prefill.metric("num_pages_pinned") > 0)  # told once a second
+        split.prefill.wait_until_unused()  # without any request that would stir the engine
+
+
+def test_with_the_policy_fail_a_request_ends_with_an_error(tiny_checkpoint, tmp_path):
+    with start_split(tiny_checkpoint, tmp_path, "unix", policy="fail") as split:
+        prompt = fresh_prompt()
+        params = computed_prompt(split, prompt)
+        wrong = body_of(prompt, kv_transfer_params=params | {"remote_block_ids": [1, 2, 3, 4]})
+        reply = split.decode.post("/v1/completions", wrong)
+        assert reply.status_code == 500
+        assert "could not be loaded" in reply.json()["error"]["message"]
+        split.decode.wait_until_unused()
+
+
+def test_engines_with_other_pages_compute_alone(tiny_checkpoint, tmp_path):
+    """Other page sizes are refused by name, and nothing is guessed."""
+    with start_split(tiny_checkpoint, tmp_path, "unix", decode={"page_size": 32}) as split:
+        prompt = fresh_prompt()
+        reply = split.post("/v1/completions", body_of(prompt))
+        assert num_cached(reply) == 0
+        assert choices(reply) == choices(split.prefill.post("/v1/completions", body_of(prompt)))
+        assert "the producer has pages of 16 tokens, this engine pages of 32 tokens" in split.decode.output()
+
+
+def test_both_roles_in_one_server(tiny_checkpoint, tmp_path):
+    """What one has computed for the other, the other goes on with, and the other way round."""
+    configs = [transfer_config("kv_both", tmp_path, "unix", 0, own=i, peer=1 - i) for i in range(2)]
+    with (
+        start_server(engine_config(tiny_checkpoint, configs[0]), ENGINE_MODULE) as one,
+        start_server(engine_config(tiny_checkpoint, configs[1]), ENGINE_MODULE) as two,
+    ):
+        for first, second in ((one, two), (two, one)):
+            with start_proxy([first.url], [second.url]) as proxy:
+                body = body_of(fresh_prompt())
+                reply = proxy.post("/v1/completions", body)
+                assert num_cached(reply) == 96
+                assert choices(reply) == choices(first.post("/v1/completions", body))

@@ -1,0 +1,72 @@
+"""GET /live as clients meet it."""
+
+import json
+import signal
+
+import httpx
+import pytest
+
+from tests.serving.frontend.tokenizers_for_tests import byte_level_tokenizer, write_folder
+from tests.serving.server.running_server import start_server
+from tokenmill.config.configs import EngineConfig
+from tokenmill.ipc.topology import EngineSpec
+
+
+def frames(reply):
+    return (json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: "))
+
+
+def test_it_is_a_stream_of_frames_that_needs_the_key(slow_echo):
+    with slow_echo.http.stream("GET", f"{slow_echo.url}/live") as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        frame = next(frames(reply))
+    assert (frame["engine"], frame["turns"], frame["requests"]) == (0, [], [])
+    assert frame["stats"]["num_pages"] == frame["ready"]["num_pages"] == 64
+    headers = {"Authorization": "Bearer another"}
+    assert slow_echo.http.get(f"{slow_echo.url}/live", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pages_of_others_cannot_take_the_places_of_viewers(echo, site):
+    reply = echo.http.get(f"{echo.url}/live", headers={"Sec-Fetch-Site": site})
+    assert reply.status_code == 403
+    with echo.http.stream("GET", f"{echo.url}/live", headers={"Sec-Fetch-Site": "same-origin"}) as reply:
+        assert reply.status_code == 200
+
+
+def test_it_shows_what_runs(slow_echo):
+    http, url = slow_echo.http, slow_echo.url
+    body = {"prompt": "one two three four five", "max_tokens": 400, "stream": True}
+    with http.stream("POST", f"{url}/v1/completions", json=body), http.stream("GET", f"{url}/live") as reply:
+        (request,) = next(frame["requests"] for frame in frames(reply) if frame.get("requests"))
+        shown = http.get(f"{url}/v1/requests/{request[0]}").json()
+        assert shown["requests"][0]["status"] == request[1] == "running"
+
+
+def test_all_engines_are_shown_through_any_api_process(tmp_path):
+    """Each time a new connection, which either process may take."""
+    engines = (EngineSpec(0), EngineSpec(1))
+    model = write_folder(tmp_path, byte_level_tokenizer(), config={"stub": {"step_seconds": 0.05}})
+    with start_server(EngineConfig(model=str(model)), engines=engines, api_server_count=2) as server:
+        url, body = server.url, {"prompt": "one two three four five", "max_tokens": 400, "stream": True}
+        with server.http.stream("POST", f"{url}/v1/completions", json=body):
+            for _ in range(6):
+                with httpx.stream("GET", f"{url}/live", timeout=30) as reply:
+                    seen, running = set(), 0
+                    for frame in frames(reply):
+                        seen.add(frame["engine"])
+                        running += len(frame.get("requests") or ())
+                        if seen == {0, 1} and running:
+                            break
+                    assert seen == {0, 1} and running, "the stream ended before it had shown both"
+
+
+def test_a_viewer_does_not_hold_up_the_end_of_the_server(stub_model):
+    with start_server(EngineConfig(model=str(stub_model)), shutdown_timeout=600.0) as server:
+        with server.http.stream("GET", f"{server.url}/live") as reply:
+            found = frames(reply)
+            next(found)
+            server.process.send_signal(signal.SIGINT)
+            for _ in found:
+                pass
+        assert server.wait_for_end(60) == 0
