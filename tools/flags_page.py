@@ -15,9 +15,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
 HEAD = """# Flags of vLLM and SGLang
 
 What `tokenmill serve` makes of the command lines and `--config` files of two other engines. This page is written by
-`python tools/flags_page.py` from `src/tokenmill/config/foreign_flags.toml`, which the parser reads when it meets a flag that
-is not ours. A value in brackets changes nothing and is always taken, `{}` is any JSON object that holds nothing but
-zeros, and so are `none`, `null` and the negation `--no-...` of a switch.
+`python tools/flags_page.py` from `src/tokenmill/config/foreign_flags.toml`, which the parser reads when it meets a flag
+that is not ours. A value in brackets changes nothing and is always taken, `{}` is any JSON object that holds nothing
+but zeros, and so are `none`, `null` and the negation `--no-...` of a switch.
 """
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tokenmill.core.version import VERSION
+
 if TYPE_CHECKING:
     from tokenmill.core.sampling_params import SamplingParams as SamplingParams
     from tokenmill.core.structured_outputs import StructuredOutputs as StructuredOutputs
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from tokenmill.llm.beam_search import BeamSearchParams as BeamSearchParams
     from tokenmill.llm.llm import LLM as LLM
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "LLM",
     "AsyncLLM",

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenmill.config.parser import Parser
-from tokenmill.core.errors import TokenMillError
-from tokenmill.core.whole_file import write_whole
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -17,33 +15,10 @@ def run(arguments: Sequence[str]) -> int:
         TokenMillError: a file is no step log, there are too few steps, or the model cannot be written.
     """
     namespace = make_parser().parse(arguments)
+    from tokenmill.lab.simulate.fitting import write_model
+
     write_model(namespace.logs, Path(namespace.output))
     return 0
-
-
-def write_model(logs: Sequence[Path], output: Path) -> None:
-    """Fit a model to the steps of logs, write it and say how good it is.
-
-    Raises:
-        TokenMillError: see `run`.
-    """
-    import msgspec
-
-    from tokenmill.engine.loop.step_log import read_log
-    from tokenmill.lab.simulate.step_model import describe, fit, recorded_steps
-
-    steps = []
-    for log in logs:
-        header, records = read_log(log)
-        if header.speculation is not None or header.transfers is not None:
-            raise TokenMillError(f"{log}: steps with drafts, or with KV from elsewhere, have times of another kind")
-        steps += list(recorded_steps(records))
-    model = fit(steps)
-    try:
-        write_whole(output, msgspec.json.format(msgspec.json.encode(model)) + b"\n")
-    except OSError as error:
-        raise TokenMillError(f"cannot write {output}: {error.strerror}") from error
-    print(describe(model))
 
 
 def make_parser() -> Parser:

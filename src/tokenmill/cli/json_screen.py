@@ -16,7 +16,7 @@ from tokenmill.serving.observe.event_log import EventLog
 
 
 class JsonScreen:
-    """See `tokenmill.serving.server.process.screen.Screen`. What is no object yet, such as a library's warning, becomes one."""
+    """Write what a `serving.server.process.screen.Screen` is told as JSON objects; a plain line becomes one too."""
 
     def __init__(self, stream: IO[str], server: ServerConfig) -> None:
         self._write: Callable[[str], None] = lambda line: print(line, file=stream, flush=True)

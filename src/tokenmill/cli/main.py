@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tokenmill import __version__
 from tokenmill.cli.import_path import without_current_folder
 from tokenmill.core.errors import TokenMillError
+from tokenmill.core.version import VERSION
 from tokenmill.ipc.standard_streams import lossy, reopen_closed
 
 VERBS = {
@@ -85,7 +85,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(_help())
         return 0
     if verb in ("-V", "--version"):
-        print(__version__)
+        print(VERSION)
         return 0
     if verb not in VERBS:
         from tokenmill.core.names import did_you_mean
@@ -101,7 +101,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _help() -> str:
     lines = [
-        f"TokenMill {__version__}: an LLM inference and serving engine",
+        f"TokenMill {VERSION}: an LLM inference and serving engine",
         "",
         "usage: tokenmill VERB ...",
         "",

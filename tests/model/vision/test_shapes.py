@@ -24,8 +24,8 @@ from tokenmill.model.weights.checkpoint import read_architecture
 from tokenmill.model.weights.loader import measure
 from tokenmill.platform.cpu import CpuPlatform
 from tokenmill.startup.assembly.setup import build_engine
-from tokenmill.startup.assembly.vision import tower_memory
 from tokenmill.startup.sizing.forms import forms
+from tokenmill.startup.sizing.tower_size import tower_memory
 
 SMALL_TOWER = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "deepstack_visual_indexes": [5, 11, 17]}
 LARGE_TOWER = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "deepstack_visual_indexes": [8, 16, 24]}

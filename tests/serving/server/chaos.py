@@ -1,7 +1,8 @@
 """Parts of a server are killed, crash, hang and get what they cannot prepare, under load: every stream is whole, and
 what it is without that.
 
-    python -m tests.serving.server.chaos [--streams 64] [--faults 20] [--engines 2] [--api-servers 1] [--logs file,closed,full]
+    python -m tests.serving.server.chaos [--streams 64] [--faults 20] [--engines 2] [--api-servers 1]
+        [--logs file,closed,full]
 
 The faults are shared out among servers whose log is a file, a pipe that nobody reads any more, and a disk that is full,
 as is the one below their KV tier then, where this user may mount one.

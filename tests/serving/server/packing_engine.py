@@ -1,4 +1,4 @@
-"""An engine that says in its log when it packs weights: `tests.serving.server.packing_engine` as the process of an engine."""
+"""Run the process of an engine that says in its log when it packs weights."""
 
 import sys
 from typing import Any

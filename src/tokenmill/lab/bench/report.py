@@ -11,7 +11,7 @@ from math import ceil, floor, sqrt
 from pathlib import Path
 from typing import Any
 
-from tokenmill.cli.version import versions
+from tokenmill.core.version import versions
 
 PERCENTILES = (50, 90, 99)
 # Of the standard normal law: 95% of it lie within as many deviations.

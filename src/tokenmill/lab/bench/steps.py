@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tokenmill.cli.fit import write_model
 from tokenmill.config.parser import Parser
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.lab.bench.offline import add_engine_flags, engine_config, highest_token_id, run_batch
 from tokenmill.lab.bench.workload import Prompt, at_least
+from tokenmill.lab.simulate.fitting import write_model
 
 # How many tokens each request of a batch brings, on average.
 OUTPUT_TOKENS = 24

@@ -1,8 +1,8 @@
 """The adapters of an engine in memory: read off its loop, shared by requests, forgotten by least recent use.
 
-The cache is a gate of the engine (`engine/loop/gates.py`): a request waits at it until its adapter is there. There is room
-for so many; while all of it is in use, requests get in one after the other, those whose adapter is there too, so that
-none waits for longer than the requests before it take.
+The cache is a gate of the engine (`engine/loop/gates.py`): a request waits at it until its adapter is there. There is
+room for so many; while all of it is in use, requests get in one after the other, those whose adapter is there too, so
+that none waits for longer than the requests before it take.
 
 One thread (the engine's) calls everything but `find`, which the runner's thread calls too.
 """

@@ -38,8 +38,8 @@ class PackedWeight:
     """A weight W [out_size, in_size] in panels of 16 rows; see `LinearWeight`. Activations are bf16.
 
     Integer weights meet int8 activations, which are rounded for each token (INT8) or for each 32 inputs of it (INT4,
-    INT4_OFFSET); model/kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x and on the
-    instruction set, not on the number of rows or threads.
+    INT4_OFFSET); model/kernels/reference.py has the arithmetic. The bits of a result depend on its own row of x and on
+    the instruction set, not on the number of rows or threads.
 
     Args:
         kernels: the native kernels that fill and multiply it.

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-import tokenmill
 from tokenmill.core.api_messages import FinishedRequest
 from tokenmill.core.request import FinishReason
+from tokenmill.core.version import VERSION
 
 if TYPE_CHECKING:
     import httpx
@@ -80,7 +80,7 @@ class TraceExporter:
         # The monotonic clock of the requests, as Unix time.
         offset = time.time() - time.monotonic()
         spans = [_span(request, offset, self._model_name) for request in batch]
-        scope = {"scope": {"name": "tokenmill", "version": tokenmill.__version__}, "spans": spans}
+        scope = {"scope": {"name": "tokenmill", "version": VERSION}, "spans": spans}
         resource = {"attributes": _attributes({"service.name": "tokenmill"})}
         return msgspec.json.encode({"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]})
 

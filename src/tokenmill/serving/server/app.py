@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from fastapi import FastAPI
 
-import tokenmill
 from tokenmill.config.configs import ServerConfig
+from tokenmill.core.version import VERSION
 from tokenmill.serving.server.anthropic.body import MessagesBody, PromptBody
 from tokenmill.serving.server.anthropic.messages import MessagesRoutes
 from tokenmill.serving.server.context import ServerContext
@@ -57,9 +57,7 @@ _BODIES = (
 def build_app(context: ServerContext, config: ServerConfig, on_loopback: bool = False) -> FastAPI:
     """Build the application around a running engine, for a socket that only this machine reaches, or any other."""
     # A redirect to a path without its last slash would be built from the Host header, which is the client's choice.
-    app = FastAPI(
-        title="TokenMill", version=tokenmill.__version__, docs_url=None, redoc_url=None, redirect_slashes=False
-    )
+    app = FastAPI(title="TokenMill", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.root_path = config.root_path  # an argument of this name is deprecated; the attribute works in all versions
     _add_routes(app, context)
     page = page_routes()

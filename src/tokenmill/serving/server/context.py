@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import tokenmill
 from tokenmill.config.vision import MediaLimits
 from tokenmill.core.engine_messages import EngineReady
 from tokenmill.core.errors import InvalidRequest, PromptTooLong
+from tokenmill.core.version import VERSION
 from tokenmill.serving.batches.service import BatchService
 from tokenmill.serving.frontend.client import EngineClient
 from tokenmill.serving.frontend.open_calls import OpenCalls
@@ -95,7 +95,7 @@ class ServerContext:
         """OpenAI's `system_fingerprint`: changes when the software or the way the model is served does."""
         ready = self.engines.ready or self.ready
         parts = (
-            tokenmill.__version__,
+            VERSION,
             self.model_name,
             ready.fingerprint,
             ready.dtype,

@@ -1,4 +1,6 @@
-"""The engine process: `python -m tokenmill.startup.assembly.engine_process FOLDER INDEX RANK LIFE`. Sockets around an `Engine`.
+"""Run an engine's process: sockets around an `Engine`.
+
+    python -m tokenmill.startup.assembly.engine_process FOLDER INDEX RANK LIFE
 
 One inbox (`engine-0.ipc`), one outbox per text worker and one to the API process, all unix sockets in the private
 folder, all msgpack structs. It ends when it is told to (SIGTERM) or when its parent is gone (end of stdin).

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from pathlib import Path
 
-import tokenmill
 from tokenmill.core.errors import InvalidConfig
+from tokenmill.core.version import VERSION
 from tokenmill.engine.transfer.protocol import SourceContext
 from tokenmill.engine.transfer.slot_file import SlotFile
 from tokenmill.engine.transfer.slots import SlotMemory
@@ -22,7 +22,7 @@ def disk_tier(context: SourceContext, folder: Path, limit: int) -> Tier:
     Raises:
         InvalidConfig: the folder cannot be used, or `limit` holds no page.
     """
-    whose = f"{tokenmill.__version__}/{context.fingerprint}/{context.mover.layout}/{context.page_size}"
+    whose = f"{VERSION}/{context.fingerprint}/{context.mover.layout}/{context.page_size}"
     name = f"{blake2b(whose.encode(), digest_size=8).hexdigest()}-{context.engine}"
     try:
         store = SlotFile(folder, name, context.mover.page_bytes, context.page_size, limit)

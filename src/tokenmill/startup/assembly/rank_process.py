@@ -1,5 +1,6 @@
-"""The process of every rank but 0: `python -m tokenmill.startup.assembly.rank_process CONFIG` offline; a server's ranks are started
-as engines are and come here from there. It ends when rank 0 says so, when a rank is gone, or with its parent.
+"""Run the process of a rank other than 0. It ends when rank 0 says so, when a rank is gone, or with its parent.
+
+Offline: `python -m tokenmill.startup.assembly.rank_process CONFIG`; ranks of a server start as its engines do.
 """
 
 from __future__ import annotations

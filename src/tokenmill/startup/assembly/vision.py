@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.config.configs import EngineConfig
 from tokenmill.core.errors import InvalidConfig
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.vision.encoder import Encoder, PixelStore
-from tokenmill.model.vision.spec import VisionSpec
 from tokenmill.model.vision.spec_reader import read_vision
-from tokenmill.model.vision.tower import load_tower, tower_shapes
+from tokenmill.model.vision.tower import load_tower
 from tokenmill.platform.protocol import Platform
+from tokenmill.startup.sizing.tower_size import TowerMemory, reserved_bytes
 
 if TYPE_CHECKING:
     from tokenmill.startup.assembly.loading import LoadedModel
@@ -31,35 +29,6 @@ class Vision:
     pixels: PixelStore
     encoder: Encoder
     memory: TowerMemory
-
-
-@dataclass(frozen=True, slots=True)
-class TowerMemory:
-    """Bytes that a tower takes besides the decoder; nothing where a model takes text only.
-
-    Attributes:
-        weights: of the tower.
-        reserved: what the outputs that are kept will take, and encoding as many tokens as a step may.
-    """
-
-    weights: int = 0
-    reserved: int = 0
-
-
-def tower_memory(config: EngineConfig, folder: Path, item_bytes: int) -> TowerMemory:
-    """What the tower of a checkpoint will take, from its config alone.
-
-    Args:
-        item_bytes: of a weight; a tower keeps the model's dtype, however the decoder is quantized.
-
-    Raises:
-        InvalidCheckpoint: the tower is not supported.
-    """
-    spec = read_vision(folder)
-    if spec is None:
-        return TowerMemory()
-    num_weights = sum(map(math.prod, tower_shapes(spec).values()))
-    return TowerMemory(item_bytes * num_weights, _reserved(config, spec, item_bytes))
 
 
 def check_vision(config: EngineConfig, architecture: Architecture, platform: Platform) -> None:
@@ -100,12 +69,5 @@ def load_vision(config: EngineConfig, model: LoadedModel) -> Vision | None:
     pixels, tower = PixelStore(), load_tower(model.folder, spec, model.kernels)
     (rotary,) = model.decoder.rotary.values()
     encoder = Encoder(spec, tower, pixels, rotary, config.max_num_seqs)
-    reserved = _reserved(config, spec, model.kernels.dtype.itemsize)
+    reserved = reserved_bytes(config, spec, model.kernels.dtype.itemsize)
     return Vision(pixels, encoder, TowerMemory(tower.num_bytes, reserved))
-
-
-def _reserved(config: EngineConfig, spec: VisionSpec, item_bytes: int) -> int:
-    kept = config.encoder_cache_tokens * (1 + len(spec.deepstack)) * spec.out_size
-    # Of a patch: itself, its norm, q, k and v, what it attends to; and the middle of a block, as it is and with GELU.
-    working = config.encoder_budget * spec.merge**2 * (6 * spec.hidden_size + 2 * spec.intermediate_size)
-    return item_bytes * (kept + working)

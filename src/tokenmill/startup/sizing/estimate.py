@@ -19,12 +19,12 @@ from tokenmill.model.weights.checkpoint import CONFIG_NAME, INDEX_NAME, SINGLE_N
 from tokenmill.model.weights.hub import fetch
 from tokenmill.model.weights.hub_headers import read_headers
 from tokenmill.platform.select import select_platform
-from tokenmill.startup.assembly.vision import TowerMemory
 from tokenmill.startup.machine.bandwidth import read_bandwidth
 from tokenmill.startup.machine.device import DTYPES, choose_threads
 from tokenmill.startup.sizing.forms import forms, free_bytes, table
 from tokenmill.startup.sizing.kv_size import wanted_context
 from tokenmill.startup.sizing.state_size import states_text
+from tokenmill.startup.sizing.tower_size import TowerMemory
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from tokenmill.core.sizes import size_text
 from tokenmill.model.architecture.architecture import Architecture
 from tokenmill.model.weights.loader import ModelPlan
 from tokenmill.platform.protocol import Platform
-from tokenmill.startup.assembly.vision import tower_memory
 from tokenmill.startup.machine.device import DTYPES
 from tokenmill.startup.sizing.forms import Form, forms, free_bytes, held_bytes, table
 from tokenmill.startup.sizing.kv_size import SMALLEST_CONTEXT, bytes_of, least_kv_bytes, pages_in
 from tokenmill.startup.sizing.state_size import bytes_per_state
+from tokenmill.startup.sizing.tower_size import tower_memory
 
 # Of a parameter in the smallest form that weights are kept in: four bits, not counting their scales.
 LEAST_BYTES_PER_PARAMETER = 0.5

@@ -15,9 +15,9 @@ from tokenmill.model.architecture.architecture import Architecture, MoeSpec
 from tokenmill.model.quantization.packed import UNQUANTIZED
 from tokenmill.model.weights.loader import choose_formats, measure
 from tokenmill.platform.protocol import Platform
-from tokenmill.startup.assembly.vision import TowerMemory, tower_memory
 from tokenmill.startup.machine.device import DTYPES, check, choose_backend, choose_kernels
 from tokenmill.startup.sizing.kv_size import pages_in, wanted_context, workspace_bytes
+from tokenmill.startup.sizing.tower_size import TowerMemory, tower_memory
 
 QUANTIZATIONS = ("none", "fp8", "int8", "int4")
 # Tokens of the requests that the table counts, besides the longest that the model is made for.

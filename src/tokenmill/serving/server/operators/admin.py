@@ -12,12 +12,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-import tokenmill
 from tokenmill.config.configs import EngineConfig, ServerConfig
 from tokenmill.core.engine_messages import EngineReady, RequestState
 from tokenmill.core.errors import Conflict, EngineDead, InvalidRequest, NotFound
 from tokenmill.core.messages import GenerateText
 from tokenmill.core.sampling_params import SamplingParams
+from tokenmill.core.version import VERSION
 from tokenmill.serving.replicas.engine_handle import EngineHandle
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.generation.fields import Label
@@ -162,7 +162,7 @@ class AdminRoutes:
         # As SGLang's clients look for them.
         sizes: dict[str, Any] = {"max_total_num_tokens": ready.num_pages * ready.page_size}
         info |= sizes | {"internal_states": [{} for _ in engines]}
-        return json_response({"version": tokenmill.__version__} | info)
+        return json_response({"version": VERSION} | info)
 
     async def load(self, _request: Request) -> Response:
         """How busy the server is."""

@@ -7,8 +7,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-import tokenmill
 from tokenmill.core.errors import EngineDead
+from tokenmill.core.version import VERSION
 from tokenmill.serving.server.context import ServerContext
 from tokenmill.serving.server.http.errors import error_response
 from tokenmill.serving.server.http.json_response import json_response
@@ -60,7 +60,7 @@ class InfoRoutes:
 
     async def version(self, _request: Request) -> Response:
         """The version of TokenMill."""
-        return json_response({"version": tokenmill.__version__})
+        return json_response({"version": VERSION})
 
     async def metrics(self, _request: Request) -> Response:
         """Metrics in Prometheus' text format."""

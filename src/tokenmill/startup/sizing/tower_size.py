@@ -1,0 +1,53 @@
+"""How many bytes the vision tower of a model takes, from its config alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.config.configs import EngineConfig
+from tokenmill.model.vision.spec import VisionSpec
+from tokenmill.model.vision.spec_reader import read_vision
+from tokenmill.model.vision.tower import tower_shapes
+
+
+@dataclass(frozen=True, slots=True)
+class TowerMemory:
+    """Bytes that a tower takes besides the decoder; nothing where a model takes text only.
+
+    Attributes:
+        weights: of the tower.
+        reserved: what the outputs that are kept will take, and encoding as many tokens as a step may.
+    """
+
+    weights: int = 0
+    reserved: int = 0
+
+
+def tower_memory(config: EngineConfig, folder: Path, item_bytes: int) -> TowerMemory:
+    """What the tower of a checkpoint will take, from its config alone.
+
+    Args:
+        item_bytes: of a weight; a tower keeps the model's dtype, however the decoder is quantized.
+
+    Raises:
+        InvalidCheckpoint: the tower is not supported.
+    """
+    spec = read_vision(folder)
+    if spec is None:
+        return TowerMemory()
+    num_weights = sum(map(math.prod, tower_shapes(spec).values()))
+    return TowerMemory(item_bytes * num_weights, reserved_bytes(config, spec, item_bytes))
+
+
+def reserved_bytes(config: EngineConfig, spec: VisionSpec, item_bytes: int) -> int:
+    """Return the bytes of the outputs that are kept and of encoding one whole budget.
+
+    Args:
+        item_bytes: of one number.
+    """
+    kept = config.encoder_cache_tokens * (1 + len(spec.deepstack)) * spec.out_size
+    # Of a patch: itself, its norm, q, k and v, what it attends to; and the middle of a block, as it is and with GELU.
+    working = config.encoder_budget * spec.merge**2 * (6 * spec.hidden_size + 2 * spec.intermediate_size)
+    return item_bytes * (kept + working)
