@@ -77,12 +77,13 @@ routers: $(NATIVE_STAMP) $(DEV_STAMP) ## a router of others in front of two of o
 	@$(VENV)/routers/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/routers.txt
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/routers $(ARGS)
 
-lint: $(NATIVE_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, import contracts, the core's budget
+lint: $(NATIVE_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, import contracts, the core's budget, the facts of the house
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(MAKE) --no-print-directory --silent lines
+	@$(BIN)/python tools/house.py
 
 format: $(DEV_STAMP) ## format and mend what ruff can mend
 	@$(BIN)/ruff check --fix .

@@ -6,8 +6,7 @@ Run by itself, it answers a long prompt and three short ones, one at a time, and
 """
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.core.request import Request
-from tokenmill.engine.scheduler.policies import QueuePolicy
+from tokenmill.plugins import QueuePolicy, Request
 
 
 class ShortestFirst(QueuePolicy):

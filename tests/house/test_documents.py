@@ -99,12 +99,10 @@ def test_commands_of_the_documents_name_verbs_and_flags_that_exist():
             continue
         assert words[0] in VERBS, f"{snippet}: {words}"
         verb = importlib.import_module(f"tokenmill.cli.{words[0]}")
-        home = Path(verb.__file__)
-        own = home.parent.glob("*.py") if home.name == "__init__.py" else [home]
-        source = "".join(path.read_text() for path in own) + "".join(
-            (ROOT / "src/tokenmill" / name).read_text()
-            for name in ("core/sampling_params.py", "cli/model_access.py", "cli/simulation_flags.py", "config.py")
-        )
+        shared = ("core/sampling_params", "cli/model_access", "cli/simulation_flags", "config/configs")
+        homes = [Path(verb.__file__), *(ROOT / "src/tokenmill" / f"{name}.py" for name in shared)]
+        homes += (ROOT / "src/tokenmill/lab/bench").glob("*.py") if words[0] == "bench" else []
+        source = "".join(path.read_text() for path in homes)
         for word in words[1:]:
             if word.startswith("--") and word != "--help":
                 name = word[2:].split("=")[0]
@@ -156,8 +154,12 @@ def test_every_field_is_documented():
 
 def test_the_architecture_lists_every_package():
     source = ROOT / "src" / "tokenmill"
-    packages = {f"{path.parent.name}/" for path in source.glob("*/__init__.py")}
-    listed = set(re.findall(r"^  (\w+/?(?:\.py)?) ", ARCHITECTURE, re.MULTILINE))
+    inner = [*source.glob("*/__init__.py"), *source.glob("*/*/__init__.py")]
+    packages = {f"{path.parent.relative_to(source)}/" for path in inner}
+    listed, folder = set(), ""
+    for indent, name in re.findall(r"^(  |    )(\w+/) ", ARCHITECTURE, re.MULTILINE):
+        folder = name if indent == "  " else folder
+        listed.add(name if indent == "  " else folder + name)
     assert packages <= listed
     for name in listed:
         assert (source / name).exists(), name

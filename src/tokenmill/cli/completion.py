@@ -47,9 +47,12 @@ def make_parser() -> Parser:
 def options(verbs: dict[str, str]) -> Iterator[tuple[str, list[Option]]]:
     """The flags of every command, `serve` or `bench serve`, as its parser has them."""
     for verb in verbs:
-        for name in [f"{verb}.{kind}" for kind in KINDS] if verb == "bench" else [verb]:
-            parser = importlib.import_module(f"tokenmill.cli.{name}").make_parser()
-            yield name.replace(".", " "), [_option(action) for action in parser._actions if action.option_strings]
+        modules = {verb: f"tokenmill.cli.{verb}"}
+        if verb == "bench":
+            modules = {f"bench {kind}": f"tokenmill.lab.bench.{kind}" for kind in KINDS}
+        for name, module in modules.items():
+            parser = importlib.import_module(module).make_parser()
+            yield name, [_option(action) for action in parser._actions if action.option_strings]
 
 
 def _option(action: argparse.Action) -> Option:

@@ -7,7 +7,7 @@ import hashlib
 from functools import cached_property
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "static"
+FOLDER = Path(__file__).parents[1] / "web" / "static"
 PAGE = "index.html"
 # Below this path, seen from the page, lie all files but the page itself.
 PREFIX = "web/"

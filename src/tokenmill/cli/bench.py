@@ -1,0 +1,7 @@
+"""`tokenmill bench KIND`: the door to the benchmarks of the laboratory."""
+
+from __future__ import annotations
+
+from tokenmill.lab.bench import KINDS, run
+
+__all__ = ["KINDS", "run"]

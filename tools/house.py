@@ -1,0 +1,228 @@
+"""Print the facts of the house's structure, each beside where it should be; 1 if one that was reached has been lost.
+
+Rooms are the folders below `src/tokenmill`: a wing without folders of its own, such as `core`, or a folder of one that
+has them, such as `engine/kv`. Imports count wherever they stand, in functions and for type checkers too. Reads files
+only: nothing of the project is imported.
+
+    python tools/house.py
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parent.parent
+SOURCE = TOP / "src" / "tokenmill"
+# Modules that are addresses: users write them.
+ADDRESSES = {"__init__", "__main__", "plugins", "ray"}
+CAPABILITIES = {"adapters", "encoder", "states", "transfers", "windows", "drafter", "_drafter", "vision", "draft"}
+LONGEST_FUNCTION, LONGEST_CLASS, CRUMB = 50, 300, 60
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One number of the house.
+
+    Attributes:
+        most: where it should be, at most.
+        is_reached: it has been there, and must stay.
+    """
+
+    name: str
+    value: int
+    most: int
+    is_reached: bool = True
+
+    @property
+    def is_lost(self) -> bool:
+        """True where it was better before."""
+        return self.is_reached and self.value > self.most
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return the syntax tree of each module by its dotted name below `tokenmill`; "" is the package itself."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        found[name.removesuffix("__init__").removesuffix(".")] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def wings_with_rooms() -> frozenset[str]:
+    """Return the wings that have folders with modules of their own."""
+    return frozenset(path.parent.parent.name for path in SOURCE.glob("*/*/__init__.py"))
+
+
+def room_of(module: str) -> str:
+    """Return the room that a module stands in; "" for the loose ones at the top."""
+    wing, _, rest = module.partition(".")
+    if not (SOURCE / wing).is_dir() or not wing:
+        return ""
+    inner = rest.partition(".")[0]
+    has_folder = wing in wings_with_rooms() and inner and (SOURCE / wing / inner).is_dir()
+    return f"{wing}/{inner}" if has_folder else wing
+
+
+@cache
+def imports() -> dict[str, frozenset[str]]:
+    """Return which modules each module imports, of ours and of others; of those the first name behind a colon."""
+    known = trees()
+    found: dict[str, set[str]] = defaultdict(set)
+    for module, tree in known.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [name if name.removeprefix("tokenmill.") in known else node.module for name in inner]
+            else:
+                continue
+            for name in names:
+                is_ours = name.startswith("tokenmill.")
+                found[module].add(name.removeprefix("tokenmill.") if is_ours else ":" + name.partition(".")[0])
+    return {module: frozenset(names) for module, names in found.items()}
+
+
+def circles(arrows: dict[str, set[str]]) -> set[str]:
+    """Return who can be reached from themselves."""
+    reached: set[str] = set()
+    for start, own in arrows.items():
+        seen, left = set[str](), list(own)
+        while left:
+            one = left.pop()
+            if one not in seen:
+                seen.add(one)
+                left += arrows.get(one, ())
+        if start in seen:
+            reached.add(start)
+    return reached
+
+
+def arrows_between(place: dict[str, str]) -> dict[str, set[str]]:
+    """Return which places import which others, by the place of each module."""
+    arrows: dict[str, set[str]] = {one: set() for one in place.values() if one}
+    for module, names in imports().items():
+        for name in names:
+            begin, end = place.get(module, ""), place.get(name, "")
+            if begin and end and begin != end:
+                arrows[begin].add(end)
+    return arrows
+
+
+def facts() -> Iterator[Fact]:
+    """Measure all of them."""
+    rooms = {module: room_of(module) for module in trees()}
+    yield Fact("wings in circles", len(circles(arrows_between({m: r.partition("/")[0] for m, r in rooms.items()}))), 0)
+    yield Fact("rooms in circles", len(circles(arrows_between(rooms))), 0)
+    yield from facts_of_contracts({room for room in rooms.values() if room})
+    yield Fact("wings", len({room.partition("/")[0] for room in rooms.values() if room}), 12)
+    yield Fact("rooms below wings", len({room for room in rooms.values() if "/" in room}), 36)
+    loose = {module for module in trees() if "." not in module and not (SOURCE / module).is_dir()}
+    yield Fact("loose modules besides addresses", len(loose - ADDRESSES), 0)
+    yield from facts_of_the_core()
+    yield from facts_of_sizes()
+
+
+def facts_of_contracts(rooms: set[str]) -> Iterator[Fact]:
+    """Measure the import contracts of pyproject.toml."""
+    contracts = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    law = next(one for one in contracts if one["type"] == "layers")
+    named = {name.strip() for layer in law["layers"] for name in layer.replace(":", "|").split("|")}
+    homes = {f"tokenmill.{room.replace('/', '.')}" for room in rooms if (SOURCE / room / "__init__.py").exists()}
+    # A wing that has rooms may hold nothing else: its own modules would have no place.
+    yield Fact("rooms without a place in the law of imports", len(homes - named - holders(homes)), 0)
+    yield Fact("import contracts", len(contracts), 6)
+    yield Fact("exceptions from contracts", sum(len(one.get("ignore_imports", ())) for one in contracts), 6)
+
+
+def holders(homes: set[str]) -> set[str]:
+    """Return the wings that only hold rooms."""
+    outer = {home.rpartition(".")[0] for home in homes if home.count(".") == 2}
+    return {home for home in outer if not [m for m in trees() if room_of(m) == home.partition(".")[2] and "." in m]}
+
+
+def facts_of_the_core() -> Iterator[Fact]:
+    """Measure how far capabilities are threaded through scheduler, engine and runner by hand."""
+    scheduler = [tree for module, tree in trees().items() if module.startswith("engine.scheduler")]
+    yield Fact("questions for a capability in scheduler/", sum(map(num_questions, scheduler)), 0, is_reached=False)
+    desk = sum(
+        isinstance(node, ast.Attribute) and node.attr == "_desk" for node in ast.walk(trees()["engine.loop.engine"])
+    )
+    yield Fact("mentions of the KV desk in the engine", desk, 0, is_reached=False)
+    yield Fact("questions in row_state", num_questions(trees()["engine.runner.row_state"]), 0, is_reached=False)
+    allowed = {"core", "config", "engine/kv", "engine/scheduler"}
+    yield Fact("rooms that scheduler/ should not know", len(known_by("engine.scheduler") - allowed), 0)
+    runner = known_by("engine.runner") & {"model/adapters", "model/vision"}
+    yield Fact("capabilities that runner/ knows", len(runner), 0, is_reached=False)
+    with_torch = [m for m in trees() if m.startswith("engine.loop") and ":torch" in imports().get(m, ())]
+    yield Fact("modules of the loop with torch", len(with_torch), 0)
+    build = next(n for n in ast.walk(trees()["startup.assembly.setup"]) if getattr(n, "name", "") == "_build")
+    named = {node.id for node in ast.walk(build) if isinstance(node, ast.Name)} & {
+        "adapters", "vision", "grammars", "connection", "desk", "events", "with_states", "with_speculation",
+    }  # fmt: skip
+    yield Fact("capabilities that the assembly names", len(named), 0, is_reached=False)
+
+
+def known_by(prefix: str) -> set[str]:
+    """Return the rooms of ours that modules below a prefix import."""
+    names = {name for module, own in imports().items() if module.startswith(prefix) for name in own}
+    return {room_of(name) for name in names if name in trees()} - {""}
+
+
+def num_questions(tree: ast.Module) -> int:
+    """Count comparisons of a capability with None."""
+    compared = (node for node in ast.walk(tree) if isinstance(node, ast.Compare))
+    return sum(
+        any(isinstance(one, ast.Constant) and one.value is None for one in node.comparators)
+        and getattr(node.left, "attr", getattr(node.left, "id", "")) in CAPABILITIES
+        for node in compared
+    )
+
+
+def facts_of_sizes() -> Iterator[Fact]:
+    """Measure functions, classes, crumbs and docstrings that only point elsewhere."""
+    functions, classes, pointing = 0, 0, 0
+    for module, tree in trees().items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            is_class = isinstance(node, ast.ClassDef)
+            classes += is_class and length > LONGEST_CLASS
+            functions += not is_class and length > LONGEST_FUNCTION and "triton" not in module
+            pointing += (ast.get_docstring(node) or "").startswith("See `")
+    yield Fact(f"functions above {LONGEST_FUNCTION} lines outside Triton", functions, 0, is_reached=False)
+    yield Fact(f"classes above {LONGEST_CLASS} lines", classes, 2, is_reached=False)
+    readers = Counter(name for names in imports().values() for name in names)
+    small = [m for m in trees() if m and readers[m] == 1 and num_lines(m) <= CRUMB]
+    yield Fact(f"files of at most {CRUMB} lines with one reader", len(small), 15, is_reached=False)
+    yield Fact("docstrings that only point elsewhere", pointing, 20, is_reached=False)
+
+
+def num_lines(module: str) -> int:
+    """Return the number of lines of a module's file; a package counts as long, since it is no crumb."""
+    path = SOURCE / f"{module.replace('.', '/')}.py"
+    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else CRUMB + 1
+
+
+def main() -> int:
+    """Print a line for each fact; return 1 if one is lost."""
+    lost = False
+    for fact in facts():
+        state = "LOST" if fact.is_lost else "" if fact.value <= fact.most else "to do"
+        print(f"{fact.value:5d}  at most {fact.most:3d}  {state:5s}  {fact.name}")
+        lost |= fact.is_lost
+    return int(lost)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
